@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace openspec {
+
+/// Runs loops on a fixed set of threads; the calling thread takes part.
+///
+/// Iterations are claimed one by one, so a descheduled worker never holds the others up for more
+/// than the iteration it has in hand. Which thread runs an iteration never changes a result:
+/// every op writes each output element from exactly one iteration.
+class ThreadPool {
+ public:
+  /// `num_threads` counts the caller: 1 means no workers.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  /// Calls `body(i)` for every i in [0, count); returns when all are done. `body` must not throw.
+  /// Not reentrant: one loop at a time.
+  template <typename Body>
+  void parallel_for(int64_t count, const Body& body) {
+    if (count <= 1 || workers_.empty()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    run(count, [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); },
+        &body);
+  }
+
+ private:
+  using Trampoline = void (*)(const void* context, int64_t i);
+
+  void run(int64_t count, Trampoline call, const void* context);
+  void work();
+  void drain();
+
+  std::vector<std::thread> workers_;
+  // A loop is published by raising `generation_`; workers leave it by raising `num_left_`.
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> num_left_{0};
+  std::atomic<bool> stopping_{false};
+  int64_t count_ = 0;
+  Trampoline call_ = nullptr;
+  const void* context_ = nullptr;
+};
+
+}  // namespace openspec

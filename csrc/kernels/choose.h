@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/exec.h"
+#include "kernels/rows.h"
+
+namespace openspec {
+
+/// How a sequence chooses its tokens; one per slot of the sequence table. Pointers lie on the
+/// device that runs the step.
+struct SamplingParams {
+  float temperature = 0.0f;  // 0: argmax
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  int32_t top_k = 0;  // 0: off
+  int32_t min_tokens = 0;
+  uint64_t seed = 0;
+  int32_t num_stop_ids = 0;
+  int32_t num_bias = 0;
+  int32_t num_allowed = 0;  // 0: every token is allowed
+  const int32_t* stop_ids = nullptr;     // [num_stop_ids] masked while fewer than min_tokens are out
+  const int32_t* bias_ids = nullptr;     // [num_bias]
+  const float* bias_values = nullptr;    // [num_bias] added to the logits; -inf bans
+  const int32_t* allowed_ids = nullptr;  // [num_allowed]
+  int32_t num_logprobs = -1;             // -1: none; 0: the chosen token's only; n: and the n best
+  bool raw_logprobs = true;  // of the model's logits; false: of the distribution drawn from
+};
+
+inline constexpr int kMaxLogprobs = 20;
+
+/// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
+/// seed and the position (design: "position-keyed choice").
+///
+///   1. logit_bias is added; tokens outside allowed_ids become -inf; stop ids become -inf while fewer
+///      than min_tokens tokens are out;
+///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
+///      output, each counting the row's own draft ancestors as output;
+///   3. temperature 0: argmax (lowest id among equals). Otherwise logits / temperature, then min_p,
+///      top_k (ties with the k-th largest stay), top_p (the smallest set of values, ties together, whose
+///      mass reaches top_p), and argmax of logit + gumbel(seed, position, id).
+///
+/// Sums that decide a filter are taken in fixed point, and exp and log come from sample_math.h, so
+/// that the result does not depend on the order of summation or on the device.
+///
+/// A row whose `score_token` is not -1 is a prompt row: nothing is chosen, the log-probability
+/// reported is that of score_token (model's own distribution).
+struct ChooseParams {
+  RowBatch rows;
+  const int32_t* sample_row = nullptr;   // [num_samples] row of the batch that each logits row belongs to
+  const int32_t* score_token = nullptr;  // [num_samples] token to score, or -1: choose
+  int num_samples = 0;
+  const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
+  int vocab_size = 0;
+  const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
+  const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
+  int64_t tokens_stride = 0;
+  const int32_t* num_tokens = nullptr;  // [max_num_seqs] history length, last token included
+  const int32_t* prompt_len = nullptr;  // [max_num_seqs]
+  int32_t* chosen = nullptr;            // out [num_samples]; score_token's own id for prompt rows
+  // Log-probabilities; written for rows whose sequence asks for them. Entry 0 is the chosen (or
+  // scored) token, entries 1..n the best n in falling order (equal values: lower id first). The
+  // chosen token's value is bitwise equal to its value among the best.
+  int32_t* logprob_ids = nullptr;  // out [num_samples, 1 + kMaxLogprobs] or null
+  float* logprobs = nullptr;       // out [num_samples, 1 + kMaxLogprobs] or null
+  int32_t* ranks = nullptr;        // out [num_samples] 1-based rank of entry 0, or null
+  float* workspace = nullptr;      // choose_workspace_bytes_cpu(...)
+};
+
+size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
+void choose_cpu(const ExecContext& exec, const ChooseParams& params);
+
+}  // namespace openspec

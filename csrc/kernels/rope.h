@@ -1,0 +1,40 @@
+#pragma once
+
+#include "kernels/exec.h"
+#include "kernels/rows.h"
+
+namespace openspec {
+
+/// cos_sin[r] = [cos(a_0) .. cos(a_{d/2-1}), sin(a_0) ..] * scale with a_j = position[r] * inv_freq[j],
+/// angles in fp32. Taken once per step and read by every layer.
+struct RopeAnglesParams {
+  const int32_t* position = nullptr;  // [num_rows]
+  const float* inv_freq = nullptr;    // [head_dim / 2]
+  float* cos_sin = nullptr;           // [num_rows, head_dim]
+  int num_rows = 0;
+  int head_dim = 0;
+  float scale = 1.0f;  // YaRN's attention factor; 1 without scaling
+};
+
+void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params);
+
+/// Per row: RMS norm of every q and k head over head_dim (weights shared by the heads; null skips
+/// the norm), half-rotation RoPE on q and k, then K and V are written to their KV slot.
+///
+/// Source: Qwen3 reference order: norm, then RoPE; v untouched.
+struct RopeAppendParams {
+  RowBatch rows;
+  const void* qkv = nullptr;       // [num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim] dtype
+  const float* cos_sin = nullptr;  // [num_rows, head_dim]
+  const float* q_norm = nullptr;   // [head_dim] or null
+  const float* k_norm = nullptr;   // [head_dim] or null
+  void* q = nullptr;               // out [num_rows, num_q_heads * head_dim] dtype
+  KvLayerView kv;
+  int num_q_heads = 0;
+  float eps = 1e-6f;
+  DType dtype = DType::kF32;
+};
+
+void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params);
+
+}  // namespace openspec

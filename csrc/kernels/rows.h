@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+
+namespace openspec {
+
+/// The rows of one step, ragged over sequences: what every op of the forward pass reads.
+///
+/// A *span* is the run of rows that one sequence contributes: known tokens that have no KV yet
+/// (a prefill chunk, or the last committed token) followed by draft tokens. A row sees the
+/// committed prefix [0, span_kv_len) and its own ancestors inside the span. All arrays are on the
+/// device that runs the step, so that a captured graph stays right as lengths change.
+struct RowBatch {
+  int num_rows = 0;
+  int num_spans = 0;
+  const int32_t* row_token = nullptr;     // [num_rows] token id fed to the embedding
+  const int32_t* row_position = nullptr;  // [num_rows] kv_len + depth of the row in its span
+  const int32_t* row_span = nullptr;      // [num_rows] index of the span
+  const int32_t* row_parent = nullptr;    // [num_rows] row this one follows; -1: the committed prefix
+  const int64_t* row_kv_slot = nullptr;   // [num_rows] page * page_size + offset; -1: write no KV
+  const int32_t* span_begin = nullptr;    // [num_spans + 1] first row of each span
+  const int32_t* span_kv_len = nullptr;   // [num_spans] tokens whose KV is committed
+  const int32_t* span_seq = nullptr;      // [num_spans] slot in the sequence table
+};
+
+/// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size, head_dim].
+/// The element type is the op's activation type.
+struct KvLayerView {
+  void* data = nullptr;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int page_size = 0;  // tokens
+};
+
+/// The page table of the sequence table.
+struct PageTableView {
+  const int32_t* pages = nullptr;  // [max_num_seqs, max_pages_per_seq] page ids
+  int max_pages_per_seq = 0;
+};
+
+}  // namespace openspec

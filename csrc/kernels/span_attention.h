@@ -1,0 +1,32 @@
+#pragma once
+
+#include "kernels/exec.h"
+#include "kernels/rows.h"
+
+namespace openspec {
+
+/// Grouped-query attention of every row over its committed prefix [0, span_kv_len) and, inside its
+/// span, over itself and its ancestors (row_parent), whose KV is already in the pages.
+///
+/// Row r of a span keeps its KV at token index span_kv_len + (r - span_begin). For a chain that is
+/// the row's position, so a row sees the same tokens in the same order whether they are committed
+/// or drafted: scores, maximum, exponentials and the weighted sum are taken in token order, and a
+/// row's output is a bitwise function of its own prefix.
+struct SpanAttentionParams {
+  RowBatch rows;
+  const void* q = nullptr;  // [num_rows, num_q_heads * head_dim] dtype
+  void* out = nullptr;      // [num_rows, num_q_heads * head_dim] dtype
+  KvLayerView kv;
+  PageTableView page_table;
+  int num_q_heads = 0;
+  float scale = 0.0f;  // 1 / sqrt(head_dim)
+  DType dtype = DType::kF32;
+  float* workspace = nullptr;  // span_attention_workspace_bytes_cpu(...)
+  int max_tokens = 0;          // longest context (prefix + span) the workspace was sized for
+};
+
+/// Scratch for scores: one stripe per thread.
+size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens);
+void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
+
+}  // namespace openspec

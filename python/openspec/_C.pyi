@@ -1,0 +1,212 @@
+"""The C++ core: target, drafter, page pool, sequence table and the step, as Python sees them."""
+
+from collections.abc import Buffer, Callable, Sequence
+from typing import final
+
+@final
+class OutOfPages(Exception):
+    """`Runner.reserve` found too few free pages; nothing was taken."""
+
+@final
+class EngineError(Exception):
+    """A broken invariant of the engine."""
+
+@final
+class TargetConfig:
+    """Geometry of a Qwen3 target. `inv_freq` has head_dim / 2 entries, any RoPE scaling applied."""
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_layers: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        intermediate_size: int,
+        vocab_size: int,
+        rms_norm_eps: float,
+        tie_word_embeddings: bool,
+        inv_freq: Sequence[float],
+        rope_scale: float,
+    ) -> None: ...
+
+@final
+class RunnerConfig:
+    """Sizes of one runner. `dtype` is "float32" or "bfloat16" (activations and KV)."""
+
+    def __init__(
+        self,
+        *,
+        target: TargetConfig,
+        dtype: str,
+        page_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        max_num_logits_rows: int,
+        num_threads: int,
+        num_speculative_tokens: int,
+        method: str,
+        method_options: dict[str, int | float | bool | str],
+        adaptive: bool,
+        enable_prefix_caching: bool,
+        cache_key: bytes,
+    ) -> None: ...
+
+@final
+class MemoryPlan:
+    """Bytes that a runner of this configuration takes; pages come on top at `page_bytes` each."""
+
+    weight_bytes: int
+    scratch_bytes: int
+    table_bytes: int
+    draft_fixed_bytes: int
+    page_bytes: int
+
+def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
+def drafter_names() -> list[str]:
+    """Names of the drafters compiled in, "none" among them."""
+
+@final
+class SequenceParams:
+    """What a sequence needs on the device: sampling, stops, budget, speculation limit.
+
+    `max_tokens` counts output tokens. `num_logprobs` and `num_prompt_logprobs`: -1 none, n the n
+    best beside the token itself. `num_speculative_tokens`: at most this many drafts per step, 0
+    switches speculation off for the sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        min_tokens: int = 0,
+        max_tokens: int = 16,
+        stop_token_ids: Sequence[int] = (),
+        logit_bias: Sequence[tuple[int, float]] = (),
+        allowed_token_ids: Sequence[int] = (),
+        num_logprobs: int = -1,
+        raw_logprobs: bool = True,
+        num_prompt_logprobs: int = -1,
+        num_speculative_tokens: int = 0,
+    ) -> None: ...
+
+@final
+class Logprobs:
+    """One token's log-probabilities: entry 0 is the token itself, then the best in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+@final
+class SpanResult:
+    """What one sequence got from a step."""
+
+    slot: int
+    token_ids: list[int]
+    """Chosen tokens, in order, cut after the first stop id or at the budget; empty in prefill."""
+    finish_reason: str
+    """"" while running, "stop" after a stop id (the last of token_ids), "length" at the budget."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    """Accepted drafts among token_ids."""
+    logprobs: list[Logprobs]
+    """One for each of token_ids if asked for, else empty."""
+    prompt_logprobs: list[Logprobs]
+    """For prompt tokens num_computed+1 .. of this chunk if asked for, else empty."""
+
+@final
+class StepLease:
+    """Pages reserved for one step. Dropping it uncommitted gives them back."""
+
+    def close(self) -> None: ...
+
+@final
+class StepStats:
+    """Counters since the start."""
+
+    num_steps: int
+    num_rows: int
+    num_drafter_failures: int
+    step_seconds: float
+
+class Drafter:
+    """Base for drafters written in Python (research and tests); C++ drafters register themselves."""
+
+    def __init__(self, num_speculative_tokens: int) -> None: ...
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+        """Up to `num_wanted` guesses of the tokens that follow `token_ids`."""
+
+class Runner:
+    """One engine's state on one device. Not thread-safe; calls release the GIL while computing."""
+
+    def __init__(self, config: RunnerConfig, num_pages: int, drafter: Drafter | None = None) -> None: ...
+
+    # Weights: every expected tensor is given once, then finish_loading.
+    def expected_tensors(self) -> list[tuple[str, list[int]]]: ...
+    def load_tensor(self, name: str, data: Buffer, dtype: str) -> None:
+        """Packs one tensor. `dtype` is "BF16" or "F32"; `data` may be unmapped afterwards."""
+    def finish_loading(self) -> None: ...
+    def measure_step_times(self, budget_s: float) -> list[tuple[int, float]]:
+        """Fills the cost table that adaptive drafting uses: (rows, seconds) pairs."""
+
+    # Sequences.
+    def add_sequence(
+        self,
+        token_ids: Sequence[int],
+        prompt_len: int,
+        params: SequenceParams,
+        cache_salt: bytes = b"",
+    ) -> int:
+        """Takes a slot and attaches the cached prefix. `token_ids` holds prompt and, when a preempted
+        sequence resumes, the output so far."""
+    def remove_sequence(self, slot: int) -> None: ...
+    def num_tokens(self, slot: int) -> int: ...
+    def kv_len(self, slot: int) -> int: ...
+    def token_ids(self, slot: int) -> list[int]: ...
+
+    # Pages.
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def num_free_pages(self) -> int:
+        """Free or evictable."""
+    @property
+    def num_free_slots(self) -> int: ...
+    def num_pages_needed(self, slot: int, num_rows: int) -> int:
+        """Pages that `num_rows` more rows of the sequence would take from the pool."""
+    def reset_prefix_cache(self) -> None: ...
+    def check_integrity(self) -> None:
+        """Raises EngineError if a page is leaked, held twice or a length is off."""
+
+    # The step.
+    def reserve(self, spans: Sequence[tuple[int, int, int]]) -> StepLease:
+        """Pages for a step of spans (slot, num_new_tokens, max_drafts), all or nothing.
+
+        num_new_tokens counts known tokens without KV that this step computes (1 in decode); drafts
+        are only made for spans that reach the last known token.
+        """
+    def launch(self, lease: StepLease) -> None: ...
+    def collect(self, lease: StepLease) -> list[SpanResult]: ...
+    def commit(self, lease: StepLease) -> None: ...
+    def set_stage_hook(self, hook: Callable[[str], None] | None) -> None:
+        """Called at the start of each stage (reserve, propose, layout, score, choose, accept, commit); an
+        exception it raises takes the path of a failure in that stage."""
+    def set_capture(self, layer_ids: Sequence[int]) -> None: ...
+    def captured(self) -> list[list[float]]:
+        """Features of the last step's rows: concatenated outputs of the captured layers."""
+    def last_logits(self) -> list[list[float]]: ...
+    @property
+    def stats(self) -> StepStats: ...
+    @property
+    def prefix_cache_stats(self) -> tuple[int, int]:
+        """(tokens asked for, tokens found) since the start."""
