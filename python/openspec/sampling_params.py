@@ -77,15 +77,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 _check_range(name, value, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", "stop")
+            raise RequestError(
+                f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", "stop"
+            )
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
                 raise RequestError(
-                    f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}", "stop"
+                    f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}",
+                    "stop",
                 )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
-                f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}", "logit_bias"
+                f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}",
+                "logit_bias",
             )
         for bias in self.logit_bias.values():
             _check_range("logit_bias", bias, -100.0, 100.0)
@@ -101,7 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(
-                        f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})", name
+                        f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})",
+                        name,
                     )
 
 

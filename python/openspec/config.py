@@ -1,0 +1,245 @@
+"""EngineConfig: everything that can be set about the engine, once, before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from openspec import drafters
+from openspec.drafters import OptionValue
+from openspec.errors import ConfigError
+from openspec.settings import (
+    BYTES_METADATA,
+    Raw,
+    Setting,
+    SettingsGroup,
+    build,
+    group_of,
+    nearest,
+    parse_command_line,
+)
+
+EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
+SPECULATIVE_CONFIG = "speculative_config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of the engine. A field is a flag; its docstring is the flag's help."""
+
+    model: str | None = None
+    """Folder of a Qwen3 checkpoint in Hugging Face format. Default: the embedded model."""
+    method: str = field(default_factory=drafters.default_method)
+    """How drafts are made."""
+    draft_model: str | None = None
+    """Folder of the draft checkpoint, for methods that have one."""
+    num_speculative_tokens: int | None = None
+    """Drafts per sequence and step, at most. Default: the method's own."""
+    method_options: dict[str, OptionValue] = field(default_factory=dict)
+    """Options of the method, by the names that it declares (each is a flag of its own)."""
+    adaptive_speculation: bool = True
+    """Draft only where measured step times and acceptance say that it pays. Never changes text."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of activations and KV. auto: float32 on CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run. auto: the best device that this build supports."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and output, in tokens. Default: the model's own limit, or what the
+    KV memory holds if that is less."""
+    max_num_seqs: int = 64
+    """Sequences that run at the same time, at most; more wait."""
+    max_num_batched_tokens: int = 512
+    """Rows of one step, at most: prompt chunks, last tokens and drafts together."""
+    page_size: int = 16
+    """Tokens per KV page."""
+    kv_cache_memory: int | None = field(default=None, metadata=BYTES_METADATA)
+    """Memory for KV pages, such as 2GiB. Default: up to a quarter of the free memory, at most
+    1GiB, and no more than max_num_seqs sequences of max_model_len tokens can use."""
+    num_threads: int | None = None
+    """CPU threads of the engine. Default: the CPUs that this process may use."""
+    enable_prefix_caching: bool = True
+    """Keep KV pages of finished requests for prompts that begin alike."""
+    seed: int | None = None
+    """Seed of requests that bring none. Default: a random one for each."""
+    stats_interval_s: float = 10.0
+    """Seconds between lines of statistics in the log while there is work; 0 for none."""
+
+    @property
+    def model_path(self) -> Path:
+        """The checkpoint's folder."""
+        return EMBEDDED_MODEL if self.model is None else Path(self.model)
+
+    @property
+    def num_drafts(self) -> int:
+        """K: drafts per sequence and step, the method's default filled in."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return drafters.get_drafter(self.method).default_num_speculative_tokens
+
+    def with_method(
+        self,
+        method: str,
+        num_speculative_tokens: int | None = None,
+        method_options: Mapping[str, OptionValue] | None = None,
+    ) -> EngineConfig:
+        """The same engine with another method."""
+        return dataclasses.replace(
+            self,
+            method=method,
+            num_speculative_tokens=num_speculative_tokens,
+            method_options=dict(method_options or {}),
+            draft_model=self.draft_model
+            if drafters.get_drafter(method).needs_draft_model
+            else None,
+        )
+
+    def check(self) -> None:
+        """Checks what can be checked without the model.
+
+        Raises:
+            ConfigError: with the setting, its value and the remedy.
+        """
+        spec = drafters.get_drafter(self.method)
+        spec.complete_options(self.method_options)
+        if self.device == "cuda":
+            raise ConfigError("device 'cuda' is not built yet; use --device cpu")
+        for name, value, low, high in (
+            ("num_speculative_tokens", self.num_speculative_tokens, 0, 1 << 10),
+            ("max_model_len", self.max_model_len, 2, 1 << 24),
+            ("max_num_seqs", self.max_num_seqs, 1, 1 << 14),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, 2, 1 << 20),
+            ("page_size", self.page_size, 1, 1024),
+            ("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50),
+            ("num_threads", self.num_threads, 1, 1024),
+        ):
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs + self.page_size:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
+                "prompts advance while every sequence decodes"
+            )
+        if not self.model_path.is_dir():
+            raise ConfigError(f"model folder {self.model_path} does not exist")
+
+
+def config_from_settings(settings: Mapping[str, Raw]) -> EngineConfig:
+    """An EngineConfig from names and values: fields, a drafter's options, `speculative_config`.
+
+    Raises:
+        ConfigError: for an unknown name (with the nearest one) or a value that does not fit.
+    """
+    groups = engine_groups()
+    by_name = {setting.name: setting for group in groups for setting in group.settings}
+    values: dict[str, Raw] = {}
+    for name, raw in settings.items():
+        if name == "method_options":
+            values[name] = raw
+        elif name not in by_name:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, by_name)}")
+        else:
+            values[name] = by_name[name].convert(raw, name)
+    return engine_config(values)
+
+
+def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
+    """The EngineConfig among parsed values (see `parse_command_line`); other names are ignored.
+
+    Raises:
+        ConfigError: for a value that does not fit, or an option of another method.
+    """
+    merged = {**_expand_speculative_config(values.get(SPECULATIVE_CONFIG)), **values}
+    fields: dict[str, Raw] = dict(merged)
+    options = dict(build(EngineConfig, merged).method_options)
+    spec = drafters.get_drafter(build(EngineConfig, merged).method)
+    owners = {
+        name: other
+        for other in map(drafters.get_drafter, drafters.available_drafters())
+        for option in other.options
+        for name in (option.name, *option.aliases)
+    }
+    own = {name for option in spec.options for name in (option.name, *option.aliases)}
+    for name, value in merged.items():
+        if name in own and isinstance(value, (int, float, str)):
+            options[name] = value
+        elif name in owners:
+            raise ConfigError(
+                f"{name} is an option of method {owners[name].name!r}, but the method is "
+                f"{spec.name!r}"
+            )
+    fields["method"] = spec.name
+    fields["method_options"] = dict(spec.complete_options(options)) if options else {}
+    config = build(EngineConfig, fields)
+    config.check()
+    return config
+
+
+def engine_groups() -> list[SettingsGroup]:
+    """All settings of the engine, for a command line: the fields, then each drafter's options."""
+    groups = [group_of("engine", EngineConfig, skip=("method_options",))]
+    for name in drafters.available_drafters():
+        spec = drafters.get_drafter(name)
+        settings = tuple(
+            Setting(option.name, type(option.default), option.help, option.default)
+            for option in spec.options
+        )
+        if settings:
+            groups.append(SettingsGroup(f"method {name}: {spec.summary}", settings))
+    compatible = Setting(
+        SPECULATIVE_CONFIG,
+        dict | str | None,
+        "vLLM's form of the same: JSON with method, num_speculative_tokens, model and the method's "
+        "options. Single flags win over it.",
+        None,
+    )
+    groups.append(SettingsGroup("compatibility", (compatible,)))
+    return groups
+
+
+def parse_engine_args(
+    prog: str,
+    description: str,
+    argv: Sequence[str] | None = None,
+    extra: Sequence[SettingsGroup] = (),
+    environ: Mapping[str, str] | None = None,
+) -> tuple[EngineConfig, dict[str, Raw]]:
+    """Parses a command line of the engine's settings and the caller's own groups.
+
+    Build the caller's own dataclass from the second value with `settings.build(cls, values)`.
+
+    Raises:
+        ConfigError: for anything that does not fit.
+    """
+    values = parse_command_line([*extra, *engine_groups()], prog, description, argv, environ)
+    return engine_config(values), values
+
+
+def _expand_speculative_config(raw: Raw) -> dict[str, Raw]:
+    if raw is None:
+        return {}
+    try:
+        given = msgspec.json.decode(raw) if isinstance(raw, str) else raw
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--speculative-config is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError("--speculative-config must be a JSON object")
+    renamed = {"model": "draft_model"}
+    known = {"method", "num_speculative_tokens", "draft_model"} | {
+        name
+        for method in drafters.available_drafters()
+        for option in drafters.get_drafter(method).options
+        for name in (option.name, *option.aliases)
+    }
+    expanded: dict[str, Raw] = {}
+    for key, value in given.items():
+        name = renamed.get(key, key)
+        if name not in known:
+            raise ConfigError(f"--speculative-config: unknown key {key!r}{nearest(key, known)}")
+        expanded[name] = value
+    return expanded

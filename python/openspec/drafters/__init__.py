@@ -1,0 +1,192 @@
+"""The drafters: found by discovery, described by themselves, never named by anyone else.
+
+A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/methods/`. The
+engine reads what the spec declares; every option gets a flag, an environment variable and a YAML
+key.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from openspec.errors import ConfigError, EngineError
+from openspec.settings import nearest
+
+if TYPE_CHECKING:
+    from openspec import _C
+    from openspec.config import EngineConfig
+    from openspec.model_config import ModelConfig
+
+OptionValue: TypeAlias = int | float | bool | str
+Options: TypeAlias = Mapping[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterOption:
+    """One setting of a drafter. Its type is the type of `default`."""
+
+    name: str
+    """Also the flag (`--name-with-dashes`), the YAML key and the key that C++ receives."""
+    default: OptionValue
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Names of the same thing in vLLM's speculative config."""
+
+    def check(self, value: OptionValue) -> OptionValue:
+        """Returns the value in the option's type.
+
+        Raises:
+            ConfigError: with the option, the value and what is allowed.
+        """
+        wanted = type(self.default)
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise ConfigError(f"{self.name} must be of type {wanted.__name__}, got {value!r}")
+        if self.choices and value not in self.choices:
+            raise ConfigError(
+                f"{self.name} must be one of {', '.join(self.choices)}; got {value!r}"
+            )
+        if isinstance(value, (int, float)):
+            if self.minimum is not None and not value >= self.minimum:
+                raise ConfigError(f"{self.name} must be at least {self.minimum}, got {value}")
+            if self.maximum is not None and not value <= self.maximum:
+                raise ConfigError(f"{self.name} must be at most {self.maximum}, got {value}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSpec:
+    """What a drafter says about itself to the rest of the engine."""
+
+    name: str
+    summary: str
+    """One line for `--help`."""
+    default_num_speculative_tokens: int
+    max_num_speculative_tokens: int
+    """0: this is plain decoding."""
+    options: tuple[DrafterOption, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Other names of the method in vLLM's speculative config."""
+    is_default: bool = False
+    needs_draft_model: bool = False
+    check: Callable[[EngineConfig, ModelConfig], None] | None = None
+    """Crosses the drafter's needs with the configuration; raises ConfigError with the remedy."""
+    build: Callable[[int, Options], _C.Drafter] | None = None
+    """Makes a drafter written in Python, from K and the options. None: it is compiled in."""
+
+    def complete_options(self, given: Options) -> dict[str, OptionValue]:
+        """Options by their own names, checked, defaults filled in.
+
+        Raises:
+            ConfigError: for an unknown name or a value out of range.
+        """
+        by_name = {
+            name: option for option in self.options for name in (option.name, *option.aliases)
+        }
+        completed = {option.name: option.default for option in self.options}
+        for name, value in given.items():
+            if name not in by_name:
+                raise ConfigError(
+                    f"method {self.name!r} has no option {name!r}{nearest(name, by_name)}"
+                )
+            completed[by_name[name].name] = by_name[name].check(value)
+        return completed
+
+    def validate(self, config: EngineConfig, model_config: ModelConfig) -> None:
+        """Refuses what cannot work with this drafter.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        self.complete_options(config.method_options)
+        num_drafts = config.num_speculative_tokens
+        if num_drafts is not None and not 0 <= num_drafts <= self.max_num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens must be in [0, {self.max_num_speculative_tokens}] "
+                f"for method {self.name!r}, got {num_drafts}"
+            )
+        if self.needs_draft_model and config.draft_model is None:
+            raise ConfigError(f"method {self.name!r} needs --draft-model DIR")
+        if not self.needs_draft_model and config.draft_model is not None:
+            raise ConfigError(f"method {self.name!r} takes no draft model; drop --draft-model")
+        if self.check is not None:
+            self.check(config, model_config)
+
+
+@dataclass(slots=True)
+class _Registry:
+    """Specs by name; filled from this package's modules on first use."""
+
+    specs: dict[str, DrafterSpec] = field(default_factory=dict)
+    is_discovered: bool = False
+
+    def discover(self) -> dict[str, DrafterSpec]:
+        if not self.is_discovered:
+            self.is_discovered = True
+            for module_info in pkgutil.iter_modules(__path__):
+                module = importlib.import_module(f"{__name__}.{module_info.name}")
+                spec = vars(module).get("SPEC")
+                if not isinstance(spec, DrafterSpec):
+                    raise EngineError(f"{module.__name__} has no SPEC of type DrafterSpec")
+                self.add(spec)
+        return self.specs
+
+    def add(self, spec: DrafterSpec) -> None:
+        for name in (spec.name, *spec.aliases):
+            if any(name in (other.name, *other.aliases) for other in self.specs.values()):
+                raise ConfigError(f"a drafter named {name!r} exists already")
+        self.specs[spec.name] = spec
+
+
+_registry = _Registry()
+
+
+def available_drafters() -> list[str]:
+    """Names of all drafters, in alphabetical order."""
+    return sorted(_registry.discover())
+
+
+def get_drafter(name: str) -> DrafterSpec:
+    """The spec of a method, by its name or one of its aliases.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
+    specs = _registry.discover()
+    for spec in specs.values():
+        if name == spec.name or name in spec.aliases:
+            return spec
+    raise ConfigError(
+        f"unknown method {name!r}{nearest(name, specs)}; available: {', '.join(sorted(specs))}"
+    )
+
+
+def default_method() -> str:
+    """The method used when none is named."""
+    return next(spec.name for spec in _registry.discover().values() if spec.is_default)
+
+
+def plain_method() -> str:
+    """The method that drafts nothing, which the others are compared with."""
+    return next(
+        spec.name for spec in _registry.discover().values() if spec.max_num_speculative_tokens == 0
+    )
+
+
+def register_drafter(spec: DrafterSpec) -> None:
+    """Adds a drafter of this process, written in Python (`spec.build`), for research and tests."""
+    _registry.discover()
+    _registry.add(spec)
+
+
+def unregister_drafter(name: str) -> None:
+    """Takes back `register_drafter`."""
+    del _registry.discover()[name]

@@ -1,0 +1,61 @@
+"""Prompt lookup: what followed the last few tokens where they occurred before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openspec.drafters import DrafterOption, DrafterSpec
+from openspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openspec.config import EngineConfig
+    from openspec.model_config import ModelConfig
+
+
+def _check(config: EngineConfig, model_config: ModelConfig) -> None:
+    options = SPEC.complete_options(config.method_options)
+    shortest, longest = int(options["ngram_min"]), int(options["ngram_max"])
+    if shortest > longest:
+        raise ConfigError(f"ngram_min ({shortest}) must not exceed ngram_max ({longest})")
+
+
+SPEC = DrafterSpec(
+    name="ngram",
+    summary="copies what followed the longest repeated suffix of prompt and output",
+    default_num_speculative_tokens=4,
+    max_num_speculative_tokens=32,
+    is_default=True,
+    aliases=("ngram_gpu",),
+    options=(
+        DrafterOption(
+            name="ngram_min",
+            default=2,
+            minimum=1,
+            maximum=64,
+            help="Shortest suffix, in tokens, that is looked up.",
+            aliases=("prompt_lookup_min",),
+        ),
+        DrafterOption(
+            name="ngram_max",
+            default=4,
+            minimum=1,
+            maximum=64,
+            help="Longest suffix, in tokens, that is looked up; the longest match wins.",
+            aliases=("prompt_lookup_max",),
+        ),
+        DrafterOption(
+            name="ngram_max_lookback",
+            default=4096,
+            minimum=16,
+            maximum=1 << 20,
+            help="How far back, in tokens, matches are sought.",
+        ),
+        DrafterOption(
+            name="ngram_match",
+            default="recent",
+            choices=("recent", "earliest"),
+            help="Which of several matches of the same length is copied.",
+        ),
+    ),
+    check=_check,
+)
