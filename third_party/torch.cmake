@@ -22,12 +22,10 @@ execute_process(
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT torch_result EQUAL 0)
   string(REGEX REPLACE ".*\n([^\n]+)\n?$" "\\1" torch_error "${torch_error}")
-  message(FATAL_ERROR
-    "openspec needs PyTorch in the environment it is installed into, and ${OPENSPEC_TORCH_PYTHON} "
-    "cannot import it (${torch_error}).\n"
-    "Install torch first (`pip install torch`), then run `pip install .` again. If your installer "
-    "builds with another interpreter (uv, python -m build), add `--no-build-isolation`, or "
-    "`-C cmake.define.OPENSPEC_TORCH_PYTHON=/path/to/your/environment/bin/python`.")
+  # Indented text is not wrapped: one line.
+  message(FATAL_ERROR "  openspec needs PyTorch, and ${OPENSPEC_TORCH_PYTHON} cannot import it (${torch_error}): \
+run `pip install torch` first, then this command again; if your installer builds with another interpreter (uv, \
+python -m build), add --no-build-isolation or -C cmake.define.OPENSPEC_TORCH_PYTHON=/path/to/env/bin/python.\n")
 endif()
 string(REPLACE "\n" ";" torch_facts "${torch_facts}")
 list(GET torch_facts 0 torch_root)
