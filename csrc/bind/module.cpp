@@ -1,3 +1,362 @@
-#include <pybind11/pybind11.h>
+// The core as Python sees it. Converts and checks; no logic. See python/openspec/_C.pyi.
 
-PYBIND11_MODULE(_C, m) { m.attr("torch_version") = OPENSPEC_TORCH_VERSION; }
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "runtime/runner.h"
+
+namespace py = pybind11;
+
+namespace openspec {
+namespace {
+
+DType parse_dtype(const std::string& name) {
+  if (name == "float32") return DType::kF32;
+  if (name == "bfloat16") return DType::kBF16;
+  detail::fail<ArgumentError>("dtype must be float32 or bfloat16, got ", name);
+}
+
+/// What a drafter written in Python derives from; Python calls it through PythonDrafter.
+struct PythonDrafterBase {
+  int num_speculative_tokens = 0;
+};
+
+/// Lets a Python object propose: one call per sequence, for research and tests.
+class PythonDrafter final : public Drafter {
+ public:
+  explicit PythonDrafter(py::object drafter) : drafter_(std::move(drafter)) {
+    needs_.num_speculative_tokens = drafter_.cast<PythonDrafterBase&>().num_speculative_tokens;
+  }
+  ~PythonDrafter() override {
+    py::gil_scoped_acquire gil;
+    drafter_ = py::object();
+  }
+
+  const DrafterNeeds& needs() const override { return needs_; }
+
+  void propose(const ExecContext&, const SequenceTable& table,
+               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
+    py::gil_scoped_acquire gil;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const std::span<const int32_t> known = table.tokens(requests[i].slot);
+      const auto guesses =
+          drafter_
+              .attr("propose")(requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
+                               requests[i].num_wanted)
+              .cast<std::vector<int64_t>>();
+      for (int64_t guess : guesses) {
+        // What does not fit a token id is no token either way.
+        const bool fits = guess >= 0 && guess <= INT32_MAX;
+        drafts[i].append(fits ? static_cast<int32_t>(guess) : -1);
+      }
+    }
+  }
+
+ private:
+  DrafterNeeds needs_;
+  py::object drafter_;
+};
+
+SequenceParams make_sequence_params(double temperature, int top_k, double top_p, double min_p,
+                                    double presence_penalty, double frequency_penalty,
+                                    double repetition_penalty, py::int_ seed, int min_tokens,
+                                    int max_tokens, std::vector<int32_t> stop_token_ids,
+                                    const std::vector<std::pair<int32_t, float>>& logit_bias,
+                                    std::vector<int32_t> allowed_token_ids, int num_logprobs,
+                                    bool raw_logprobs, int num_prompt_logprobs,
+                                    int num_speculative_tokens) {
+  OPENSPEC_CHECK_ARG(num_logprobs <= kMaxLogprobs && num_prompt_logprobs <= kMaxLogprobs,
+                     "at most ", kMaxLogprobs, " logprobs");
+  SequenceParams params;
+  params.temperature = static_cast<float>(temperature);
+  params.top_k = std::max(top_k, 0);
+  params.top_p = static_cast<float>(top_p);
+  params.min_p = static_cast<float>(min_p);
+  params.presence_penalty = static_cast<float>(presence_penalty);
+  params.frequency_penalty = static_cast<float>(frequency_penalty);
+  params.repetition_penalty = static_cast<float>(repetition_penalty);
+  // Any integer is a seed: its low 64 bits.
+  params.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
+  params.min_tokens = min_tokens;
+  params.max_tokens = max_tokens;
+  params.stop_ids = std::move(stop_token_ids);
+  for (const auto& [id, value] : logit_bias) {
+    params.bias_ids.push_back(id);
+    params.bias_values.push_back(value);
+  }
+  params.allowed_ids = std::move(allowed_token_ids);
+  params.num_logprobs = num_logprobs;
+  params.raw_logprobs = raw_logprobs;
+  params.num_prompt_logprobs = num_prompt_logprobs;
+  params.num_speculative_tokens = num_speculative_tokens;
+  return params;
+}
+
+RunnerConfig make_runner_config(const TargetConfig& target, const std::string& dtype, int page_size,
+                                int max_num_seqs, int max_model_len, int max_num_batched_tokens,
+                                int max_num_logits_rows, int num_threads,
+                                int num_speculative_tokens, const std::string& method,
+                                const std::map<std::string, DrafterOption>& method_options,
+                                bool adaptive, bool enable_prefix_caching,
+                                const std::string& cache_key) {
+  RunnerConfig config;
+  config.target = target;
+  config.dtype = parse_dtype(dtype);
+  config.page_size = page_size;
+  config.max_num_seqs = max_num_seqs;
+  config.max_model_len = max_model_len;
+  config.max_num_batched_tokens = max_num_batched_tokens;
+  config.max_num_logits_rows = max_num_logits_rows;
+  config.num_threads = num_threads;
+  config.num_speculative_tokens = num_speculative_tokens;
+  config.method = method;
+  config.method_options = method_options;
+  config.adaptive = adaptive;
+  config.enable_prefix_caching = enable_prefix_caching;
+  OPENSPEC_CHECK_ARG(cache_key.size() == sizeof(config.cache_key), "cache_key must have ",
+                     sizeof(config.cache_key), " bytes, has ", cache_key.size());
+  std::memcpy(config.cache_key.data(), cache_key.data(), cache_key.size());
+  config.validate();
+  return config;
+}
+
+py::list rows_of(std::span<const float> values, size_t width) {
+  py::list rows;
+  for (size_t at = 0; width > 0 && at + width <= values.size(); at += width) {
+    rows.append(py::cast(std::vector<float>(values.begin() + static_cast<std::ptrdiff_t>(at),
+                                            values.begin() + static_cast<std::ptrdiff_t>(at + width))));
+  }
+  return rows;
+}
+
+py::list captured_rows(const Runner& runner) {
+  const size_t width = runner.capture_layers().size() *
+                       static_cast<size_t>(runner.config().target.hidden_size);
+  const size_t count = width * static_cast<size_t>(runner.num_captured_rows());
+  std::vector<float> values(count);
+  if (runner.config().dtype == DType::kF32) {
+    std::memcpy(values.data(), runner.captured().data(), count * sizeof(float));
+  } else {
+    const auto* source = reinterpret_cast<const uint16_t*>(runner.captured().data());
+    for (size_t i = 0; i < count; ++i) values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+  }
+  return rows_of(values, width);
+}
+
+const char* finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kRunning:
+      break;
+  }
+  return "";
+}
+
+void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                 const std::string& dtype) {
+  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
+                     " must be BF16 or F32, is ", dtype);
+  Py_buffer view;
+  if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
+  struct Release {
+    Py_buffer* view;
+    ~Release() { PyBuffer_Release(view); }
+  } release{&view};
+  py::gil_scoped_release nogil;
+  runner.target().load_tensor(name, view.buf, static_cast<size_t>(view.len),
+                              dtype == "F32" ? DType::kF32 : DType::kBF16);
+}
+
+void bind_values(py::module_& m) {
+  py::class_<TargetConfig>(m, "TargetConfig")
+      .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
+                       int head_dim, int intermediate_size, int vocab_size, float rms_norm_eps,
+                       bool tie_word_embeddings, std::vector<float> inv_freq, float rope_scale) {
+             TargetConfig config{hidden_size,  num_layers,        num_q_heads, num_kv_heads,
+                                 head_dim,     intermediate_size, vocab_size,  rms_norm_eps,
+                                 tie_word_embeddings, std::move(inv_freq), rope_scale};
+             config.validate();
+             return config;
+           }),
+           py::kw_only(), py::arg("hidden_size"), py::arg("num_layers"), py::arg("num_q_heads"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("intermediate_size"),
+           py::arg("vocab_size"), py::arg("rms_norm_eps"), py::arg("tie_word_embeddings"),
+           py::arg("inv_freq"), py::arg("rope_scale"));
+  py::class_<RunnerConfig>(m, "RunnerConfig")
+      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("dtype"),
+           py::arg("page_size"), py::arg("max_num_seqs"), py::arg("max_model_len"),
+           py::arg("max_num_batched_tokens"), py::arg("max_num_logits_rows"),
+           py::arg("num_threads"), py::arg("num_speculative_tokens"), py::arg("method"),
+           py::arg("method_options"), py::arg("adaptive"), py::arg("enable_prefix_caching"),
+           py::arg("cache_key"));
+  py::class_<MemoryPlan>(m, "MemoryPlan")
+      .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
+      .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
+      .def_readonly("table_bytes", &MemoryPlan::table_bytes)
+      .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
+      .def_readonly("page_bytes", &MemoryPlan::page_bytes);
+  py::class_<SequenceParams>(m, "SequenceParams")
+      .def(py::init(&make_sequence_params), py::kw_only(), py::arg("temperature") = 0.0,
+           py::arg("top_k") = 0, py::arg("top_p") = 1.0, py::arg("min_p") = 0.0,
+           py::arg("presence_penalty") = 0.0, py::arg("frequency_penalty") = 0.0,
+           py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0, py::arg("min_tokens") = 0,
+           py::arg("max_tokens") = 16, py::arg("stop_token_ids") = std::vector<int32_t>(),
+           py::arg("logit_bias") = std::vector<std::pair<int32_t, float>>(),
+           py::arg("allowed_token_ids") = std::vector<int32_t>(), py::arg("num_logprobs") = -1,
+           py::arg("raw_logprobs") = true, py::arg("num_prompt_logprobs") = -1,
+           py::arg("num_speculative_tokens") = 0);
+  py::class_<TokenLogprobs>(m, "Logprobs")
+      .def_readonly("token_ids", &TokenLogprobs::token_ids)
+      .def_readonly("logprobs", &TokenLogprobs::logprobs)
+      .def_readonly("rank", &TokenLogprobs::rank);
+  py::class_<SpanResult>(m, "SpanResult")
+      .def_readonly("slot", &SpanResult::slot)
+      .def_readonly("token_ids", &SpanResult::token_ids)
+      .def_property_readonly("finish_reason",
+                             [](const SpanResult& result) { return finish_name(result.finish); })
+      .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
+      .def_readonly("logprobs", &SpanResult::logprobs)
+      .def_readonly("prompt_logprobs", &SpanResult::prompt_logprobs);
+  py::class_<RunnerStats>(m, "StepStats")
+      .def_readonly("num_steps", &RunnerStats::num_steps)
+      .def_readonly("num_rows", &RunnerStats::num_rows)
+      .def_readonly("num_drafter_failures", &RunnerStats::num_drafter_failures)
+      .def_readonly("last_drafter_failure", &RunnerStats::last_drafter_failure)
+      .def_readonly("step_seconds", &RunnerStats::step_seconds);
+  py::class_<PythonDrafterBase>(m, "Drafter")
+      .def(py::init([](int num_speculative_tokens) {
+             return PythonDrafterBase{num_speculative_tokens};
+           }),
+           py::arg("num_speculative_tokens"))
+      .def_readonly("num_speculative_tokens", &PythonDrafterBase::num_speculative_tokens)
+      .def("propose", [](const PythonDrafterBase&, int, const std::vector<int32_t>&, int) {
+        return std::vector<int64_t>();
+      });
+  py::class_<StepLease>(m, "StepLease").def("close", &StepLease::close);
+}
+
+void bind_runner(py::module_& m) {
+  using Nogil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Runner>(m, "Runner")
+      .def(py::init([](const RunnerConfig& config, int num_pages, const py::object& drafter) {
+             std::unique_ptr<Drafter> own;
+             if (!drafter.is_none()) own = std::make_unique<PythonDrafter>(drafter);
+             return std::make_unique<Runner>(config, num_pages, std::move(own));
+           }),
+           py::arg("config"), py::arg("num_pages"), py::arg("drafter") = py::none())
+      .def("expected_tensors",
+           [](Runner& runner) {
+             std::vector<std::pair<std::string, std::vector<int64_t>>> tensors;
+             for (const TensorSpec& spec : runner.target().expected_tensors()) {
+               tensors.emplace_back(spec.name, spec.shape);
+             }
+             return tensors;
+           })
+      .def("load_tensor", &load_tensor, py::arg("name"), py::arg("data"), py::arg("dtype"))
+      .def("finish_loading", [](Runner& runner) { runner.target().finish_loading(); })
+      .def("measure_step_times",
+           [](Runner& runner, double budget_s) {
+             return runner.measure_step_times(budget_s).points();
+           },
+           py::arg("budget_s"), Nogil())
+      .def("add_sequence",
+           [](Runner& runner, const std::vector<int32_t>& tokens, int prompt_len,
+              const SequenceParams& params, const std::string& cache_salt) {
+             return runner.add_sequence(
+                 tokens, prompt_len, params,
+                 {reinterpret_cast<const uint8_t*>(cache_salt.data()), cache_salt.size()});
+           },
+           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
+           py::arg("cache_salt") = py::bytes())
+      .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
+      .def("num_tokens",
+           [](const Runner& runner, int slot) {
+             runner.table().check_slot(slot);
+             return runner.table().num_tokens(slot);
+           },
+           py::arg("slot"))
+      .def("kv_len",
+           [](const Runner& runner, int slot) {
+             runner.table().check_slot(slot);
+             return runner.table().kv_len(slot);
+           },
+           py::arg("slot"))
+      .def("token_ids",
+           [](const Runner& runner, int slot) {
+             runner.table().check_slot(slot);
+             const auto tokens = runner.table().tokens(slot);
+             return std::vector<int32_t>(tokens.begin(), tokens.end());
+           },
+           py::arg("slot"))
+      .def_property_readonly("num_pages", &Runner::num_pages)
+      .def_property_readonly("num_free_pages", &Runner::num_free_pages)
+      .def_property_readonly("num_free_slots", &Runner::num_free_slots)
+      .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
+      .def("reset_prefix_cache", &Runner::reset_prefix_cache)
+      .def("check_integrity", &Runner::check_integrity)
+      .def("reserve",
+           [](Runner& runner, const std::vector<std::tuple<int, int, int>>& spans) {
+             std::vector<SpanRequest> requests;
+             requests.reserve(spans.size());
+             for (const auto& [slot, num_new_tokens, max_drafts] : spans) {
+               requests.push_back({slot, num_new_tokens, max_drafts});
+             }
+             return runner.reserve(requests);
+           },
+           py::arg("spans"), py::keep_alive<0, 1>())
+      .def("launch", &Runner::launch, py::arg("lease"), Nogil())
+      .def("collect", &Runner::collect, py::arg("lease"), py::return_value_policy::copy)
+      .def("commit", &Runner::commit, py::arg("lease"))
+      .def("set_stage_hook",
+           [](Runner& runner, const py::object& hook) {
+             if (hook.is_none()) {
+               runner.set_stage_hook(nullptr);
+             } else {
+               // std::function from pybind11 takes the GIL for the call and for its own end.
+               runner.set_stage_hook(hook.cast<Runner::StageHook>());
+             }
+           },
+           py::arg("hook"))
+      .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
+      .def("captured", &captured_rows)
+      .def("last_logits",
+           [](const Runner& runner) {
+             return rows_of(runner.last_logits(),
+                            static_cast<size_t>(runner.config().target.vocab_size));
+           })
+      .def_property_readonly("stats", &Runner::stats, py::return_value_policy::copy)
+      .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
+}
+
+}  // namespace
+}  // namespace openspec
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The openspec core.";
+  m.attr("torch_version") = OPENSPEC_TORCH_VERSION;
+  py::register_exception<openspec::OutOfPages>(m, "OutOfPages");
+  // The package's own error, so that `except openspec.EngineError` catches the core's.
+  const py::object engine_error = py::module_::import("openspec.errors").attr("EngineError");
+  m.attr("EngineError") = engine_error;
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const openspec::EngineError& caught) {
+      const py::object type = py::module_::import("openspec.errors").attr("EngineError");
+      PyErr_SetString(type.ptr(), caught.what());
+    }
+  });
+  openspec::bind_values(m);
+  openspec::bind_runner(m);
+  m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
+  m.def("drafter_names", &openspec::drafter_names);
+}

@@ -42,14 +42,16 @@ class ThreadPool {
   void drain();
 
   std::vector<std::thread> workers_;
-  // A loop is published by raising `generation_`; workers leave it by raising `num_left_`.
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<int64_t> next_{0};
-  std::atomic<int> num_left_{0};
+  // epoch | number of iterations | next iteration: one value, so that a claim is decided by one atomic
+  // addition and a late worker can never mistake one loop's index for another's.
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int64_t> num_done_{0};
+  std::atomic<Trampoline> call_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  uint64_t epoch_ = 0;
+  std::atomic<uint32_t> generation_{0};  // raised for each loop; sleeping workers wait on it
+  std::atomic<int> num_asleep_{0};
   std::atomic<bool> stopping_{false};
-  int64_t count_ = 0;
-  Trampoline call_ = nullptr;
-  const void* context_ = nullptr;
 };
 
 }  // namespace openspec

@@ -137,6 +137,7 @@ class StepStats:
     num_steps: int
     num_rows: int
     num_drafter_failures: int
+    last_drafter_failure: str
     step_seconds: float
 
 class Drafter:

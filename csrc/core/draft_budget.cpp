@@ -1,0 +1,75 @@
+#include "core/draft_budget.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace openspec {
+
+AcceptanceEstimate::AcceptanceEstimate(double prior)
+    : accepted_(prior * kPriorTrials), tried_(kPriorTrials) {}
+
+void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
+  if (num_drafted <= 0) return;
+  accepted_ = kDecay * accepted_ + num_accepted;
+  tried_ = kDecay * tried_ + std::min(num_accepted + 1, num_drafted);
+}
+
+StepTimes::StepTimes(std::vector<std::pair<int, double>> points) : points_(std::move(points)) {
+  for (size_t i = 1; i < points_.size(); ++i) {
+    OPENSPEC_CHECK_ARG(points_[i].first > points_[i - 1].first, "row counts must rise");
+    // More rows never take less time; a smaller reading is noise.
+    points_[i].second = std::max(points_[i].second, points_[i - 1].second);
+  }
+}
+
+double StepTimes::seconds(double num_rows) const {
+  if (points_.empty()) return 0.0;
+  if (points_.size() == 1 || num_rows <= points_.front().first) return points_.front().second;
+  auto right = std::find_if(points_.begin(), points_.end(),
+                            [&](const auto& point) { return point.first >= num_rows; });
+  if (right == points_.end()) --right;
+  const auto left = right - 1;
+  const double slope = (right->second - left->second) / (right->first - left->first);
+  return left->second + slope * (num_rows - left->first);
+}
+
+std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows,
+                                  int num_sampled, int max_rows, const StepTimes& times,
+                                  double fixed_seconds) {
+  struct Candidate {
+    double survival;
+    size_t offer;
+  };
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < offers.size(); ++i) {
+    double survival = 1.0;
+    for (int depth = 0; depth < offers[i].num_drafts; ++depth) {
+      survival *= offers[i].ratio;
+      candidates.push_back({survival, i});
+    }
+  }
+  // Stable: a draft never overtakes the one it follows.
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.survival > b.survival; });
+  const size_t room = static_cast<size_t>(std::max(0, max_rows - num_rows));
+  if (candidates.size() > room) candidates.resize(room);
+
+  double expected = num_sampled;
+  double best_rate = expected / (times.seconds(num_rows) + fixed_seconds);
+  size_t num_taken = 0;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    expected += candidates[i].survival;
+    const double rate =
+        expected / (times.seconds(num_rows + static_cast<double>(i) + 1) + fixed_seconds);
+    if (rate > best_rate) {
+      best_rate = rate;
+      num_taken = i + 1;
+    }
+  }
+  std::vector<int> counts(offers.size(), 0);
+  for (size_t i = 0; i < num_taken; ++i) ++counts[candidates[i].offer];
+  return counts;
+}
+
+}  // namespace openspec

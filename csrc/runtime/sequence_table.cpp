@@ -1,0 +1,127 @@
+#include "runtime/sequence_table.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace openspec {
+
+namespace {
+int pages_per_sequence(int max_model_len, int page_size, int num_lookahead) {
+  return (max_model_len + num_lookahead + page_size - 1) / page_size;
+}
+}  // namespace
+
+SequenceTable::SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead)
+    : max_model_len_(max_model_len),
+      page_size_(page_size),
+      max_pages_per_seq_(pages_per_sequence(max_model_len, page_size, num_lookahead)),
+      tokens_stride_(max_model_len) {
+  const auto seqs = static_cast<size_t>(max_num_seqs);
+  sequences_.resize(seqs);
+  tokens_.resize(seqs * static_cast<size_t>(tokens_stride_));
+  page_table_.resize(seqs * static_cast<size_t>(max_pages_per_seq_), -1);
+  for (auto* array : {&num_tokens_, &kv_len_, &prompt_len_, &num_pages_}) array->resize(seqs);
+  sampling_.resize(seqs);
+  for (int slot = max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+}
+
+size_t SequenceTable::table_bytes(int max_num_seqs, int max_model_len, int page_size,
+                                  int num_lookahead) {
+  return static_cast<size_t>(max_num_seqs) *
+         (sizeof(int32_t) *
+              (static_cast<size_t>(max_model_len) +
+               static_cast<size_t>(pages_per_sequence(max_model_len, page_size, num_lookahead))) +
+          sizeof(Sequence) + sizeof(SamplingParams) + 4 * sizeof(int32_t));
+}
+
+int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
+                       const PageHash& root) {
+  const int count = static_cast<int>(tokens.size());
+  OPENSPEC_CHECK_ARG(prompt_len >= 1 && prompt_len <= count, "prompt_len ", prompt_len, " of ",
+                     count, " tokens");
+  OPENSPEC_CHECK_ARG(count < max_model_len_, count, " tokens leave no room in a context of ",
+                     max_model_len_);
+  OPENSPEC_CHECK(!free_slots_.empty(), "no free slot in the sequence table");
+  const int slot = free_slots_.back();
+  free_slots_.pop_back();
+  Sequence& sequence = sequences_[index(slot)];
+  sequence.in_use = true;
+  sequence.params = std::move(params);
+  sequence.root = root;
+  sequence.page_hashes.clear();
+  std::copy(tokens.begin(), tokens.end(), tokens_.begin() + slot * tokens_stride_);
+  num_tokens_[index(slot)] = count;
+  prompt_len_[index(slot)] = prompt_len;
+  kv_len_[index(slot)] = 0;
+  num_pages_[index(slot)] = 0;
+
+  const SequenceParams& p = sequence.params;
+  sampling_[index(slot)] = {
+      .temperature = p.temperature,
+      .top_p = p.top_p,
+      .min_p = p.min_p,
+      .presence_penalty = p.presence_penalty,
+      .frequency_penalty = p.frequency_penalty,
+      .repetition_penalty = p.repetition_penalty,
+      .top_k = p.top_k,
+      .min_tokens = p.min_tokens,
+      .seed = p.seed,
+      .num_stop_ids = static_cast<int32_t>(p.stop_ids.size()),
+      .num_bias = static_cast<int32_t>(p.bias_ids.size()),
+      .num_allowed = static_cast<int32_t>(p.allowed_ids.size()),
+      .stop_ids = p.stop_ids.data(),
+      .bias_ids = p.bias_ids.data(),
+      .bias_values = p.bias_values.data(),
+      .allowed_ids = p.allowed_ids.data(),
+      .num_logprobs = p.num_logprobs,
+      .raw_logprobs = p.raw_logprobs,
+      .num_prompt_logprobs = p.num_prompt_logprobs,
+  };
+  return slot;
+}
+
+void SequenceTable::remove(int slot) {
+  check_slot(slot);
+  num_tokens_[index(slot)] = kv_len_[index(slot)] = num_pages_[index(slot)] = 0;
+  sequences_[index(slot)].in_use = false;
+  free_slots_.push_back(slot);
+}
+
+void SequenceTable::check_slot(int slot) const {
+  OPENSPEC_CHECK_ARG(slot >= 0 && index(slot) < sequences_.size() && sequences_[index(slot)].in_use,
+                     "slot ", slot, " holds no sequence");
+}
+
+std::span<const int32_t> SequenceTable::tokens(int slot) const {
+  return {&tokens_[index(slot) * static_cast<size_t>(tokens_stride_)],
+          static_cast<size_t>(num_tokens(slot))};
+}
+
+std::span<int32_t> SequenceTable::page_row(int slot) {
+  return {&page_table_[index(slot) * static_cast<size_t>(max_pages_per_seq_)],
+          static_cast<size_t>(max_pages_per_seq_)};
+}
+
+std::span<const PageId> SequenceTable::pages(int slot) const {
+  return {&page_table_[index(slot) * static_cast<size_t>(max_pages_per_seq_)],
+          static_cast<size_t>(num_pages(slot))};
+}
+
+void SequenceTable::commit(int slot, std::span<const int32_t> chosen, int kv_len, int num_pages) {
+  std::copy(chosen.begin(), chosen.end(),
+            tokens_.begin() + slot * tokens_stride_ + num_tokens(slot));
+  num_tokens_[index(slot)] += static_cast<int32_t>(chosen.size());
+  kv_len_[index(slot)] = kv_len;
+  num_pages_[index(slot)] = num_pages;
+}
+
+std::vector<int> SequenceTable::slots_in_use() const {
+  std::vector<int> slots;
+  for (size_t slot = 0; slot < sequences_.size(); ++slot) {
+    if (sequences_[slot].in_use) slots.push_back(static_cast<int>(slot));
+  }
+  return slots;
+}
+
+}  // namespace openspec

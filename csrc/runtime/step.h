@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/page_pool.h"
+#include "core/row_layout.h"
+#include "kernels/choose.h"
+
+namespace openspec {
+
+/// What the scheduler asks of a step for one sequence.
+struct SpanRequest {
+  int slot = 0;
+  int num_new_tokens = 0;  // known tokens without KV to compute: 1 in decode
+  int max_drafts = 0;
+};
+
+/// Log-probabilities of one token: entry 0 is the token itself, then the best in falling order.
+struct TokenLogprobs {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;
+  int rank = 0;  // 1: the most likely
+};
+
+enum class FinishReason : uint8_t { kRunning, kStop, kLength };
+
+/// What one sequence gets from a step.
+struct SpanResult {
+  int slot = 0;
+  std::vector<int32_t> token_ids;  // chosen, cut after the first stop id or at the budget
+  FinishReason finish = FinishReason::kRunning;
+  int num_draft_tokens = 0;
+  int num_accepted_tokens = 0;  // drafts among token_ids
+  std::vector<TokenLogprobs> logprobs;         // of token_ids, if asked for
+  std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt tokens after the chunk's rows, if asked for
+};
+
+/// One optimistic transaction: pages for the worst case, the rows, and what came of them. Nothing
+/// outside the lease changes before commit; a lease that ends without one gives its pages back.
+struct StepLease {
+  std::vector<SpanRequest> requests;
+  std::vector<PageLease> pages;  // by span
+
+  std::vector<Span> spans;
+  std::vector<Draft> offered;  // what the drafter proposed, before the row budget
+  RowLayout layout;
+  std::vector<int32_t> chosen;                // [num_samples]
+  std::vector<int32_t> logprob_ids, ranks;    // [num_samples, 1 + kMaxLogprobs], [num_samples]
+  std::vector<float> logprobs;                // [num_samples, 1 + kMaxLogprobs]
+  std::vector<std::vector<int32_t>> accepted; // [num_spans] accepted drafts, before any cut
+  std::vector<SpanResult> results;
+
+  enum class State : uint8_t { kReserved, kLaunched, kClosed };
+  State state = State::kReserved;
+
+  void close() {
+    pages.clear();
+    state = State::kClosed;
+  }
+};
+
+}  // namespace openspec
