@@ -1,0 +1,72 @@
+"""Sending server-sent events, and noticing that the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from openspec.serve.wire import DONE, KEEP_ALIVE
+
+KEEP_ALIVE_S = 15.0
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def wait_for_disconnect(receive: Receive, on_disconnect: Callable[[], None]) -> None:
+    """Calls back once the connection is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_disconnect()
+
+
+@contextlib.asynccontextmanager
+async def abort_on_disconnect(
+    receive: Receive, on_disconnect: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Watches the connection while the body runs."""
+    watcher = asyncio.create_task(wait_for_disconnect(receive, on_disconnect))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+class EventStream(Response):
+    """A stream of events that are already encoded; ends with `[DONE]`.
+
+    Every stream writes on its own, so one slow reader delays nobody; what the engine makes in the
+    meantime is joined into its next chunk. A comment is sent in long silences.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], on_disconnect: Callable[[], None]) -> None:
+        super().__init__()
+        self._events = events
+        self._on_disconnect = on_disconnect
+        self._num_sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends everything."""
+        async with abort_on_disconnect(receive, self._on_disconnect):
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            keep_alive = asyncio.create_task(self._keep_alive(send))
+            try:
+                async for event in self._events:
+                    self._num_sent += 1
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            finally:
+                keep_alive.cancel()
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            num_sent = self._num_sent
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if num_sent == self._num_sent:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})

@@ -1,0 +1,309 @@
+"""What requests may contain: the models that bodies are checked against and /openapi.json shows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from openspec.errors import RequestError
+from openspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
+
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024
+"""Prompts times n of one request."""
+MAX_MESSAGES = 4096
+MAX_CHOSEN_NAME_CHARS = 256
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# fail_fast: one complaint is enough, a million of them would be a way to keep the server busy.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class Model(BaseModel):
+    """Strict about types, lenient about fields nobody knows."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class StreamOptions(Model):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    """A last chunk with empty `choices` and the whole usage."""
+    continuous_usage_stats: bool | None = None
+    """Usage so far on every chunk."""
+
+
+class SpeculativeField(Model):
+    """A request's own say in speculation; it changes the speed, never the text."""
+
+    enabled: bool | None = None
+    method: Annotated[str, Field(max_length=64)] | None = None
+    """The server's method, or "none"."""
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """At most this many draft tokens per step; the server's setting caps it."""
+
+
+class GenerationFields(Model):
+    """What completions and chat completions have in common. null always means the default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    """Keys are token ids."""
+    allowed_token_ids: TokenIds | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted; byte-level vocabularies put no spaces there."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs_mode: (
+        Literal["raw", "processed", "raw_logprobs", "processed_logprobs"] | None
+    ) = None
+    """Of the model's own distribution (raw), or of the one the token was drawn from."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens in logprobs are written `token_id:N`."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Keep only the last so many prompt tokens; -1: as many as the context holds."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower runs first."""
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+    request_id: Annotated[str, Field(max_length=MAX_CHOSEN_NAME_CHARS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: SpeculativeField | None = None
+    user: str | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[
+            list[Annotated[TokenIds, Field(min_length=1)]],
+            Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        ]
+    )
+    """Text, several texts, token ids, or several lists of token ids."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    """Capped at what the context leaves; 0 only together with `echo`."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    """Must equal `n`."""
+    suffix: str | None = None
+    """Not supported."""
+    add_special_tokens: bool | None = None
+
+
+class TextPart(Model):
+    """One part of a message's content; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Model):
+    """A call the assistant made."""
+
+    name: str
+    arguments: str | dict[str, object] | None = None
+
+
+class ToolCall(Model):
+    """One entry of an assistant message's `tool_calls`."""
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
+
+
+class ChatMessage(Model):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionDefinition(Model):
+    """What a tool is called and takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_CHOSEN_NAME_CHARS)]
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+
+
+class Tool(Model):
+    """One entry of `tools`."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ResponseFormat(Model):
+    """Only `{"type": "text"}` for now."""
+
+    type: str
+
+
+class ChatFields(Model):
+    """What is rendered into a prompt by the model's chat template."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    """Known keys only, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Leave the last message open, for the model to go on with it."""
+    add_special_tokens: bool | None = None
+
+
+class ChatCompletionRequest(ChatFields, GenerationFields):
+    """POST /v1/chat/completions."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Deprecated by OpenAI in favour of `max_completion_tokens`; default: what the context leaves."""
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    """Not supported for chat."""
+    tool_choice: str | dict[str, object] | None = None
+    """"none" or "auto"."""
+    parallel_tool_calls: bool | None = None
+    """False keeps only the first call."""
+    response_format: ResponseFormat | None = None
+    reasoning_effort: (
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    ) = None
+    """"none" turns thinking off, anything else on; there are no degrees."""
+    include_reasoning: bool | None = None
+    """False keeps the model's thinking out of the answer."""
+
+
+class TokenizeRequest(Model):
+    """POST /tokenize: a text, or messages to render first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Model):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class AbortRequest(Model):
+    """POST /abort_request."""
+
+    request_id: str | None = None
+    """The `id` of the response, or the X-Request-Id it was sent with."""
+    rid: str | None = None
+    """Another name for `request_id`."""
+    abort_all: bool | None = None
+
+
+_BOTH: dict[str, tuple[object, ...]] = {
+    "bad_words": ([],),
+    "beam_width": (1,),
+    "custom_logit_processor": (),
+    "custom_params": (),
+    "ebnf": (),
+    "early_stopping": (False,),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "input_embeds": (),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "mirostat": (0,),
+    "mm_processor_kwargs": ({},),
+    "no_stop_trim": (False,),
+    "prompt_embeds": (),
+    "regex": (),
+    "repeat_penalty": (1, 1.0),
+    "return_hidden_states": (False,),
+    "session_params": (),
+    "stop_regex": ([],),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "top_a": (0, 0.0),
+    "typical_p": (1, 1.0),
+    "use_beam_search": (False,),
+}
+_CHAT: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "separate_reasoning": (True,),
+    "store": (False,),
+    "stream_reasoning": (True,),
+    "web_search_options": (),
+}
+
+
+def refuse_unsupported(request: GenerationFields) -> None:
+    """Refuses a field known from other servers that would have to be ignored here.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    known = _BOTH | _CHAT if isinstance(request, ChatCompletionRequest) else _BOTH
+    for name, value in (request.model_extra or {}).items():
+        neutral = known.get(name)
+        if neutral is None or value is None or value in neutral:
+            continue
+        raise RequestError(f"{name} is not supported by this server.", name)

@@ -1,0 +1,81 @@
+"""ServeConfig: what can be set about the server, beside the engine's own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from openspec.errors import ConfigError
+from openspec.settings import BYTES_METADATA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Settings of the server. A field is a flag; its docstring is the flag's help."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but the loopback address deserves an API key."""
+    port: int = 8000
+    """Port to listen on; 0 lets the system pick one, which the log names."""
+    uds: str | None = None
+    """Unix domain socket to listen on instead of host and port."""
+    api_key: list[str] | None = None
+    """Keys that clients may send as "Authorization: Bearer KEY", separated by commas. Better set
+    through OPENSPEC_API_KEY than on the command line, which other users can see."""
+    admin_api_key: str | None = None
+    """Key for /flush_cache and aborting all requests. Default: the API keys."""
+    served_model_name: list[str] | None = None
+    """Names the model answers to, separated by commas; answers carry the first. Default: the
+    folder's name and the path as given."""
+    generation_config: Literal["auto", "openspec"] = "auto"
+    """Sampling defaults for requests that leave them out. auto: the model's
+    generation_config.json; openspec: temperature 1 and no filter."""
+    max_num_queued_reqs: int | None = 1024
+    """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
+    max_body_bytes: int = field(default=8 * 1024 * 1024, metadata=BYTES_METADATA)
+    """Largest request body."""
+    request_timeout_s: float = 60.0
+    """Seconds a client may take to send its request."""
+    keep_alive_timeout_s: float = 30.0
+    """Seconds an idle connection stays open."""
+    drain_grace_s: float = 0.0
+    """After SIGTERM, keep accepting new requests for so long: load balancers lag behind /ready."""
+    shutdown_timeout: float = 30.0
+    """After SIGTERM, seconds that running requests may take before they end with "abort"."""
+    num_text_threads: int = 2
+    """Threads that parse, render and tokenize large requests."""
+    allow_credentials: bool = False
+    """Let browsers of `allowed_origins` send credentials."""
+    allowed_origins: list[str] | None = None
+    """Web origins that may call the server (CORS), separated by commas. Default: none."""
+    speculative_stats: bool = True
+    """Put `metrics.speculative_decoding` into every answer."""
+    docs: bool = True
+    """Serve /openapi.json."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much to log."""
+    access_log: bool = False
+    """Log a line for every request."""
+
+    def check(self) -> None:
+        """Checks every range.
+
+        Raises:
+            ConfigError: with the setting, its value and the allowed range.
+        """
+        ranges: tuple[tuple[str, float, float, float], ...] = (
+            ("port", self.port, 0, 65535),
+            ("max_num_queued_reqs", self.max_num_queued_reqs or 0, 0, 1 << 20),
+            ("max_body_bytes", self.max_body_bytes, 1024, 1 << 30),
+            ("request_timeout_s", self.request_timeout_s, 0.1, 3600),
+            ("keep_alive_timeout_s", self.keep_alive_timeout_s, 0, 3600),
+            ("drain_grace_s", self.drain_grace_s, 0, 3600),
+            ("shutdown_timeout", self.shutdown_timeout, 0, 86400),
+            ("num_text_threads", self.num_text_threads, 1, 64),
+        )
+        for name, value, low, high in ranges:
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        for key in [*(self.api_key or []), self.admin_api_key or "x"]:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError("an API key must be printable ASCII without spaces")

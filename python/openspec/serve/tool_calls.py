@@ -1,0 +1,90 @@
+"""Finds `<tool_call>{...}</tool_call>` in an answer. JSON only; nothing is ever evaluated."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field
+
+from openspec.serve.reasoning import held_back
+
+TOOL_OPEN = "<tool_call>"
+TOOL_CLOSE = "</tool_call>"
+MAX_CALL_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A call the model made."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(slots=True)
+class ToolCallParser:
+    """Takes an answer in pieces, gives back plain text and finished calls.
+
+    What stands between the tags but is not a call is handed on as text, tags included: the client
+    then sees what the model wrote rather than nothing.
+    """
+
+    _pending: str = field(default="", init=False)
+    _is_inside: bool = field(default=False, init=False)
+    num_calls: int = field(default=0, init=False)
+
+    def push(self, text: str, is_last: bool = False) -> tuple[str, list[ParsedCall]]:
+        """The text and the calls that are certain after this piece."""
+        self._pending += text
+        out: list[str] = []
+        calls: list[ParsedCall] = []
+        while True:
+            tag = TOOL_CLOSE if self._is_inside else TOOL_OPEN
+            before, found, after = self._pending.partition(tag)
+            if not found:
+                break
+            if self._is_inside:
+                call = parse_call(before)
+                if call is None:
+                    out.append(TOOL_OPEN + before + TOOL_CLOSE)
+                else:
+                    calls.append(call)
+                    self.num_calls += 1
+            else:
+                out.append(before.rstrip("\n"))
+            self._is_inside = not self._is_inside
+            # The newline after a call belongs to the call's layout.
+            self._pending = after if self._is_inside or not calls else after.lstrip("\n")
+        if self._is_inside:
+            if is_last or len(self._pending) > MAX_CALL_CHARS:
+                # A model may stop right after the JSON, without the closing tag.
+                call = parse_call(self._pending) if is_last else None
+                if call is None:
+                    out.append(TOOL_OPEN + self._pending)
+                else:
+                    calls.append(call)
+                    self.num_calls += 1
+                self._pending, self._is_inside = "", False
+        else:
+            keep = 0 if is_last else held_back(self._pending, TOOL_OPEN)
+            out.append(self._pending[: len(self._pending) - keep])
+            self._pending = self._pending[len(self._pending) - keep :]
+        return "".join(out), calls
+
+
+def parse_call(text: str) -> ParsedCall | None:
+    """The call in `{"name": ..., "arguments": {...}}`, or None."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return None
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ParsedCall(f"call_{secrets.token_hex(12)}", name, arguments)

@@ -1,0 +1,241 @@
+"""What answers look like on the wire. msgspec structs, because they are encoded once per chunk."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: object) -> bytes:
+    """JSON."""
+    return _encoder.encode(value)
+
+
+def event(value: object) -> bytes:
+    """JSON as one server-sent event."""
+    buffer = bytearray(b"data: ")
+    _encoder.encode_into(value, buffer, 6)
+    buffer += b"\n\n"
+    return bytes(buffer)
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """What the completion's tokens were."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class SpeculationMetrics(msgspec.Struct):
+    """A request's speculation, summed over its sequences. Terms as in openspec.metrics."""
+
+    method: str
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+    acceptance_rate: float
+    mean_acceptance_length: float
+    acceptance_histogram: list[int]
+    """Entry k: drafts of which exactly k tokens were accepted."""
+    num_spec_steps: int
+    """Steps with drafts: the histogram's sum."""
+    num_steps: int
+    """Steps that produced output, drafted or not."""
+
+
+class RequestMetrics(msgspec.Struct):
+    """`metrics` of an answer."""
+
+    time_to_first_token_ms: float | None
+    speculative_decoding: SpeculationMetrics | None
+
+
+class PromptLogprob(msgspec.Struct):
+    """One candidate for a prompt position."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities in the form of /v1/completions."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One completion, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """Answer and chunk of /v1/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    usage: Usage | None | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    """A candidate for a position of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities in the form of /v1/chat/completions."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionText(msgspec.Struct):
+    """Name and arguments (JSON text) of a call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOut(msgspec.Struct):
+    """A call in a finished message."""
+
+    id: str
+    function: FunctionText
+    type: str = "function"
+
+
+class ToolCallDelta(msgspec.Struct):
+    """A call in a chunk; whole calls only."""
+
+    index: int
+    id: str
+    function: FunctionText
+    type: str = "function"
+
+
+class AssistantMessage(msgspec.Struct):
+    """A finished chat answer."""
+
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under the name that newer clients read."""
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One chat answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A piece of one chat answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """Answer of /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    metrics: RequestMetrics | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    """Chunk of /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: Usage | None | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET

@@ -1,0 +1,260 @@
+"""An EngineClient without an engine: scripted tokens, some steps of several tokens, real aborts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from openspec.errors import EngineError, RequestError
+from openspec.messages import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    SpecDecodeStats,
+    TokenLogprobs,
+)
+from openspec.metrics import add_counters, record_draft
+
+from tests.serve.fake_model import MAX_POSITIONS, vocab_size
+
+NUM_DRAFTS = 4
+
+
+class FakeStream:
+    """Outputs of one request; joins those nobody has read, as the real stream does."""
+
+    def __init__(self, client: FakeEngineClient, request: EngineRequest) -> None:
+        self.client, self.request = client, request
+        self.pending: EngineOutput | None = None
+        self.failure: Exception | None = None
+        self.news = asyncio.Event()
+        self.is_finished = False
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> EngineOutput:
+        while self.pending is None:
+            if self.failure is not None:
+                raise self.failure
+            if self.is_finished:
+                raise StopAsyncIteration
+            self.news.clear()
+            await self.news.wait()
+        output, self.pending = self.pending, None
+        if output.finish_reason is not None:
+            self.is_finished = True
+        return output
+
+    def push(self, output: EngineOutput) -> None:
+        if self.pending is None:
+            self.pending = output
+        else:
+            first = self.pending
+            logprobs = first.logprobs
+            if output.logprobs is not None:
+                logprobs = (logprobs or []) + output.logprobs
+            self.pending = EngineOutput(
+                request_id=first.request_id,
+                token_ids=first.token_ids + output.token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=first.prompt_logprobs or output.prompt_logprobs,
+                finish_reason=output.finish_reason,
+                num_cached_tokens=output.num_cached_tokens,
+                spec_decode=output.spec_decode,
+                error=output.error,
+            )
+        self.news.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+        self.news.set()
+
+    async def aclose(self) -> None:
+        if not self.is_finished:
+            self.client.abort(self.request.request_id)
+            self.is_finished = True
+
+    async def __aenter__(self) -> FakeStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _Sequence:
+    def __init__(self, stream: FakeStream, script: list[int]) -> None:
+        self.stream, self.script = stream, script
+        self.num_done = 0
+        self.spec = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
+        self.rng = random.Random(stream.request.request_id)
+
+
+class FakeEngineClient:
+    """`script` says what a request is answered; it is cut at stop ids and at max_tokens."""
+
+    def __init__(self, model: Path, *, max_num_seqs: int = 16, step_s: float = 0.0) -> None:
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.info = EngineInfo(
+            model=str(model),
+            vocab_size=vocab_size(self.tokenizer),
+            max_model_len=MAX_POSITIONS,
+            max_num_seqs=max_num_seqs,
+            page_size=16,
+            num_pages=1024,
+            method="ngram",
+            num_speculative_tokens=NUM_DRAFTS,
+            dtype="float32",
+            device="cpu",
+            memory_plan={"weights": 1 << 20, "kv_pages": 1 << 22, "scratch": 1 << 16},
+            startup_seconds=0.1,
+        )
+        self.step_s = step_s
+        self.is_alive = True
+        self.script: Callable[[EngineRequest], list[int] | str] = lambda _: CYCLE
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[str] = []
+        self.num_stats_calls = 0
+        self.num_resets = 0
+        self._stats = EngineStats(num_pages=1024, num_free_pages=1024, page_size=16)
+        self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
+        self._running: dict[str, _Sequence] = {}
+        self._waiting: dict[str, _Sequence] = {}
+        self._work = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def submit(self, request: EngineRequest) -> FakeStream:
+        if not self.is_alive:
+            raise EngineError("the engine is gone")
+        if request.request_id in self._running or request.request_id in self._waiting:
+            raise RequestError(f"request id {request.request_id} is in use")
+        self.requests.append(request)
+        script = self.script(request)
+        if isinstance(script, str):
+            script = self.tokenizer.encode(script).ids
+        stream = FakeStream(self, request)
+        self._waiting[request.request_id] = _Sequence(stream, script)
+        self._work.set()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        for group in (self._waiting, self._running):
+            sequence = group.pop(request_id, None)
+            if sequence is not None:
+                self.aborted.append(request_id)
+                sequence.stream.push(
+                    EngineOutput(
+                        request_id=request_id, finish_reason="abort", spec_decode=sequence.spec
+                    )
+                )
+
+    async def stats(self) -> EngineStats:
+        self.num_stats_calls += 1
+        self._stats.num_running = len(self._running)
+        self._stats.num_waiting = len(self._waiting)
+        return self._stats
+
+    async def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+    def die(self) -> None:
+        """As if the child had been killed."""
+        self.is_alive = False
+        for sequence in [*self._running.values(), *self._waiting.values()]:
+            sequence.stream.fail(EngineError("the engine died at 0x7fffdeadbeef"))
+        self._running.clear()
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        self.is_alive = False
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            if not self._running and not self._waiting:
+                self._work.clear()
+                await self._work.wait()
+            while self._waiting and len(self._running) < self.info.max_num_seqs:
+                request_id, sequence = next(iter(self._waiting.items()))
+                del self._waiting[request_id]
+                self._running[request_id] = sequence
+            self._stats.num_steps += 1
+            for sequence in list(self._running.values()):
+                self._step(sequence)
+            await asyncio.sleep(self.step_s)
+
+    def _step(self, sequence: _Sequence) -> None:
+        request = sequence.stream.request
+        sampling = request.sampling
+        first = sequence.num_done == 0
+        budget = max(0, min(sampling.max_tokens, self._room(request)) - sequence.num_done)
+        drafts = NUM_DRAFTS
+        if request.speculative.num_speculative_tokens is not None:
+            drafts = min(drafts, request.speculative.num_speculative_tokens)
+        accepted = sequence.rng.randint(0, drafts) if request.speculative.enabled else 0
+        if not first and request.speculative.enabled and drafts:
+            record_draft(sequence.spec, drafts, accepted)
+            one = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
+            record_draft(one, drafts, accepted)
+            add_counters(self._stats, [one])
+        count = min(1 if first else accepted + 1, budget)
+        tokens: list[int] = []
+        reason = None
+        for position in range(sequence.num_done, sequence.num_done + count):
+            token = sequence.script[position % len(sequence.script)]
+            tokens.append(token)
+            if token in sampling.stop_token_ids and position + 1 > sampling.min_tokens:
+                reason = "stop"
+                break
+        sequence.num_done += len(tokens)
+        sequence.spec.num_steps += 1
+        if reason is None and len(tokens) == budget:
+            reason = "length"
+        prompt_logprobs = None
+        if first and sampling.prompt_logprobs is not None:
+            prompt_logprobs = [
+                self.entry(token, sampling.prompt_logprobs)
+                for token in request.prompt_token_ids[1:]
+            ]
+        if first:
+            self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+        self._stats.num_generation_tokens += len(tokens)
+        if reason is not None:
+            del self._running[request.request_id]
+        sequence.stream.push(
+            EngineOutput(
+                request_id=request.request_id,
+                token_ids=tokens,
+                logprobs=None
+                if sampling.logprobs is None
+                else [self.entry(token, sampling.logprobs) for token in tokens],
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=reason,
+                num_cached_tokens=len(request.prompt_token_ids) // 16 * 16 if first else 0,
+                spec_decode=sequence.spec if reason is not None else None,
+            )
+        )
+
+    def _room(self, request: EngineRequest) -> int:
+        return self.info.max_model_len - len(request.prompt_token_ids)
+
+    def entry(self, token: int, num_top: int) -> TokenLogprobs:
+        """Even tokens are the most likely ones, odd ones come third."""
+        rank = 1 if token % 2 == 0 else 3
+        others = [other for other in range(token + 1, token + 21) if other != token]
+        best = others[: rank - 1] + [token] + others[rank - 1 :]
+        value = [math.log(0.5 / (place + 1)) for place in range(len(best))]
+        return TokenLogprobs(
+            token_ids=[token, *(other % 300 for other in best[:num_top])],
+            logprobs=[value[rank - 1], *value[:num_top]],
+            rank=rank,
+        )
+
+
+CYCLE = "one two three four five six seven eight. the quick brown fox jumps over the lazy dog."
