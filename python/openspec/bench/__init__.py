@@ -1,0 +1,1 @@
+"""The benchmark: plain decoding against a method, through the server's own HTTP path."""

@@ -1,0 +1,122 @@
+"""BenchConfig: what can be set about a benchmark, beside the engine's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from openspec.bench.workloads import workload_names
+from openspec.config import engine_config, engine_groups
+from openspec.drafters import plain_method
+from openspec.errors import ConfigError
+from openspec.settings import Raw, build, group_of, parse_command_line
+
+_NOT_THE_SERVERS = ("seed",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """Settings of the benchmark. A field is a flag; its docstring is the flag's help."""
+
+    workload: list[str] = field(default_factory=workload_names)
+    """Built-in workloads, separated by commas: repeat, chat, mixed, random."""
+    dataset: str | None = None
+    """Prompts from a JSON lines file instead; a line has prompt, turns or question."""
+    concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
+    """Requests under way at the same time, separated by commas."""
+    num_prompts: int = 32
+    """Requests of one run; a workload is run `repeats` times with and without the method."""
+    max_tokens: int = 128
+    """Longest answer."""
+    input_len: int = 128
+    """Prompt length of the workload `random`, in tokens."""
+    temperature: float = 0.0
+    """Sent with every request; above 0 the requests are seeded, so they stay comparable."""
+    seed: int = 0
+    """Draws the prompts, and seeds request i with seed + i."""
+    ignore_eos: bool = False
+    """Run every answer to max_tokens. The workload `random` always does."""
+    repeats: int = 3
+    """Runs of each kind. They take turns, and the figures are medians."""
+    server: str | None = None
+    """A running openspec server, such as http://127.0.0.1:8000, instead of one of our own."""
+    baseline: Literal["none", "transformers"] = "none"
+    """Also time Hugging Face's generate in float32 on the same prompts, with as many threads."""
+    json: str | None = None
+    """Write environment and figures to this file."""
+
+    @property
+    def concurrencies(self) -> list[int]:
+        """`concurrency` as numbers."""
+        return [int(text) for text in self.concurrency]
+
+    def check(self) -> None:
+        """Checks every range.
+
+        Raises:
+            ConfigError: with the setting, its value and what is allowed.
+        """
+        for name in self.workload:
+            if name not in workload_names():
+                raise ConfigError(
+                    f"workload: there is no {name!r}; choose from {', '.join(workload_names())}"
+                )
+        for text in self.concurrency:
+            if not text.isdecimal() or not 1 <= int(text) <= 4096:
+                raise ConfigError(f"concurrency must be numbers in [1, 4096], got {text!r}")
+        for name, value, low, high in (
+            ("num_prompts", self.num_prompts, 1, 1_000_000),
+            ("max_tokens", self.max_tokens, 1, 1 << 20),
+            ("input_len", self.input_len, 1, 1 << 20),
+            ("repeats", self.repeats, 1, 1000),
+            ("temperature", self.temperature, 0.0, 100.0),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
+            raise ConfigError(f"json: the folder of {self.json} does not exist")
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A checked command line."""
+
+    bench: BenchConfig
+    method: str
+    model_folder: Path
+    num_threads: int | None
+    server_settings: dict[str, Raw]
+    """What was set about the engine, by name; goes to the server as it is."""
+
+    @property
+    def methods(self) -> list[str]:
+        """What is run in turns: plain decoding, and the method unless that is plain too."""
+        plain = plain_method()
+        return [plain] if self.method == plain else [plain, self.method]
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
+    """Reads the command line.
+
+    Raises:
+        ConfigError: for anything that does not fit.
+    """
+    groups = engine_groups()
+    values = parse_command_line(
+        [group_of("benchmark", BenchConfig), *groups],
+        "python -m openspec.bench",
+        "Plain decoding against a method, in turns, through the server's own HTTP path.",
+        argv,
+    )
+    bench = build(BenchConfig, values)
+    bench.check()
+    names = {setting.name for group in groups for setting in group.settings}
+    settings = {
+        name: value
+        for name, value in values.items()
+        if name in names and name not in _NOT_THE_SERVERS
+    }
+    engine = engine_config(settings)
+    return BenchPlan(bench, engine.method, engine.model_path, engine.num_threads, settings)

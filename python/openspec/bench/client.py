@@ -1,0 +1,279 @@
+"""A light HTTP/1.1 client for streamed completions.
+
+Client, server front and engine may share two cores, so the client takes no time from the others
+while a stream runs: it notes when bytes came, and takes them apart when the stream has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from urllib.parse import urlsplit
+
+import msgspec
+
+_END_OF_CHUNKS = b"\r\n0\r\n\r\n"
+_HEADER_END = b"\r\n\r\n"
+
+
+class ClientError(RuntimeError):
+    """The server refused a request or broke off its answer."""
+
+
+@dataclass
+class HttpResponse:
+    """An answer with the time at which each stretch of its body had arrived."""
+
+    status: int
+    body: bytes
+    ends: list[int]
+    """Body length after each arrival."""
+    times: list[float]
+    """When that was, on `perf_counter`'s clock."""
+
+    def events(self) -> Iterator[tuple[float, bytes]]:
+        """(arrival time, data) of every server-sent event."""
+        start = 0
+        while (end := self.body.find(b"\n\n", start)) >= 0:
+            block = self.body[start:end]
+            if block.startswith(b"data: "):
+                yield self.times[bisect_left(self.ends, end + 2)], block[6:]
+            start = end + 2
+
+
+@dataclass
+class _Arrivals:
+    """The raw bytes of one answer."""
+
+    pieces: list[bytes] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection; it carries one request at a time."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._transport: asyncio.Transport | None = None
+        self._arrivals = _Arrivals()
+        self._tail = b""
+        self._received = 0
+        self._has_head = False
+        self._length: int | None = None  # of head and body, where the answer states it
+        self._done: asyncio.Future[None] | None = None
+
+    async def post(self, path: str, body: bytes, timeout_s: float) -> HttpResponse:
+        """Send a JSON body and wait for the whole answer.
+
+        Raises:
+            ClientError: the connection broke, or the answer did not end in time.
+        """
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._transport.is_closing():
+            try:
+                await loop.create_connection(lambda: self, *self._address)
+            except OSError as error:
+                raise ClientError(f"cannot connect to {self._address}: {error}") from error
+        assert self._transport is not None
+        host, port = self._address
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self._reset()
+        self._done = loop.create_future()
+        self._transport.write(head.encode() + body)
+        try:
+            await asyncio.wait_for(self._done, timeout_s)
+        except asyncio.TimeoutError:
+            self.close()
+            raise ClientError(f"no complete answer within {timeout_s:g} s") from None
+        return _parse(self._arrivals)
+
+    def close(self) -> None:
+        """Close the connection; a request under way is aborted."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio; the only code that runs while a stream is under way."""
+        self._arrivals.pieces.append(data)
+        self._arrivals.times.append(perf_counter())
+        self._received += len(data)
+        self._tail = (self._tail + data)[-len(_END_OF_CHUNKS) :]
+        if not self._has_head:
+            self._read_head()
+        if self._tail == _END_OF_CHUNKS or self._received == self._length:
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._transport = None
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ClientError("the server closed the connection"))
+
+    def _finish(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _reset(self) -> None:
+        self._arrivals = _Arrivals()
+        self._tail = b""
+        self._received = 0
+        self._has_head = False
+        self._length = None
+
+    def _read_head(self) -> None:
+        head, found, _ = b"".join(self._arrivals.pieces).partition(_HEADER_END)
+        if found:
+            self._has_head = True
+            stated = _header(head, b"content-length")
+            self._length = len(head) + len(_HEADER_END) + int(stated) if stated else None
+
+
+def _header(head: bytes, name: bytes) -> bytes | None:
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip()
+    return None
+
+
+def _parse(arrivals: _Arrivals) -> HttpResponse:
+    """Take an answer apart: status, body without chunk framing, arrival times of the body."""
+    raw = b"".join(arrivals.pieces)
+    head, _, rest = raw.partition(_HEADER_END)
+    status = int(head.split(b" ", 2)[1])
+    raw_ends, total = [], 0
+    for piece in arrivals.pieces:
+        total += len(piece)
+        raw_ends.append(total)
+    at = len(head) + len(_HEADER_END)
+    if _header(head, b"transfer-encoding") != b"chunked":
+        return HttpResponse(status, rest, [len(rest)], [arrivals.times[-1]])
+    parts: list[bytes] = []
+    ends: list[int] = []
+    times: list[float] = []
+    length = 0
+    while True:
+        line_end = raw.index(b"\r\n", at)
+        size = int(raw[at:line_end].partition(b";")[0], 16)
+        if size == 0:
+            return HttpResponse(status, b"".join(parts), ends, times)
+        start = line_end + 2
+        parts.append(raw[start : start + size])
+        at = start + size + 2
+        length += size
+        ends.append(length)
+        times.append(arrivals.times[bisect_left(raw_ends, start + size)])
+
+
+class SpeculationFields(msgspec.Struct):
+    """`metrics.speculative_decoding` of an answer."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
+
+
+class _Metrics(msgspec.Struct):
+    speculative_decoding: SpeculationFields | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    text: str = ""
+    delta: _Delta | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    metrics: _Metrics | None = None
+    error: object = None
+
+
+@dataclass
+class Completion:
+    """One request's answer, with times in seconds on `perf_counter`'s clock."""
+
+    sent_s: float
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    chunk_s: list[float] = field(default_factory=list)
+    """When each chunk with tokens came."""
+    chunk_tokens: list[int] = field(default_factory=list)
+    chunk_text: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    speculation: SpeculationFields | None = None
+
+
+_CHUNK_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+def read_completion(sent_s: float, response: HttpResponse) -> Completion:
+    """The answer in a streamed response.
+
+    Raises:
+        ClientError: the server answered with an error, or without token ids.
+    """
+    if response.status != 200:
+        raise ClientError(f"HTTP {response.status}: {response.body[:500].decode(errors='replace')}")
+    completion = Completion(sent_s)
+    for time, data in response.events():
+        if data == b"[DONE]":
+            break
+        chunk = _CHUNK_DECODER.decode(data)
+        if chunk.error is not None:
+            raise ClientError(f"the server broke off: {chunk.error}")
+        _take(chunk, time, completion)
+    if completion.finish_reason is None:
+        raise ClientError("the stream ended without a finish reason")
+    if completion.chunk_text and any(completion.chunk_text) and not completion.token_ids:
+        raise ClientError("the server does not return token ids; nothing could be compared")
+    return completion
+
+
+def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
+    if chunk.metrics is not None and chunk.metrics.speculative_decoding is not None:
+        completion.speculation = chunk.metrics.speculative_decoding
+    if chunk.prompt_token_ids:
+        completion.prompt_token_ids = chunk.prompt_token_ids
+    for choice in chunk.choices:
+        completion.finish_reason = choice.finish_reason or completion.finish_reason
+        if choice.prompt_token_ids:
+            completion.prompt_token_ids = choice.prompt_token_ids
+        text = choice.text
+        if choice.delta is not None:
+            text = choice.delta.reasoning_content or choice.delta.content or ""
+        if not choice.token_ids and not text:
+            continue
+        completion.token_ids += choice.token_ids or []
+        completion.chunk_s.append(time)
+        completion.chunk_tokens.append(len(choice.token_ids or []))
+        completion.chunk_text.append(text)
+
+
+def split_url(url: str) -> tuple[str, int]:
+    """Host and port of a base URL such as `http://127.0.0.1:8000`."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or parts.hostname is None:
+        raise ClientError(f"--server: expected http://HOST:PORT, got {url}")
+    return parts.hostname, parts.port or 80

@@ -1,0 +1,197 @@
+"""From answers to figures; every definition of a figure is here.
+
+*Time to first token*: from sending the request to the first chunk with a token. *Time per token*:
+from the first chunk to the last, divided by the tokens that came after the first chunk. *Gap*: time
+between two chunks, which under speculation carry several tokens. *Acceptance rate*: accepted drafts
+over drafted tokens. *Mean acceptance length*: tokens per drafted step, 1 + accepted / drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from openspec.bench.client import Completion
+from openspec.bench.load import LoadResult
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear interpolation between closest ranks; 0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median and 99th percentile in milliseconds."""
+
+    p50: float
+    p99: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Latency:
+        """Percentiles of values in seconds."""
+        return Latency(1000 * percentile(seconds, 50), 1000 * percentile(seconds, 99))
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Speculation over a number of requests."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted over drafted; None if nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens per drafted step; None if nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of the drafts whose token at each position was accepted."""
+        return [accepted / self.num_drafts for accepted in self.accepted_per_position]
+
+    @staticmethod
+    def of(completions: Sequence[Completion]) -> Acceptance:
+        """The sum over some answers."""
+        drafts = drafted = accepted = 0
+        per_position: list[int] = []
+        for completion in completions:
+            stats = completion.speculation
+            if stats is None:
+                continue
+            drafts += stats.num_drafts
+            drafted += stats.num_draft_tokens
+            accepted += stats.num_accepted_tokens
+            for position, count in enumerate(stats.num_accepted_tokens_per_pos):
+                if position == len(per_position):
+                    per_position.append(0)
+                per_position[position] += count
+        if not drafts:
+            per_position = []
+        return Acceptance(drafts, drafted, accepted, per_position)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One method on one workload at one concurrency, over all repeats."""
+
+    tokens_per_s: float
+    """Median of the repeats."""
+    repeats_tokens_per_s: list[float]
+    ttft: Latency
+    tpot: Latency
+    gap: Latency
+    acceptance: Acceptance
+    num_requests: int
+    """Of one repeat."""
+    output_tokens: int
+    """Of one repeat."""
+
+
+def figures_of(results: Sequence[LoadResult]) -> Figures:
+    """Latencies over the requests of all repeats, throughput as the median of the repeats."""
+    completions = [completion for result in results for completion in result.completions]
+    speeds = [result.tokens_per_s for result in results]
+    return Figures(
+        tokens_per_s=median(speeds),
+        repeats_tokens_per_s=speeds,
+        ttft=Latency.of([c.chunk_s[0] - c.sent_s for c in completions if c.chunk_s]),
+        tpot=Latency.of([t for c in completions if (t := _time_per_token(c)) is not None]),
+        gap=Latency.of(
+            [b - a for c in completions for a, b in zip(c.chunk_s, c.chunk_s[1:], strict=False)]
+        ),
+        acceptance=Acceptance.of(completions),
+        num_requests=len(results[0].completions),
+        output_tokens=results[0].output_tokens,
+    )
+
+
+def _time_per_token(completion: Completion) -> float | None:
+    later = sum(completion.chunk_tokens[1:])
+    return (completion.chunk_s[-1] - completion.chunk_s[0]) / later if later else None
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Method over plain, from pairs of runs that followed each other."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(plain: Sequence[float], method: Sequence[float]) -> Speedup:
+        """Median and range of the ratios, repeat by repeat."""
+        ratios = [m / p for p, m in zip(plain, method, strict=True) if p > 0]
+        return Speedup(median(ratios), min(ratios), max(ratios)) if ratios else Speedup(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an answer leaves the plain one."""
+
+    request: int
+    position: int
+    expected: int | str | None
+    found: int | str | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whether answers equal the plain ones: ids, number of ids and the reason to finish."""
+
+    num_requests: int
+    num_identical: int
+    first_divergence: Divergence | None = None
+
+    @property
+    def holds(self) -> bool:
+        """All answers are identical."""
+        return self.num_identical == self.num_requests
+
+
+def compare(plain: Sequence[LoadResult], other: Sequence[LoadResult]) -> Identity:
+    """Compare every repeat with the first plain one, request by request."""
+    reference = plain[0].completions
+    differing: dict[int, Divergence] = {}
+    for result in other:
+        for index, (expected, found) in enumerate(zip(reference, result.completions, strict=True)):
+            divergence = _divergence(index, expected, found)
+            if divergence is not None:
+                differing.setdefault(index, divergence)
+    first = differing[min(differing)] if differing else None
+    return Identity(len(reference), len(reference) - len(differing), first)
+
+
+def _divergence(index: int, expected: Completion, found: Completion) -> Divergence | None:
+    if expected.token_ids == found.token_ids:
+        if expected.finish_reason == found.finish_reason:
+            return None
+        end = len(found.token_ids)
+        return Divergence(index, end, expected.finish_reason, found.finish_reason)
+    pairs = zip(expected.token_ids, found.token_ids, strict=False)
+    position = next(
+        (at for at, (a, b) in enumerate(pairs) if a != b),
+        min(len(expected.token_ids), len(found.token_ids)),
+    )
+    return Divergence(
+        index, position, _at(expected.token_ids, position), _at(found.token_ids, position)
+    )
+
+
+def _at(token_ids: list[int], position: int) -> int | None:
+    return token_ids[position] if position < len(token_ids) else None

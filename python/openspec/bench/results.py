@@ -1,0 +1,106 @@
+"""What a benchmark found, per method and cell, and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from openspec.bench.report import Figures, Identity, Speedup, compare, figures_of
+from openspec.bench.run import Cell
+
+
+@dataclass(frozen=True)
+class MethodReport:
+    """One method in one cell."""
+
+    method: str
+    workload: str
+    concurrency: int
+    figures: Figures
+    identity: Identity
+    speedup: Speedup | None
+    """None for plain decoding itself."""
+    is_gated: bool
+    """Must equal plain decoding. Other engines need not: their arithmetic differs."""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the speed may be shown."""
+        return self.identity.holds or not self.is_gated
+
+
+def report_cell(cell: Cell, methods: Sequence[str]) -> list[MethodReport]:
+    """Plain decoding first, then the method, then a baseline if there is one."""
+    plain = cell.results[methods[0]]
+    reports = []
+    for method, results in cell.results.items():
+        is_plain = method == methods[0]
+        speedup = None
+        if not is_plain:
+            speedup = Speedup.of(
+                [result.tokens_per_s for result in plain],
+                [result.tokens_per_s for result in results],
+            )
+        reports.append(
+            MethodReport(
+                method=method,
+                workload=cell.workload.name,
+                concurrency=cell.concurrency,
+                figures=figures_of(results),
+                identity=compare(plain, results),
+                speedup=speedup,
+                is_gated=method in methods,
+            )
+        )
+    order = [*methods, *(report.method for report in reports)]
+    return sorted(reports, key=lambda report: order.index(report.method))
+
+
+def total_identity(reports: Sequence[MethodReport]) -> Identity:
+    """Over all answers that must equal plain decoding's; plain itself counts if it stands alone."""
+    gated = [report for report in reports if report.is_gated]
+    counted = [report for report in gated if report.speedup is not None] or gated
+    return Identity(
+        sum(report.identity.num_requests for report in counted),
+        sum(report.identity.num_identical for report in counted),
+    )
+
+
+def write_json(path: Path, environment: dict[str, object], reports: Sequence[MethodReport]) -> None:
+    """Write environment and runs; times are in milliseconds."""
+    document = {"environment": environment, "runs": [_run(report) for report in reports]}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def _run(report: MethodReport) -> dict[str, object]:
+    figures, acceptance = report.figures, report.figures.acceptance
+    run: dict[str, object] = {
+        "method": report.method,
+        "workload": report.workload,
+        "concurrency": report.concurrency,
+        "output_tokens_per_s": figures.tokens_per_s,
+        "ttft_ms": figures.ttft.p50,
+        "tpot_ms": figures.tpot.p50,
+        "acceptance_rate": acceptance.rate,
+        "mean_acceptance_length": acceptance.mean_length,
+        "acceptance_per_position": acceptance.per_position,
+        "num_requests": figures.num_requests,
+        "identical_to_plain": report.identity.holds,
+        "num_identical_to_plain": report.identity.num_identical,
+        "output_tokens": figures.output_tokens,
+        "output_tokens_per_s_repeats": figures.repeats_tokens_per_s,
+        "ttft_ms_p99": figures.ttft.p99,
+        "tpot_ms_p99": figures.tpot.p99,
+        "chunk_gap_ms": figures.gap.p50,
+        "chunk_gap_ms_p99": figures.gap.p99,
+        "num_drafts": acceptance.num_drafts,
+        "num_draft_tokens": acceptance.num_draft_tokens,
+        "num_accepted_tokens": acceptance.num_accepted_tokens,
+    }
+    if report.speedup is not None:
+        run["speedup"] = report.speedup.median
+        run["speedup_range"] = [report.speedup.low, report.speedup.high]
+    return run

@@ -1,0 +1,156 @@
+"""The benchmark itself: every cell of workload x concurrency, the methods taking turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from openspec.bench.bench_config import BenchConfig, BenchPlan
+from openspec.bench.client import split_url
+from openspec.bench.load import LoadResult, RequestSettings, run_load
+from openspec.bench.progress import Progress
+from openspec.bench.server import ServerUnderTest, describe, started_server
+from openspec.bench.transformers_baseline import TransformersBaseline
+from openspec.bench.workloads import Workload, build_workload, load_dataset
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass
+class Cell:
+    """All runs of one workload at one concurrency."""
+
+    workload: Workload
+    concurrency: int
+    results: dict[str, list[LoadResult]] = field(default_factory=dict)
+    """By method; the first is plain decoding. Entry i of every method ran in turn i."""
+
+
+@contextlib.contextmanager
+def server_of(plan: BenchPlan) -> Iterator[ServerUnderTest]:
+    """The server to measure: the one named, or one of our own for the time being."""
+    if plan.bench.server is not None:
+        yield describe(*split_url(plan.bench.server))
+        return
+    with started_server(plan.server_settings) as server:
+        yield server
+
+
+def make_workloads(config: BenchConfig, vocab_size: int) -> list[Workload]:
+    """The prompts of all workloads."""
+    if config.dataset is not None:
+        return [load_dataset(Path(config.dataset), config.num_prompts, config.seed)]
+    return [
+        build_workload(
+            name,
+            config.num_prompts,
+            config.seed,
+            vocab_size=vocab_size,
+            input_len=config.input_len,
+        )
+        for name in config.workload
+    ]
+
+
+def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
+    """Measure all cells.
+
+    Raises:
+        ClientError: a request failed.
+    """
+    config = plan.bench
+    workloads = make_workloads(config, server.vocab_size)
+    num_methods = len(plan.methods) + (config.baseline != "none")
+    num_cells = len(workloads) * len(config.concurrencies)
+    progress = Progress(num_cells * num_methods * config.repeats * config.num_prompts)
+    with contextlib.ExitStack() as stack:
+        stack.callback(progress.close)
+        baseline = None
+        if config.baseline == "transformers":
+            baseline = stack.enter_context(
+                TransformersBaseline(plan.model_folder, plan.num_threads)
+            )
+        cells = []
+        for workload in workloads:
+            for concurrency in config.concurrencies:
+                cell = Cell(workload, concurrency)
+                runner = _CellRunner(plan, server, cell, progress)
+                asyncio.run(runner.run(baseline))
+                cells.append(cell)
+    return cells
+
+
+class _CellRunner:
+    """Runs of one cell, in turns."""
+
+    def __init__(
+        self, plan: BenchPlan, server: ServerUnderTest, cell: Cell, progress: Progress
+    ) -> None:
+        self._methods = plan.methods
+        self._repeats = plan.bench.repeats
+        self._address = server.address
+        self._cell = cell
+        self._progress = progress
+        self._settings = RequestSettings(
+            model=server.model,
+            max_tokens=plan.bench.max_tokens,
+            temperature=plan.bench.temperature,
+            seed=plan.bench.seed,
+            ignore_eos=plan.bench.ignore_eos or cell.workload.ignore_eos,
+        )
+
+    async def run(self, baseline: TransformersBaseline | None) -> None:
+        """Warm up, then let the methods take turns; every other turn starts with the last one."""
+        await self._warm_up()
+        for turn in range(self._repeats):
+            order = self._methods if turn % 2 == 0 else self._methods[::-1]
+            for method in order:
+                result = await self._run_method(method)
+                self._cell.results.setdefault(method, []).append(result)
+            if baseline is not None:
+                plain = self._cell.results[self._methods[0]][-1]
+                self._begin(baseline.name)
+                baseline_result = baseline.run(
+                    [completion.prompt_token_ids for completion in plain.completions],
+                    self._cell.concurrency,
+                    self._settings,
+                )
+                for completion in baseline_result.completions:
+                    self._progress.advance(completion)
+                self._cell.results.setdefault(baseline.name, []).append(baseline_result)
+
+    async def _warm_up(self) -> None:
+        first = self._cell.workload.prompts[: max(2, self._cell.concurrency)]
+        few = replace(self._cell.workload, prompts=first)
+        settings = replace(
+            self._settings, max_tokens=min(self._settings.max_tokens, WARM_UP_TOKENS)
+        )
+        for method in self._methods:
+            await run_load(
+                self._address,
+                few,
+                self._cell.concurrency,
+                settings,
+                speculative=method != self._methods[0],
+                cache_salt=secrets.token_hex(8),
+            )
+
+    async def _run_method(self, method: str) -> LoadResult:
+        self._begin(method)
+        return await run_load(
+            self._address,
+            self._cell.workload,
+            self._cell.concurrency,
+            self._settings,
+            speculative=method != self._methods[0],
+            # Its own for every run, so that no run finds the prompts of another in the cache.
+            cache_salt=secrets.token_hex(8),
+            on_completion=self._progress.advance,
+        )
+
+    def _begin(self, method: str) -> None:
+        self._progress.begin(f"{self._cell.workload.name} c={self._cell.concurrency} {method}")

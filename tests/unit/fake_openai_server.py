@@ -1,0 +1,144 @@
+"""A server that speaks just enough OpenAI for the benchmark: canned answers at a fixed pace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class FakeServer:
+    """What it does with the next requests; `bodies` keeps what came."""
+
+    port: int = 0
+    step_s: float = 0.0005
+    span: int = 4
+    """Tokens per chunk of a speculative answer; a plain one has one."""
+    wrong_from: int | None = None
+    """Position from which speculative answers are wrong."""
+    drops_last_token: bool = False
+    error_status: int | None = None
+    split_writes: bool = False
+    bodies: list[dict] = field(default_factory=list)
+
+    def answer(self, body: dict) -> list[int]:
+        key = json.dumps(body.get("prompt", body.get("messages"))) + str(body["seed"])
+        start = zlib.crc32(key.encode()) % 1000
+        length = body["max_tokens"] - (0 if body.get("ignore_eos") else start % 3)
+        return [(start + i) % 1000 for i in range(max(1, length))]
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = 0
+                for line in head.split("\r\n"):
+                    if line.lower().startswith("content-length:"):
+                        length = int(line.split(":")[1])
+                payload = await reader.readexactly(length)
+                await self.respond(head.split(" ")[1], payload, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def respond(self, path: str, payload: bytes, writer: asyncio.StreamWriter) -> None:
+        if path == "/v1/models":
+            return self.json(writer, 200, {"data": [{"id": "fake"}]})
+        if path == "/server_info":
+            return self.json(writer, 200, {"vocab_size": 1000})
+        body = json.loads(payload)
+        self.bodies.append(body)
+        if self.error_status is not None:
+            return self.json(writer, self.error_status, {"error": {"message": "no"}})
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        is_plain = not body.get("speculative", {}).get("enabled", True)
+        tokens = self.answer(body)
+        if not is_plain and self.wrong_from is not None:
+            tokens = [t + (i >= self.wrong_from) for i, t in enumerate(tokens)]
+        if not is_plain and self.drops_last_token:
+            tokens.pop()
+        span, drafts, accepted, at = (1 if is_plain else self.span), 0, 0, 0
+        while at < len(tokens):
+            await asyncio.sleep(self.step_s)
+            piece = tokens[at : at + span]
+            at += len(piece)
+            drafts += not is_plain
+            accepted += len(piece) - 1
+            await self.event(writer, body, piece, "length" if at >= len(tokens) else None)
+        stats = {
+            "method": "fake",
+            "num_drafts": drafts,
+            "num_draft_tokens": drafts * (self.span - 1),
+            "num_accepted_tokens": accepted,
+            "num_accepted_tokens_per_pos": [] if is_plain else [drafts] * (self.span - 1),
+        }
+        last = {"choices": [], "metrics": {"speculative_decoding": stats}}
+        await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))
+        await self.write(writer, self.chunk(": keep-alive\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async def event(
+        self, writer: asyncio.StreamWriter, body: dict, piece: list[int], finish: str | None
+    ) -> None:
+        text = "".join(f" {token}" for token in piece)
+        choice: dict = {"index": 0, "token_ids": piece, "finish_reason": finish}
+        if "messages" in body:
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
+        message = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
+        await self.write(writer, self.chunk(f"data: {json.dumps(message)}\n\n"))
+
+    async def write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        if not self.split_writes:
+            writer.write(data)
+            return
+        for at in range(0, len(data), 7):
+            writer.write(data[at : at + 7])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    @staticmethod
+    def chunk(text: str) -> bytes:
+        data = text.encode()
+        return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+    @staticmethod
+    def json(writer: asyncio.StreamWriter, status: int, value: object) -> None:
+        data = json.dumps(value).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\nconnection: keep-alive\r\n"
+        writer.write(head.encode() + b"\r\n" + data)
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    """Serve from a thread of its own."""
+    fake = FakeServer()
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        server = await asyncio.start_server(fake.handle, "127.0.0.1", 0)
+        fake.port = server.sockets[0].getsockname()[1]
+        started.set()
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    started.wait()
+    try:
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

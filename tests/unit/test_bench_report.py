@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from openspec.bench.client import Completion, SpeculationFields
+from openspec.bench.load import LoadResult
+from openspec.bench.report import (
+    Acceptance,
+    Divergence,
+    Latency,
+    Speedup,
+    compare,
+    figures_of,
+    percentile,
+)
+from openspec.bench.results import MethodReport, report_cell, total_identity, write_json
+from openspec.bench.run import Cell
+from openspec.bench.table import render_identity, render_positions, render_table
+from openspec.bench.workloads import Prompt, Workload
+
+
+def completion(
+    token_ids: list[int], chunks: list[int] | None = None, step_s: float = 0.01
+) -> Completion:
+    chunks = chunks or [1] * len(token_ids)
+    return Completion(
+        sent_s=10.0,
+        token_ids=token_ids,
+        chunk_s=[10.5 + step_s * i for i in range(len(chunks))],
+        chunk_tokens=chunks,
+        finish_reason="length",
+        speculation=SpeculationFields(2, 8, 5, [2, 2, 1, 0]),
+    )
+
+
+def result(*answers: list[int], wall_s: float = 1.0) -> LoadResult:
+    return LoadResult([completion(answer) for answer in answers], wall_s)
+
+
+def test_percentile() -> None:
+    assert percentile([], 50) == 0
+    assert percentile([3.0], 99) == 3
+    assert percentile([4, 1, 3, 2], 50) == 2.5
+    assert percentile(range(101), 99) == 99
+    assert Latency.of([0.001, 0.003]).p50 == pytest.approx(2)
+
+
+def test_time_per_token_counts_tokens_after_the_first_chunk() -> None:
+    answer = completion(list(range(9)), chunks=[3, 4, 2], step_s=0.03)
+    figures = figures_of([LoadResult([answer], 2.0)])
+    assert figures.tpot.p50 == pytest.approx(1000 * 0.06 / 6)
+    assert figures.gap.p50 == pytest.approx(30)
+    assert figures.ttft.p50 == pytest.approx(500)
+    assert figures.tokens_per_s == pytest.approx(4.5)
+
+
+def test_throughput_is_the_median_of_the_repeats() -> None:
+    figures = figures_of([result([1] * 4, wall_s=wall_s) for wall_s in (1.0, 2.0, 4.0)])
+    assert figures.repeats_tokens_per_s == [4, 2, 1]
+    assert figures.tokens_per_s == 2
+    assert (figures.num_requests, figures.output_tokens) == (1, 4)
+
+
+def test_single_token_answers_have_no_time_per_token() -> None:
+    figures = figures_of([result([7])])
+    assert figures.tpot == Latency(0, 0)
+
+
+def test_acceptance() -> None:
+    acceptance = Acceptance.of([completion([1]), completion([2]), Completion(0.0)])
+    assert acceptance.rate == pytest.approx(10 / 16)
+    assert acceptance.mean_length == pytest.approx(1 + 10 / 4)
+    assert acceptance.per_position == [1.0, 1.0, 0.5, 0.0]
+    nothing = Acceptance.of([Completion(0.0, speculation=SpeculationFields())])
+    assert (nothing.rate, nothing.mean_length, nothing.per_position) == (None, None, [])
+
+
+def test_acceptance_positions_of_different_lengths() -> None:
+    short = Completion(0.0, speculation=SpeculationFields(1, 1, 1, [1]))
+    long = Completion(0.0, speculation=SpeculationFields(1, 3, 3, [1, 1, 1]))
+    assert Acceptance.of([short, long]).per_position == [1.0, 0.5, 0.5]
+
+
+def test_speedup_pairs_the_turns() -> None:
+    speedup = Speedup.of([10, 20, 10], [20, 20, 15])
+    assert (speedup.median, speedup.low, speedup.high) == (1.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "divergence"),
+    [
+        ([1, 2, 3], None),
+        ([1, 9, 3], Divergence(1, 1, 2, 9)),
+        ([1, 2], Divergence(1, 2, 3, None)),
+        ([1, 2, 3, 4], Divergence(1, 3, None, 4)),
+    ],
+)
+def test_compare(found: list[int], divergence: Divergence | None) -> None:
+    identity = compare([result([5], [1, 2, 3])], [result([5], [1, 2, 3]), result([5], found)])
+    assert identity.first_divergence == divergence
+    assert identity.num_identical == (2 if divergence is None else 1)
+    assert identity.holds == (divergence is None)
+
+
+def test_compare_finish_reason() -> None:
+    plain, other = result([1, 2]), result([1, 2])
+    other.completions[0].finish_reason = "stop"
+    assert compare([plain], [other]).first_divergence == Divergence(0, 2, "length", "stop")
+
+
+def reports_of(method_answer: list[int]) -> list[MethodReport]:
+    cell = Cell(Workload("repeat", [Prompt(text="x")]), 4)
+    cell.results["none"] = [result([1, 2, 3]), result([1, 2, 3])]
+    cell.results["copying"] = [result(method_answer, wall_s=0.5) for _ in range(2)]
+    cell.results["transformers"] = [result([1, 2, 4], wall_s=2) for _ in range(2)]
+    return report_cell(cell, ["none", "copying"])
+
+
+def test_table_shows_speed_and_equality() -> None:
+    reports = reports_of([1, 2, 3])
+    table = render_table(reports)
+    assert "2.00x (2.00-2.00)" in table
+    assert "0.50x" in table  # another engine may differ; its speed is shown with 0/1 identical
+    identity = total_identity(reports)
+    assert render_identity(identity, []) == "1/1 identical to plain"
+    assert "Accepted by position, copying, repeat c=4" in render_positions(reports)
+    assert "100.0%" in render_positions(reports)
+
+
+def test_table_hides_the_speed_of_wrong_text() -> None:
+    reports = reports_of([1, 2, 8])
+    table = render_table(reports)
+    assert "2.00x" not in table
+    failures = [report for report in reports if report.is_gated and not report.identity.holds]
+    text = render_identity(total_identity(reports), failures)
+    assert text.startswith("0/1 identical to plain")
+    assert "request 0 parts at token 2: expected 3, found 8" in text
+
+
+RUN_KEYS = {
+    "method",
+    "workload",
+    "concurrency",
+    "output_tokens_per_s",
+    "ttft_ms",
+    "tpot_ms",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "acceptance_per_position",
+    "num_requests",
+    "identical_to_plain",
+}
+
+
+def test_json(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, {"cpu": "x"}, reports_of([1, 2, 3]))
+    document = json.loads(path.read_text())
+    assert set(document) == {"environment", "runs"}
+    assert [run["method"] for run in document["runs"]] == ["none", "copying", "transformers"]
+    for run in document["runs"]:
+        assert set(run) >= RUN_KEYS
+    plain, method, _ = document["runs"]
+    assert plain["identical_to_plain"] is True
+    assert method["speedup"] == 2
+    assert method["acceptance_per_position"] == [1.0, 1.0, 0.5, 0.0]
+    assert method["ttft_ms"] == pytest.approx(500)

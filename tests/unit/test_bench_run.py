@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openspec.bench.__main__ import main
+from openspec.bench.bench_config import parse_arguments
+from openspec.errors import ConfigError
+from tests.unit.fake_openai_server import FakeServer, fake_server
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as fake:
+        yield fake
+
+
+def bench(server: FakeServer, *arguments: str) -> int:
+    return main(
+        [
+            f"--server=http://127.0.0.1:{server.port}",
+            "--model=.",
+            "--num-prompts=6",
+            "--max-tokens=20",
+            "--repeats=2",
+            *arguments,
+        ]
+    )
+
+
+def test_interleaved_run(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    status = bench(server, "--workload=repeat,random", "--concurrency=1,3", f"--json={out}")
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "24/24 identical to plain" in printed
+    assert "Accepted by position" in printed
+    document = json.loads(out.read_text())
+    assert len(document["runs"]) == 2 * 2 * 2
+    assert {run["method"] for run in document["runs"]} == {"none", "ngram"}
+    assert document["environment"]["server"] == {"vocab_size": 1000}
+    speedups = [run["speedup"] for run in document["runs"] if run["method"] == "ngram"]
+    assert min(speedups) > 1.3
+
+    # Plain and method requests differ in one field; every run has a salt of its own.
+    salts: dict[str, set[bool]] = {}
+    for body in server.bodies:
+        assert body["temperature"] == 0
+        assert body["stream"] and body["return_token_ids"]
+        is_plain = body.get("speculative") == {"enabled": False}
+        assert is_plain or "speculative" not in body
+        salts.setdefault(body["cache_salt"], set()).add(is_plain)
+    assert all(len(kinds) == 1 for kinds in salts.values())
+    # Turns: plain, method, then method, plain; each after a warm-up of both.
+    first_cell = [kinds.pop() for kinds in list(salts.values())[:6]]
+    assert first_cell == [True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("fault", ["wrong_from", "drops_last_token"])
+def test_differing_text_fails(
+    server: FakeServer, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setattr(server, fault, 5)
+    assert bench(server, "--workload=chat", "--concurrency=2") == 1
+    printed = capsys.readouterr().out
+    assert "0/6 identical to plain" in printed
+    assert "request 0 parts at token" in printed
+    assert "x (" not in printed
+
+
+def test_split_packets_change_nothing(server: FakeServer) -> None:
+    server.split_writes = True
+    assert bench(server, "--workload=repeat", "--concurrency=2", "--num-prompts=3") == 0
+
+
+def test_server_error(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.error_status = 503
+    assert bench(server, "--workload=chat", "--concurrency=2") == 2
+    assert "HTTP 503" in capsys.readouterr().err
+
+
+def test_plain_alone(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(server, "--workload=chat", "--concurrency=2", "--method=none") == 0
+    assert "6/6 identical to plain" in capsys.readouterr().out
+
+
+def test_dataset(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n{"question": "b"}\n')
+    assert bench(server, f"--dataset={path}", "--concurrency=1") == 0
+    assert "mine" in capsys.readouterr().out
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--server=http://127.0.0.1:9", "--model=."]) == 2
+    assert "no OpenAI server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workload=sonnet"],
+        ["--concurrency=0"],
+        ["--concurrency=1,x"],
+        ["--num-prompts=0"],
+        ["--temperature=-1"],
+        ["--json=/nowhere/at/all.json"],
+        ["--method=telepathy"],
+        ["--metod=ngram"],
+    ],
+)
+def test_bad_arguments(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        parse_arguments(["--model=.", *arguments])
+
+
+def test_engine_settings_reach_the_server() -> None:
+    plan = parse_arguments(
+        ["--model=.", "--seed=3", "--num-speculative-tokens=7", "--ngram-min=3", "--repeats=5"]
+    )
+    assert plan.methods == ["none", "ngram"]
+    assert plan.bench.seed == 3
+    assert plan.server_settings == {
+        "model": ".",
+        "num_speculative_tokens": 7,
+        "ngram_min": 3,
+    }
