@@ -1,4 +1,4 @@
-"""Checks an installed openspec from outside the source tree: `python -I tests/check_installed.py [--cuda]`."""
+"""Checks an installed openspec, not the source tree: `python -I check_installed.py [--cuda]`."""
 
 import subprocess
 import sys
@@ -37,7 +37,9 @@ def main() -> None:
     if "--cuda" in sys.argv:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         assert has_kernel("openspec::ngram_lookup", "CUDA"), "built without CUDA"
-    print(f"openspec {installed}: complete, torch {torch.__version__}, CUDA usable: {ops.has_cuda()}")
+    print(
+        f"openspec {installed}: complete, torch {torch.__version__}, CUDA usable: {ops.has_cuda()}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// The kernels as torch ops: the table of contents of `torch.ops.openspec`. Checks at the boundary, no
-// logic. Used by tests, benchmarks and research code; the engine calls the kernels directly.
+// The kernels as torch ops: the table of contents of `torch.ops.openspec`. Checks at the boundary,
+// no logic. Used by tests, benchmarks and research code; the engine calls the kernels directly.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -85,10 +85,12 @@ NgramLookupParams ngram_lookup_params(const Tensor& tokens, const Tensor& num_to
   for (const Tensor* list : {&num_tokens, &seq, &num_wanted}) {
     TORCH_CHECK_VALUE(list->is_contiguous(), "num_tokens, seq and num_wanted must be contiguous");
   }
-  TORCH_CHECK_VALUE(num_tokens.size(0) == tokens.size(0), "num_tokens must have one entry for each of ",
-                    tokens.size(0), " rows of tokens, has ", num_tokens.size(0));
-  TORCH_CHECK_VALUE(num_wanted.size(0) == seq.size(0), "num_wanted must have one entry for each of ",
-                    seq.size(0), " entries of seq, has ", num_wanted.size(0));
+  TORCH_CHECK_VALUE(num_tokens.size(0) == tokens.size(0),
+                    "num_tokens must have one entry for each of ", tokens.size(0),
+                    " rows of tokens, has ", num_tokens.size(0));
+  TORCH_CHECK_VALUE(num_wanted.size(0) == seq.size(0),
+                    "num_wanted must have one entry for each of ", seq.size(0),
+                    " entries of seq, has ", num_wanted.size(0));
   const auto& [drafts, num_drafts, match_len] = result;
   NgramLookupParams params;
   params.tokens = tokens.const_data_ptr<int32_t>();
@@ -115,8 +117,9 @@ NgramLookupResult ngram_lookup_on_cpu(const Tensor& tokens, const Tensor& num_to
   check_ngram_lookup(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
                      max_lookback);
   NgramLookupResult result = empty_ngram_lookup_result(seq, max_drafts);
-  NgramLookupParams params = ngram_lookup_params(tokens, num_tokens, seq, num_wanted, max_drafts,
-                                                 ngram_min, ngram_max, max_lookback, earliest, result);
+  NgramLookupParams params =
+      ngram_lookup_params(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
+                          max_lookback, earliest, result);
   // Values can be checked here; on a device reading them would stall the stream.
   for (int64_t i = 0; i < tokens.size(0); ++i) {
     check_range(params.num_tokens[i], "num_tokens", 0, tokens.size(1));
@@ -128,8 +131,8 @@ NgramLookupResult ngram_lookup_on_cpu(const Tensor& tokens, const Tensor& num_to
   // No window is longer than a history: the workspace need not be either.
   params.max_lookback = static_cast<int>(
       std::min<int64_t>(params.max_lookback, std::max<int64_t>(tokens.size(1), 1)));
-  const auto workspace_bytes = static_cast<int64_t>(
-      ngram_lookup_workspace_bytes(params.num_seqs, params.max_lookback));
+  const auto workspace_bytes =
+      static_cast<int64_t>(ngram_lookup_workspace_bytes(params.num_seqs, params.max_lookback));
   const Tensor workspace = at::empty({(workspace_bytes + 3) / 4}, seq.options());
   params.workspace = workspace.mutable_data_ptr<int32_t>();
   ThreadPool pool(1);

@@ -11,7 +11,8 @@ constexpr int kThreads = 1024;
 constexpr int kLoadsInFlight = 8;  // per thread: 8192 tokens are one round of a block
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// A candidate as one number that orders like the rule: length first, then the preferred end. 0: none.
+/// A candidate as one number that orders like the rule: length first, then the preferred end. 0:
+/// none.
 __device__ uint64_t candidate_key(int length, int end, int num_window, bool earliest) {
   const uint32_t preference = earliest ? num_window - end : end;
   return (static_cast<uint64_t>(length) << 32) | preference;
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParam
   const int num_drafts = match_len > 0 ? num_wanted : 0;
   int32_t* drafts = params.drafts + static_cast<int64_t>(item) * params.max_drafts;
   for (int i = threadIdx.x; i < params.max_drafts; i += kThreads) {
-    // Past the end of the history the copy goes on through the draft itself: period num_window - end.
+    // Past the end of the history the copy goes on through the draft itself: period num_window -
+    // end.
     drafts[i] = i < num_drafts ? window[end + i % (num_window - end)] : -1;
   }
   if (threadIdx.x == 0) {

@@ -32,18 +32,27 @@ def ngram_lookup(
     """Drafts by prompt lookup: what followed the longest earlier occurrence of the last tokens.
 
     The longest suffix of at least ngram_min tokens wins (lengths beyond ngram_max count as
-    ngram_max); among equal lengths the most recent occurrence, or the earliest. Where the copy runs past
-    the end of the history it goes on through the draft itself. Only the last max_lookback tokens count.
+    ngram_max); among equal lengths the most recent occurrence, or the earliest. Where the copy runs
+    past the end of the history it goes on through the draft itself. Only the last max_lookback
+    tokens count.
 
     Shapes: drafts [num_seqs, max_drafts] int32 (-1 past num_drafts), num_drafts [num_seqs] int32,
         match_len [num_seqs] int32 (0: no match).
 
-    Raises: ValueError, TypeError for what does not fit. On CUDA the values inside the tensors are the
-        caller's promise: reading them would stall the stream.
+    Raises: ValueError, TypeError for what does not fit. On CUDA the values inside the tensors are
+        the caller's promise: reading them would stall the stream.
 
     Source: prompt lookup decoding; csrc/kernels/ngram_lookup.h.
     """
     drafts, num_drafts, match_len = torch.ops.openspec.ngram_lookup(
-        tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max, max_lookback, earliest
+        tokens,
+        num_tokens,
+        seq,
+        num_wanted,
+        max_drafts,
+        ngram_min,
+        ngram_max,
+        max_lookback,
+        earliest,
     )
     return drafts, num_drafts, match_len

@@ -140,26 +140,26 @@ inline int run_all(int argc, char** argv) {
 
 }  // namespace check_test
 
-#define TEST(test_name)                                                                     \
-  static void test_##test_name();                                                           \
+#define TEST(test_name)                                                                         \
+  static void test_##test_name();                                                               \
   static const check_test::Registration registration_##test_name(#test_name, test_##test_name); \
   static void test_##test_name()
 
 #define FAIL(message) check_test::fail(__FILE__, __LINE__, message)
 
-#define CHECK(condition)                                                            \
-  do {                                                                              \
+#define CHECK(condition)                                                             \
+  do {                                                                               \
     if (!(condition)) check_test::fail(__FILE__, __LINE__, "CHECK(" #condition ")"); \
   } while (false)
 
 // Each argument is evaluated once.
-#define CHECK_COMPARISON_(a, b, holds, expression)                                     \
-  do {                                                                                 \
-    const auto& check_a = (a);                                                         \
-    const auto& check_b = (b);                                                         \
-    if (!(holds)) {                                                                    \
-      check_test::fail_comparison(__FILE__, __LINE__, expression, check_a, check_b);   \
-    }                                                                                  \
+#define CHECK_COMPARISON_(a, b, holds, expression)                                   \
+  do {                                                                               \
+    const auto& check_a = (a);                                                       \
+    const auto& check_b = (b);                                                       \
+    if (!(holds)) {                                                                  \
+      check_test::fail_comparison(__FILE__, __LINE__, expression, check_a, check_b); \
+    }                                                                                \
   } while (false)
 
 #define CHECK_EQ(a, b) CHECK_COMPARISON_(a, b, check_test::equal(check_a, check_b), #a " == " #b)
@@ -174,20 +174,20 @@ inline int run_all(int argc, char** argv) {
   CHECK_COMPARISON_(a, b, std::abs(check_a - check_b) <= (tolerance), #a " ~ " #b)
 
 /// The statement throws `exception_type` and its message contains `text` ("" for any).
-#define CHECK_THROWS(statement, exception_type, text)                                         \
-  do {                                                                                        \
-    std::string check_message;                                                                \
-    bool check_thrown = false;                                                                \
-    try {                                                                                     \
-      statement;                                                                              \
-    } catch (const exception_type& check_exception) {                                         \
-      check_thrown = true;                                                                    \
-      check_message = check_exception.what();                                                 \
-    }                                                                                         \
-    if (!check_thrown) FAIL("no " #exception_type " from " #statement);                       \
-    if (check_message.find(text) == std::string::npos) {                                      \
+#define CHECK_THROWS(statement, exception_type, text)                                           \
+  do {                                                                                          \
+    std::string check_message;                                                                  \
+    bool check_thrown = false;                                                                  \
+    try {                                                                                       \
+      statement;                                                                                \
+    } catch (const exception_type& check_exception) {                                           \
+      check_thrown = true;                                                                      \
+      check_message = check_exception.what();                                                   \
+    }                                                                                           \
+    if (!check_thrown) FAIL("no " #exception_type " from " #statement);                         \
+    if (check_message.find(text) == std::string::npos) {                                        \
       FAIL("the message of " #statement " is \"" + check_message + "\", without \"" text "\""); \
-    }                                                                                         \
+    }                                                                                           \
   } while (false)
 
 int main(int argc, char** argv) { return check_test::run_all(argc, argv); }

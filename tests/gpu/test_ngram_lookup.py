@@ -92,6 +92,4 @@ def test_opcheck() -> None:
     seq = torch.tensor([1, 0], dtype=torch.int32)
     num_wanted = torch.tensor([3, 2], dtype=torch.int32)
     tensors = tuple(t.cuda() for t in (tokens, num_tokens, seq, num_wanted))
-    torch.library.opcheck(
-        torch.ops.openspec.ngram_lookup.default, (*tensors, 3, 1, 4, 64, False)
-    )
+    torch.library.opcheck(torch.ops.openspec.ngram_lookup.default, (*tensors, 3, 1, 4, 64, False))

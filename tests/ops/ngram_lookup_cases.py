@@ -39,7 +39,7 @@ def brute_force(
 
 
 def batch(histories: list[list[int]], *, spare: int = 3) -> tuple[Tensor, Tensor]:
-    """The histories as a sequence table: [num_slots, stride] tokens, garbage past the end, and lengths."""
+    """Tokens by slot ([num_slots, stride], a lure past the end of each history) and lengths."""
     stride = max(len(h) for h in histories) + spare
     tokens = torch.full((len(histories), stride), -7, dtype=torch.int32)
     for slot, history in enumerate(histories):

@@ -23,9 +23,7 @@ def lookup(
     )
     return [
         (row[:n], m)
-        for row, n, m in zip(
-            drafts.tolist(), num_drafts.tolist(), match_len.tolist(), strict=True
-        )
+        for row, n, m in zip(drafts.tolist(), num_drafts.tolist(), match_len.tolist(), strict=True)
     ]
 
 
@@ -101,9 +99,7 @@ def arguments() -> dict[str, object]:
 
 
 def test_opcheck() -> None:
-    torch.library.opcheck(
-        torch.ops.openspec.ngram_lookup.default, tuple(arguments().values())
-    )
+    torch.library.opcheck(torch.ops.openspec.ngram_lookup.default, tuple(arguments().values()))
 
 
 @pytest.mark.parametrize(

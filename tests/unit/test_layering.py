@@ -1,0 +1,282 @@
+"""Rules of the source tree that no compiler checks: layers, method names, forbidden calls, docs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "python" / "openspec"
+
+# ---- Layers: each may use itself and the ones before it -----------------------------------------
+
+CPP_LAYERS = ("core", "kernels", "model", "runtime", "bind")
+
+# Groups of one tier do not know each other. A module that is not named here holds values.
+PYTHON_TIERS: tuple[dict[str, set[str]], ...] = (
+    {"values": set()},
+    {"drafters": {"drafters"}, "ops": {"ops"}},
+    {"config": {"config"}},  # checks the method's options against the drafter's declaration
+    {"scheduler": {"scheduler"}},
+    {"executor": {"executor"}},
+    {"engine": {"engine", "engine_client", "engine_process", "fan_out", "llm", ""}},
+    {"serve": {"serve"}, "bench": {"bench"}},
+)
+
+
+def cpp_files(*layers: str) -> list[Path]:
+    return sorted(
+        path
+        for layer in layers
+        for path in (CSRC / layer).rglob("*")
+        if path.suffix in {".h", ".cpp", ".cu", ".cuh"}
+    )
+
+
+def python_files() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".pyi"})
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def includes(path: Path) -> Iterator[tuple[bool, str]]:
+    """(is quoted, what is included) of a C++ file."""
+    for match in re.finditer(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', path.read_text(), re.M):
+        yield match[1] == '"', match[2]
+
+
+def test_cpp_includes_point_one_way() -> None:
+    wrong = []
+    for layer in CPP_LAYERS:
+        allowed = CPP_LAYERS[: CPP_LAYERS.index(layer) + 1]
+        for path in cpp_files(layer):
+            for is_quoted, name in includes(path):
+                if is_quoted and name.split("/")[0] not in allowed:
+                    wrong.append(f'{relative(path)}: "{name}" is not of {", ".join(allowed)}')
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_includes_only_the_standard_library() -> None:
+    wrong = [
+        f"{relative(path)}: <{name}>"
+        for path in cpp_files("core")
+        for is_quoted, name in includes(path)
+        if not is_quoted and not re.fullmatch(r"[a-z_0-9]+|immintrin\.h", name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_and_python_stay_in_bind() -> None:
+    wrong = [
+        f"{relative(path)}: {name}"
+        for path in cpp_files("core", "kernels", "model", "runtime")
+        for _, name in includes(path)
+        if re.match(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h", name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_includes_torch_extension() -> None:
+    """It costs 38 s per file; torch/library.h and the ATen headers by name cost 5 s."""
+    wrong = [
+        f"{relative(path)}: {name}"
+        for path in cpp_files("bind")
+        for _, name in includes(path)
+        if name in {"torch/extension.h", "torch/all.h", "torch/torch.h", "ATen/ATen.h"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def group_of(module: str) -> tuple[int, str]:
+    """(tier, group) of a top-level module of the package; "" is the package itself."""
+    for tier, groups in enumerate(PYTHON_TIERS):
+        for group, modules in groups.items():
+            if module in modules:
+                return tier, group
+    return 0, "values"
+
+
+def top_module(dotted: str) -> str:
+    """ "scheduler" of "openspec.scheduler.queue"; "" of the package or a name defined in it."""
+    first = dotted.removeprefix("openspec").removeprefix(".").split(".")[0]
+    exists = (PACKAGE / first).is_dir() or any(PACKAGE.glob(f"{first}.py*"))
+    return first if first and exists else ""
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Top-level modules of the package that a file imports, those for type checking included."""
+    package = ["openspec", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{prefix}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "openspec":
+                yield top_module(name)
+
+
+def test_python_imports_point_one_way() -> None:
+    wrong = []
+    for path in python_files():
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".pyi").removesuffix(".py")
+        if own == "__init__":
+            continue  # the package's face shows names of every layer
+        tier, group = group_of(own)
+        for module in imported_modules(path):
+            other_tier, other_group = group_of(module)
+            if other_tier > tier or (other_tier == tier and other_group != group):
+                wrong.append(
+                    f"{relative(path)} ({group}) imports openspec.{module} ({other_group})"
+                )
+    assert not wrong, "\n".join(wrong) + "\n(PYTHON_TIERS places a new module)"
+
+
+# ---- A method's name appears only in its own files ----------------------------------------------
+
+PLAIN = "none"  # plain decoding: not a method, and an English word
+
+
+def methods() -> list[str]:
+    stems = {path.stem for path in (PACKAGE / "drafters").glob("*.py")}
+    stems |= {path.stem for path in (CSRC / "runtime" / "drafters").glob("*.cpp")}
+    return sorted(stems - {"__init__", PLAIN})
+
+
+def name_pattern(method: str) -> re.Pattern[str]:
+    """The name as written in code and prose: ngram, n_gram, n-gram, NGRAM, Ngram, NgramDrafter."""
+    letters = "[-_]?".join(re.escape(c) for c in method.replace("_", ""))
+    camel_case = "".join(part.capitalize() for part in method.split("_"))
+    return re.compile(rf"(?<![A-Za-z])(?i:{letters})|{camel_case}")
+
+
+def test_name_pattern() -> None:
+    pattern = name_pattern("ngram")
+    for text in (
+        "ngram",
+        "n-gram",
+        "n_gram_min",
+        "NGRAM",
+        "NgramDrafter",
+        "makeNgram",
+        "ngram_lookup",
+    ):
+        assert pattern.search(text), text
+    for text in ("json_grammar", "engram", "in gram"):
+        assert not pattern.search(text), text
+    assert name_pattern("eagle3").search("an EAGLE-3 head")
+
+
+@pytest.mark.parametrize("method", methods())
+def test_method_name_only_in_its_own_files(method: str) -> None:
+    own = {
+        PACKAGE / "drafters" / f"{method}.py",
+        CSRC / "runtime" / "drafters" / f"{method}.cpp",
+        CSRC / "runtime" / "drafters" / f"{method}.h",
+        PACKAGE / "ops.py",  # binds the op of the same name
+    }
+    pattern = name_pattern(method)
+    found = []
+    for path in [*cpp_files("core", "model", "runtime"), *python_files()]:
+        if path in own:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{relative(path)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("method", methods())
+def test_method_has_a_page(method: str) -> None:
+    assert (ROOT / "docs" / "methods" / f"{method}.md").is_file()
+
+
+# ---- Nothing that runs data ---------------------------------------------------------------------
+
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+FORBIDDEN_BUILTINS = {"eval", "exec", "__import__"}
+FORBIDDEN_CALLS = {("torch", "load"), ("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system")}
+
+
+@pytest.mark.parametrize("path", python_files(), ids=relative)
+def test_nothing_runs_data(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            wrong += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            wrong += [node.module] * (node.module.split(".")[0] in FORBIDDEN_MODULES)
+            wrong += [
+                f"{node.module}.{a.name}"
+                for a in node.names
+                if (node.module, a.name) in FORBIDDEN_CALLS
+            ]
+        elif isinstance(node, ast.Name) and node.id in FORBIDDEN_BUILTINS:
+            wrong.append(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) in FORBIDDEN_CALLS
+        ):
+            wrong.append(f"{node.value.id}.{node.attr}")
+    assert not wrong, f"{relative(path)} uses {', '.join(wrong)}"
+
+
+# ---- Docs ---------------------------------------------------------------------------------------
+
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "third_party/README.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_page_names_files_that_exist(page: Path) -> None:
+    text = page.read_text()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    missing = [
+        target
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose)
+        if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
+    ]
+    # Paths of the tree in backticks; placeholders and patterns are not paths.
+    for path in re.findall(r"`((?:csrc|python|tests|bench|docs|third_party|\.ci)/[^`\s]*)`", prose):
+        if not re.search(r"[<>*{}$…]|\.\.\.", path) and not (ROOT / path.split(":")[0]).exists():
+            missing.append(path)
+    assert not missing, f"{relative(page)} names what is not there: {', '.join(missing)}"
+
+
+def test_index_lists_every_page() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text()
+    listed = {(docs / target).resolve() for target in re.findall(r"\]\(([^)#\s]+\.md)", index)}
+    pages = {page.resolve() for page in docs.rglob("*.md")} - {(docs / "index.md").resolve()}
+    assert not pages - listed, f"not in docs/index.md: {sorted(map(relative, pages - listed))}"
+
+
+def test_no_paths_of_somebodys_machine() -> None:
+    git = subprocess.run(
+        ["git", "grep", "-nIE", r"(^|[^A-Za-z0-9_./$-])/(root|work|home/[a-z]+|Users/[A-Za-z]+)/"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if git.returncode not in (0, 1):
+        pytest.skip(f"needs a git checkout: {git.stderr.strip()}")
+    found = [
+        line for line in git.stdout.splitlines() if not line.startswith(relative(Path(__file__)))
+    ]
+    assert not found, "\n".join(found)
