@@ -1,7 +1,7 @@
 """Times ngram_lookup on CUDA: `python bench/kernels/ngram_lookup.py [--json PATH]`.
 
-Each figure is one lookup inside a graph of many, first with the histories in L2, then with L2 flushed
-before each lookup (the flush's own time taken off), which is the state that a decode step leaves.
+Each figure is one lookup inside a graph of many, first with the histories in L2, then with L2
+flushed before each lookup (the flush's own time taken off): the state that a decode step leaves.
 It does not show the launch itself: in a captured step there is none.
 """
 
