@@ -71,7 +71,7 @@ class PageLease {
  public:
   PageLease() = default;
   /// Throws nothing; `ok()` tells whether all `count` pages were had.
-  PageLease(PagePool& pool, int count) : pool_(&pool), ok_(pool.allocate(count, &pages_)) {}
+  PageLease(PagePool& pool, int count) : pool_(&pool) { ok_ = pool.allocate(count, &pages_); }
   PageLease(PageLease&& other) noexcept { *this = std::move(other); }
   PageLease& operator=(PageLease&& other) noexcept {
     keep(0);

@@ -1,0 +1,73 @@
+#include "core/draft_budget.h"
+
+#include <random>
+
+#include "check_test.h"
+
+using namespace openspec;
+
+TEST(acceptance_is_a_ratio_that_does_not_drift_with_the_number_of_drafts) {
+  for (int num_drafted : {1, 4, 16}) {
+    std::mt19937 random(7);
+    std::bernoulli_distribution is_accepted(0.8);
+    AcceptanceEstimate estimate;
+    double sum = 0.0;
+    constexpr int kRounds = 4000;
+    for (int i = 0; i < kRounds; ++i) {
+      int num_accepted = 0;
+      while (num_accepted < num_drafted && is_accepted(random)) ++num_accepted;
+      estimate.observe(num_drafted, num_accepted);
+      sum += estimate.ratio();
+    }
+    // The smoothed ratio wobbles, weighted by run length; its mean sits near the truth.
+    CHECK_NEAR(sum / kRounds, 0.8, 0.03);
+  }
+}
+
+TEST(estimate_falls_and_recovers) {
+  AcceptanceEstimate estimate;
+  for (int i = 0; i < 30; ++i) estimate.observe(1, 0);
+  CHECK_LT(estimate.ratio(), 0.05);
+  for (int i = 0; i < 30; ++i) estimate.observe(1, 1);
+  CHECK_GT(estimate.ratio(), 0.9);
+}
+
+TEST(step_times_interpolate_and_never_fall) {
+  const StepTimes times({{1, 1.0}, {4, 0.9}, {8, 2.0}});
+  CHECK_NEAR(times.seconds(1), 1.0, 1e-12);
+  CHECK_NEAR(times.seconds(4), 1.0, 1e-12);
+  CHECK_NEAR(times.seconds(6), 1.5, 1e-12);
+  CHECK_NEAR(times.seconds(12), 3.0, 1e-12);
+}
+
+TEST(flat_cost_verifies_everything) {
+  const StepTimes times({{1, 1.0}, {64, 1.0}});
+  const std::vector<DraftOffer> offers{{4, 0.5}, {2, 0.1}};
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 64, times, 0.0), (std::vector<int>{4, 2}));
+}
+
+TEST(linear_cost_verifies_nothing) {
+  const StepTimes times({{1, 1.0}, {64, 64.0}});
+  const std::vector<DraftOffer> offers{{4, 0.9}};
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0), (std::vector<int>{0}));
+}
+
+TEST(host_time_per_step_makes_drafts_pay) {
+  const StepTimes times({{1, 1.0}, {64, 64.0}});
+  const std::vector<DraftOffer> offers{{2, 0.95}};
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 10.0), (std::vector<int>{2}));
+}
+
+TEST(rows_go_to_the_drafts_most_likely_to_survive) {
+  // Room for three more rows.
+  const StepTimes times({{1, 1.0}, {64, 1.0}});
+  const std::vector<DraftOffer> offers{{4, 0.9}, {4, 0.5}};
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 5, times, 0.0), (std::vector<int>{3, 0}));
+}
+
+TEST(budget_looks_across_a_step_in_the_cost) {
+  // The second row is dear, the next six are free.
+  const StepTimes times({{1, 1.0}, {2, 1.9}, {8, 1.9}});
+  const std::vector<DraftOffer> offers{{7, 0.9}};
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0), (std::vector<int>{7}));
+}
