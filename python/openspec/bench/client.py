@@ -202,6 +202,12 @@ class _Choice(msgspec.Struct):
     text: str = ""
     delta: _Delta | None = None
 
+    def content(self) -> str:
+        """New text, thought or said."""
+        if self.delta is None:
+            return self.text
+        return (self.delta.reasoning_content or "") + (self.delta.content or "")
+
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = msgspec.field(default_factory=list)
@@ -251,6 +257,21 @@ def read_completion(sent_s: float, response: HttpResponse) -> Completion:
     return completion
 
 
+def read_chunk(data: bytes) -> Iterator[tuple[str, list[int]]]:
+    """(text, token ids) of one event of a streamed answer.
+
+    Raises:
+        ClientError: the event reports an error.
+    """
+    chunk = _CHUNK_DECODER.decode(data)
+    if chunk.error is not None:
+        raise ClientError(f"the server broke off: {chunk.error}")
+    for choice in chunk.choices:
+        text, token_ids = choice.content(), choice.token_ids or []
+        if text or token_ids:
+            yield text, token_ids
+
+
 def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
     if chunk.metrics is not None and chunk.metrics.speculative_decoding is not None:
         completion.speculation = chunk.metrics.speculative_decoding
@@ -260,9 +281,7 @@ def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
         completion.finish_reason = choice.finish_reason or completion.finish_reason
         if choice.prompt_token_ids:
             completion.prompt_token_ids = choice.prompt_token_ids
-        text = choice.text
-        if choice.delta is not None:
-            text = choice.delta.reasoning_content or choice.delta.content or ""
+        text = choice.content()
         if not choice.token_ids and not text:
             continue
         completion.token_ids += choice.token_ids or []
