@@ -1,7 +1,9 @@
 """The C++ core: target, drafter, page pool, sequence table and the step, as Python sees them."""
 
-from collections.abc import Buffer, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
+
+from typing_extensions import Buffer
 
 @final
 class OutOfPages(Exception):

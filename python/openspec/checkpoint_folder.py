@@ -1,0 +1,66 @@
+"""Which files of a checkpoint folder may be opened."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from openspec.errors import ConfigError
+
+
+def open_folder(folder: str | Path) -> Path:
+    """The folder as an absolute path.
+
+    Raises:
+        ConfigError: it does not exist or is not a folder.
+    """
+    try:
+        path = Path(folder).expanduser().resolve()
+        is_folder = path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"model folder {folder!s}: cannot be opened: {error}") from None
+    if not is_folder:
+        what = "is a file" if path.exists() else "does not exist"
+        raise ConfigError(
+            f"model folder {path} {what}; give a local folder with config.json, tokenizer.json and "
+            "*.safetensors (nothing is downloaded)"
+        )
+    return path
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """The regular file `name` of a folder from `open_folder`, or None if there is none.
+
+    A link may lead elsewhere in the folder, or to the `blobs` of the Hugging Face cache that the
+    folder is a snapshot of (`models--x/snapshots/<revision>`); any other is refused, so that a
+    downloaded folder cannot make the server read files outside of it.
+
+    Raises:
+        ConfigError: not a plain name, a link out of the folder, or not a regular file.
+    """
+    if not is_plain_name(name):
+        raise ConfigError(f"{folder}: {name!r} is not a plain file name")
+    link = folder / name
+    try:
+        path = link.resolve(strict=True)
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{link}: cannot be opened: {error}") from None
+    roots = [folder]
+    if folder.parent.name == "snapshots":
+        roots.append(folder.parent.parent / "blobs")
+    if not any(path.is_relative_to(root) for root in roots):
+        raise ConfigError(
+            f"{link} is a link to {path}, outside of the model folder; copy the file there, "
+            "or give the folder that holds it"
+        )
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{link} is not a regular file")
+    return path
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` names an entry of a folder itself: no separators, no dots alone, printable."""
+    return name.isprintable() and name not in ("", ".", "..") and not set(name) & set("/\\:")
