@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openspec.bench.client import Completion, SpeculationFields
+from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
 from openspec.bench.report import (
     Acceptance,
@@ -20,6 +20,7 @@ from openspec.bench.results import MethodReport, report_cell, total_identity, wr
 from openspec.bench.run import Cell
 from openspec.bench.table import render_identity, render_positions, render_table
 from openspec.bench.workloads import Prompt, Workload
+from openspec.messages import SpecDecodeStats
 
 
 def completion(
@@ -32,7 +33,12 @@ def completion(
         chunk_s=[10.5 + step_s * i for i in range(len(chunks))],
         chunk_tokens=chunks,
         finish_reason="length",
-        speculation=SpeculationFields(2, 8, 5, [2, 2, 1, 0]),
+        speculation=SpecDecodeStats(
+            num_drafts=2,
+            num_draft_tokens=8,
+            num_accepted_tokens=5,
+            num_accepted_tokens_per_pos=[2, 2, 1, 0],
+        ),
     )
 
 
@@ -74,13 +80,26 @@ def test_acceptance() -> None:
     assert acceptance.rate == pytest.approx(10 / 16)
     assert acceptance.mean_length == pytest.approx(1 + 10 / 4)
     assert acceptance.per_position == [1.0, 1.0, 0.5, 0.0]
-    nothing = Acceptance.of([Completion(0.0, speculation=SpeculationFields())])
+    nothing = Acceptance.of([Completion(0.0, speculation=SpecDecodeStats())])
     assert (nothing.rate, nothing.mean_length, nothing.per_position) == (None, None, [])
 
 
 def test_acceptance_positions_of_different_lengths() -> None:
-    short = Completion(0.0, speculation=SpeculationFields(1, 1, 1, [1]))
-    long = Completion(0.0, speculation=SpeculationFields(1, 3, 3, [1, 1, 1]))
+    short = Completion(
+        0.0,
+        speculation=SpecDecodeStats(
+            num_drafts=1, num_draft_tokens=1, num_accepted_tokens=1, num_accepted_tokens_per_pos=[1]
+        ),
+    )
+    long = Completion(
+        0.0,
+        speculation=SpecDecodeStats(
+            num_drafts=1,
+            num_draft_tokens=3,
+            num_accepted_tokens=3,
+            num_accepted_tokens_per_pos=[1, 1, 1],
+        ),
+    )
     assert Acceptance.of([short, long]).per_position == [1.0, 0.5, 0.5]
 
 

@@ -27,6 +27,7 @@ PYTHON_TIERS: tuple[dict[str, set[str]], ...] = (
     {"executor": {"executor"}},
     {"engine": {"engine", "engine_client", "engine_process", "fan_out", "llm", ""}},
     {"serve": {"serve"}, "bench": {"bench"}},
+    {"demo": {"demo"}},
 )
 
 

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from openspec.messages import SpecDecodeStats
+
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _HEADER_END = b"\r\n\r\n"
 
@@ -177,17 +179,8 @@ def _parse(arrivals: _Arrivals) -> HttpResponse:
         times.append(arrivals.times[bisect_left(raw_ends, start + size)])
 
 
-class SpeculationFields(msgspec.Struct):
-    """`metrics.speculative_decoding` of an answer."""
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
-
-
 class _Metrics(msgspec.Struct):
-    speculative_decoding: SpeculationFields | None = None
+    speculative_decoding: SpecDecodeStats | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -228,7 +221,7 @@ class Completion:
     chunk_tokens: list[int] = field(default_factory=list)
     chunk_text: list[str] = field(default_factory=list)
     finish_reason: str | None = None
-    speculation: SpeculationFields | None = None
+    speculation: SpecDecodeStats | None = None
 
 
 _CHUNK_DECODER = msgspec.json.Decoder(_Chunk)

@@ -2,18 +2,25 @@
 
 *Time to first token*: from sending the request to the first chunk with a token. *Time per token*:
 from the first chunk to the last, divided by the tokens that came after the first chunk. *Gap*: time
-between two chunks, which under speculation carry several tokens. *Acceptance rate*: accepted drafts
-over drafted tokens. *Mean acceptance length*: tokens per drafted step, 1 + accepted / drafts.
+between two chunks, which under speculation carry several tokens. Acceptance is defined in
+`openspec.metrics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
+from openspec.messages import SpecDecodeStats
+from openspec.metrics import (
+    acceptance_per_position,
+    acceptance_rate,
+    add_counters,
+    mean_acceptance_length,
+)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -42,47 +49,32 @@ class Latency:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Speculation over a number of requests."""
+    """Speculation over a number of requests; metrics.py defines the measures."""
 
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
+    counters: SpecDecodeStats
 
     @property
     def rate(self) -> float | None:
-        """Accepted over drafted; None if nothing was drafted."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+        """None if nothing was drafted."""
+        return acceptance_rate(self.counters) if self.counters.num_drafts else None
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens per drafted step; None if nothing was drafted."""
-        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+        """None if nothing was drafted."""
+        return mean_acceptance_length(self.counters) if self.counters.num_drafts else None
 
     @property
     def per_position(self) -> list[float]:
-        """Share of the drafts whose token at each position was accepted."""
-        return [accepted / self.num_drafts for accepted in self.accepted_per_position]
+        """Empty if nothing was drafted."""
+        return acceptance_per_position(self.counters) if self.counters.num_drafts else []
 
     @staticmethod
     def of(completions: Sequence[Completion]) -> Acceptance:
         """The sum over some answers."""
-        drafts = drafted = accepted = 0
-        per_position: list[int] = []
-        for completion in completions:
-            stats = completion.speculation
-            if stats is None:
-                continue
-            drafts += stats.num_drafts
-            drafted += stats.num_draft_tokens
-            accepted += stats.num_accepted_tokens
-            for position, count in enumerate(stats.num_accepted_tokens_per_pos):
-                if position == len(per_position):
-                    per_position.append(0)
-                per_position[position] += count
-        if not drafts:
-            per_position = []
-        return Acceptance(drafts, drafted, accepted, per_position)
+        total = SpecDecodeStats()
+        parts = [completion.speculation for completion in completions]
+        add_counters(total, [part for part in parts if part is not None])
+        return Acceptance(total)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,9 @@ def _run(report: MethodReport) -> dict[str, object]:
         "tpot_ms_p99": figures.tpot.p99,
         "chunk_gap_ms": figures.gap.p50,
         "chunk_gap_ms_p99": figures.gap.p99,
-        "num_drafts": acceptance.num_drafts,
-        "num_draft_tokens": acceptance.num_draft_tokens,
-        "num_accepted_tokens": acceptance.num_accepted_tokens,
+        "num_drafts": acceptance.counters.num_drafts,
+        "num_draft_tokens": acceptance.counters.num_draft_tokens,
+        "num_accepted_tokens": acceptance.counters.num_accepted_tokens,
     }
     if report.speedup is not None:
         run["speedup"] = report.speedup.median
