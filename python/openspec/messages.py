@@ -64,7 +64,8 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """None, "stop" (a stop id, the last of token_ids), "length", "abort" or "error"."""
     num_cached_tokens: int = 0
     spec_decode: SpecDecodeStats | None = None
-    """Set on the last output of a request."""
+    """So far. Set on the last output, and on every one if there are stop strings: the front may end
+    the request at any of those."""
     error: str | None = None
 
 

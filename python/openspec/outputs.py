@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from openspec.detokenizer import IncrementalDetokenizer
 from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
+from openspec.metrics import acceptance_rate, add_counters, mean_acceptance_length
 from openspec.stop_strings import StopStrings
 from openspec.tokenizer import Tokenizer
 
@@ -34,60 +35,6 @@ def top_logprobs(position: PositionLogprobs, num: int) -> list[tuple[int, Logpro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpecDecodeMetrics:
-    """How speculation went. A draft is a step with at least one draft token."""
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: tuple[int, ...] = ()
-    num_steps: int = 0
-
-    @classmethod
-    def from_stats(cls, stats: SpecDecodeStats) -> SpecDecodeMetrics:
-        """The engine's counters, frozen."""
-        return cls(
-            num_drafts=stats.num_drafts,
-            num_draft_tokens=stats.num_draft_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens,
-            num_accepted_tokens_per_pos=tuple(stats.num_accepted_tokens_per_pos),
-            num_steps=stats.num_steps,
-        )
-
-    @classmethod
-    def total(cls, parts: Sequence[SpecDecodeMetrics]) -> SpecDecodeMetrics:
-        """The sum of several."""
-        depth = max((len(part.num_accepted_tokens_per_pos) for part in parts), default=0)
-        per_pos = [0] * depth
-        for part in parts:
-            for position, count in enumerate(part.num_accepted_tokens_per_pos):
-                per_pos[position] += count
-        return cls(
-            num_drafts=sum(part.num_drafts for part in parts),
-            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
-            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
-            num_accepted_tokens_per_pos=tuple(per_pos),
-            num_steps=sum(part.num_steps for part in parts),
-        )
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per draft, the target's own one included: 1 + accepted / drafts."""
-        return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted draft tokens / draft tokens."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    @property
-    def acceptance_histogram(self) -> list[int]:
-        """Entry k: drafts of which exactly k tokens were accepted."""
-        at_least = [self.num_drafts, *self.num_accepted_tokens_per_pos, 0]
-        return [at_least[k] - at_least[k + 1] for k in range(len(at_least) - 1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
     """Times on the monotonic clock, in seconds, and speculation."""
 
@@ -95,7 +42,18 @@ class RequestMetrics:
     first_token_time: float | None
     last_token_time: float | None
     finished_time: float | None
-    spec_decode: SpecDecodeMetrics | None
+    spec_decode: SpecDecodeStats | None
+    """The engine's counters; None while it has not sent any. `openspec.metrics` has the ratios."""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts; 1 where nothing was drafted."""
+        return mean_acceptance_length(self.spec_decode or SpecDecodeStats())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return acceptance_rate(self.spec_decode or SpecDecodeStats())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +175,7 @@ class RequestOutputProcessor:
     def process(self, output: EngineOutput) -> OutputDelta:
         """Takes the engine's next output; one that comes after the end adds nothing."""
         if output.spec_decode is not None:
-            self._spec_decode = output.spec_decode
+            self._spec_decode = _total([output.spec_decode])  # the engine goes on counting in it
         if self._finish_reason is not None:
             return OutputDelta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
@@ -272,13 +230,12 @@ class RequestOutputProcessor:
 
     def metrics(self) -> RequestMetrics:
         """Times and speculation so far."""
-        stats = self._spec_decode
         return RequestMetrics(
             arrival_time=self._arrival_time,
             first_token_time=self._first_token_time,
             last_token_time=self._last_token_time,
             finished_time=self._finished_time,
-            spec_decode=None if stats is None else SpecDecodeMetrics.from_stats(stats),
+            spec_decode=self._spec_decode,
         )
 
     @property
@@ -377,6 +334,13 @@ def request_output(
             first_token_time=min(first, default=None),
             last_token_time=max(last, default=None),
             finished_time=max(ends) if finished and ends else None,
-            spec_decode=SpecDecodeMetrics.total(stats) if stats else None,
+            spec_decode=_total(stats) if stats else None,
         ),
     )
+
+
+def _total(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
+    total = SpecDecodeStats()
+    add_counters(total, parts)
+    total.num_steps = sum(part.num_steps for part in parts)
+    return total
