@@ -6,7 +6,6 @@ Starts a server, asks it over the OpenAI API, asks the same without speculation,
 from __future__ import annotations
 
 import argparse
-import asyncio
 import http.client
 import os
 import sys
@@ -81,7 +80,7 @@ def _demonstrate(server: ServerUnderTest, folder: Path, prompt: str, max_tokens:
     print("\n")
     if painter.is_on:
         print(f"{_TINT}Green{_RESET}: from accepted drafts.")
-    plain, speculative = asyncio.run(_measure(server, Workload("demo", [question]), settings))
+    plain, speculative = _measure(server, Workload("demo", [question]), settings)
     is_identical = compare(plain, speculative).holds
     print(statistics_line(plain, speculative, is_identical))
     return is_identical
@@ -129,14 +128,14 @@ class _Painter:
         return f"{_TINT}{drafted}{_RESET}{text[len(drafted) :]}"
 
 
-async def _measure(
+def _measure(
     server: ServerUnderTest, workload: Workload, settings: RequestSettings
 ) -> tuple[list[LoadResult], list[LoadResult]]:
     """The same request plain and speculative, in turns."""
     results: dict[bool, list[LoadResult]] = {False: [], True: []}
     for turn in range(NUM_TURNS):
         for speculative in (False, True):
-            result = await run_load(
+            result = run_load(
                 server.address,
                 workload,
                 1,

@@ -132,6 +132,10 @@ def fake_server() -> Iterator[FakeServer]:
         started.set()
         await stop.wait()
         server.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import contextlib
+import math
+import selectors
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import msgspec
 
-from openspec.bench.client import Completion, Connection, read_completion
+from openspec.bench.client import ClientError, Completion, Connection, read_completion
 from openspec.bench.workloads import Prompt, Workload
 
 
@@ -65,7 +67,7 @@ def request_body(
     return msgspec.json.encode(body)
 
 
-async def run_load(
+def run_load(
     address: tuple[str, int],
     workload: Workload,
     concurrency: int,
@@ -80,31 +82,58 @@ async def run_load(
     Raises:
         ClientError: any request failed; the others are aborted.
     """
+    prompts = workload.prompts
     bodies = [
         request_body(prompt, index, settings, speculative=speculative, cache_salt=cache_salt)
-        for index, prompt in enumerate(workload.prompts)
+        for index, prompt in enumerate(prompts)
     ]
-    queue = iter(range(len(bodies)))
-    answers: list[Completion | None] = [None] * len(bodies)
+    answers: dict[int, Completion] = {}
+    lanes = [_Lane(Connection(*address)) for _ in range(min(concurrency, len(bodies)))]
+    waiting = iter(range(len(bodies)))
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for lane in lanes:
+            stack.callback(lane.connection.close)
+            selector.register(lane.connection, selectors.EVENT_READ, lane)
+        start_s = perf_counter()
+        for lane, index in zip(lanes, waiting, strict=False):
+            lane.send(index, prompts[index].endpoint(), bodies[index])
+        while len(answers) < len(bodies):
+            ready = selector.select(timeout=1.0)
+            if not ready:
+                _check_timeouts(lanes, settings.timeout_s)
+            for key, _ in ready:
+                lane = key.data
+                response = lane.connection.receive()
+                if response is None:
+                    continue
+                done, sent_s = lane.index, lane.sent_s
+                following = next(waiting, None)
+                if following is not None:  # First keep the server busy, then look at the answer.
+                    lane.send(following, prompts[following].endpoint(), bodies[following])
+                else:
+                    lane.sent_s = math.inf
+                answers[done] = read_completion(sent_s, response)
+                on_completion(answers[done])
+        wall_s = perf_counter() - start_s
+    return LoadResult([answers[index] for index in range(len(bodies))], wall_s)
 
-    async def worker() -> None:
-        connection = Connection(*address)
-        try:
-            for index in queue:
-                endpoint = workload.prompts[index].endpoint()
-                sent_s = perf_counter()
-                response = await connection.post(endpoint, bodies[index], settings.timeout_s)
-                answers[index] = completion = read_completion(sent_s, response)
-                on_completion(completion)
-        finally:
-            connection.close()
 
-    start = perf_counter()
-    tasks = [asyncio.ensure_future(worker()) for _ in range(min(concurrency, len(bodies)))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-    wall_s = perf_counter() - start
-    return LoadResult([answer for answer in answers if answer is not None], wall_s)
+@dataclass
+class _Lane:
+    """A connection and the request on it."""
+
+    connection: Connection
+    index: int = -1
+    sent_s: float = 0.0
+
+    def send(self, index: int, endpoint: str, body: bytes) -> None:
+        self.index, self.sent_s = index, perf_counter()
+        self.connection.send(endpoint, body)
+
+
+def _check_timeouts(lanes: Sequence[_Lane], timeout_s: float) -> None:
+    now_s = perf_counter()
+    for lane in lanes:
+        if now_s - lane.sent_s > timeout_s:
+            raise ClientError(f"request {lane.index} was not complete within {timeout_s:g} s")

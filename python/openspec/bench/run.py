@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterator
@@ -79,7 +78,7 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
             for concurrency in config.concurrencies:
                 cell = Cell(workload, concurrency)
                 runner = _CellRunner(plan, server, cell, progress)
-                asyncio.run(runner.run(baseline))
+                runner.run(baseline)
                 cells.append(cell)
     return cells
 
@@ -103,13 +102,13 @@ class _CellRunner:
             ignore_eos=plan.bench.ignore_eos or cell.workload.ignore_eos,
         )
 
-    async def run(self, baseline: TransformersBaseline | None) -> None:
+    def run(self, baseline: TransformersBaseline | None) -> None:
         """Warm up, then let the methods take turns; every other turn starts with the last one."""
-        await self._warm_up()
+        self._warm_up()
         for turn in range(self._repeats):
             order = self._methods if turn % 2 == 0 else self._methods[::-1]
             for method in order:
-                result = await self._run_method(method)
+                result = self._run_method(method)
                 self._cell.results.setdefault(method, []).append(result)
             if baseline is not None:
                 plain = self._cell.results[self._methods[0]][-1]
@@ -123,14 +122,14 @@ class _CellRunner:
                     self._progress.advance(completion)
                 self._cell.results.setdefault(baseline.name, []).append(baseline_result)
 
-    async def _warm_up(self) -> None:
+    def _warm_up(self) -> None:
         first = self._cell.workload.prompts[: max(2, self._cell.concurrency)]
         few = replace(self._cell.workload, prompts=first)
         settings = replace(
             self._settings, max_tokens=min(self._settings.max_tokens, WARM_UP_TOKENS)
         )
         for method in self._methods:
-            await run_load(
+            run_load(
                 self._address,
                 few,
                 self._cell.concurrency,
@@ -139,9 +138,9 @@ class _CellRunner:
                 cache_salt=secrets.token_hex(8),
             )
 
-    async def _run_method(self, method: str) -> LoadResult:
+    def _run_method(self, method: str) -> LoadResult:
         self._begin(method)
-        return await run_load(
+        return run_load(
             self._address,
             self._cell.workload,
             self._cell.concurrency,
