@@ -44,14 +44,14 @@ SPEC = DrafterSpec(
             aliases=("prompt_lookup_max",),
         ),
         DrafterOption(
-            name="ngram_max_lookback",
+            name="max_lookback",
             default=4096,
             minimum=16,
             maximum=1 << 20,
             help="How far back, in tokens, matches are sought.",
         ),
         DrafterOption(
-            name="ngram_match",
+            name="match",
             default="recent",
             choices=("recent", "earliest"),
             help="Which of several matches of the same length is copied.",

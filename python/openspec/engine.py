@@ -1,0 +1,138 @@
+"""EngineCore: requests in, tokens out, one step at a time. `engine_loader` makes one."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from openspec.executor import OutOfPages
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.runner import SpanResult, StepStats
+from openspec.scheduler import Scheduler
+from openspec.stats_log import StatsLog
+from openspec.step_plan import SchedulerConfig, SequenceTable, StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+class StepExecutor(SequenceTable, Protocol):
+    """The executor as the engine core sees it."""
+
+    def step(self, plan: StepPlan) -> Sequence[SpanResult]:
+        """Runs a plan, all or nothing."""
+
+    @property
+    def stats(self) -> StepStats:
+        """Counters since the start."""
+
+    @property
+    def prefix_cache_stats(self) -> tuple[int, int]:
+        """(tokens looked up, tokens found)."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes."""
+
+    def check_integrity(self) -> None:
+        """Raises EngineError if a page is leaked, held twice or a length is off."""
+
+
+class EngineCore:
+    """One engine. Not thread-safe; nothing happens outside of `step`.
+
+    A step that fails is run once more without drafts; if that fails too, the requests in it end
+    with finish reason "error" and everyone else goes on. A broken invariant (`EngineError` from the
+    integrity check) ends the engine instead.
+    """
+
+    def __init__(
+        self,
+        executor: StepExecutor,
+        scheduler_config: SchedulerConfig,
+        info: EngineInfo,
+        stats_interval_s: float = 0.0,
+    ) -> None:
+        self.info = info
+        self._executor = executor
+        self._scheduler = Scheduler(scheduler_config, executor)
+        self._ready: list[EngineOutput] = []
+        self._stats_log = StatsLog(stats_interval_s)
+        self._num_step_failures = 0
+        self._reported: set[str] = set()
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: if it can never be served, with the numbers.
+        """
+        output = self._scheduler.add(request, self.info.vocab_size)
+        if output is not None:
+            self._ready.append(output)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request before the next step; unknown or finished ones are ignored."""
+        output = self._scheduler.abort(request_id)
+        if output is not None:
+            self._ready.append(output)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._scheduler.has_work or bool(self._ready)
+
+    def step(self) -> list[EngineOutput]:
+        """One step over all running requests; news of those that have any."""
+        outputs, self._ready = self._ready, []
+        plan = self._scheduler.schedule()
+        if plan.spans:
+            outputs += self._run(plan)
+            self._stats_log.tick(self.stats)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and gauges of this moment."""
+        stats, executor = self._scheduler.stats, self._executor
+        stats.num_pages = executor.num_pages
+        stats.num_free_pages = executor.num_free_pages
+        stats.page_size = self.info.page_size
+        stats.num_steps = executor.stats.num_steps
+        stats.num_drafter_failures = executor.stats.num_drafter_failures
+        stats.prefix_cache_queries, stats.prefix_cache_hits = executor.prefix_cache_stats
+        stats.num_step_failures = self._num_step_failures
+        return copy.deepcopy(stats)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes."""
+        self._executor.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Raises EngineError if a page is leaked, held twice or a length is off."""
+        self._executor.check_integrity()
+
+    def _run(self, plan: StepPlan) -> list[EngineOutput]:
+        message = ""
+        for attempt in (plan, plan.without_drafts()):
+            try:
+                results = self._executor.step(attempt)
+            except OutOfPages as error:
+                # Plans count pages exactly, so this is unexpected, yet nothing is lost.
+                if self._scheduler.preempt_last():
+                    return []
+                message = self._report(error)
+            except Exception as error:
+                message = self._report(error)
+            else:
+                return self._scheduler.update(attempt, results)
+        self._executor.check_integrity()
+        return self._scheduler.fail(plan.requests, message)
+
+    def _report(self, error: Exception) -> str:
+        self._num_step_failures += 1
+        message = f"the step failed: {type(error).__name__}: {error}"
+        kind = f"{type(error).__name__} {str(error)[:40]}"
+        if kind not in self._reported and len(self._reported) < 100:
+            self._reported.add(kind)
+            logger.error("%s (further ones of this kind are only counted)", message, exc_info=error)
+        return message

@@ -1,0 +1,142 @@
+"""From an EngineConfig to a running EngineCore: checkpoint, memory plan, runner, weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from openspec import _C
+from openspec.config import EngineConfig
+from openspec.drafters import DrafterSpec, get_drafter, plain_method
+from openspec.engine import EngineCore
+from openspec.errors import ConfigError
+from openspec.executor import Executor
+from openspec.memory import MemoryPlan, available_cpus, available_memory, plan_memory
+from openspec.messages import EngineInfo
+from openspec.model_config import ModelConfig
+from openspec.safetensors_reader import load_weights
+from openspec.sequence_params import sequence_params
+from openspec.step_plan import SchedulerConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGITS_BYTES = 128 << 20
+STEP_TIMING_BUDGET_S = 0.5
+
+
+def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> EngineCore:
+    """Loads the model and starts an engine in this process.
+
+    `drafter` takes the place of the configured method, with the configured K (for tests).
+
+    Raises:
+        ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
+    """
+    started = time.monotonic()
+    config.check()
+    model_config = ModelConfig.from_folder(config.model_path)
+    spec = get_drafter(config.method)
+    spec.validate(config, model_config)
+    if drafter is None and spec.build is not None and config.num_drafts > 0:
+        drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
+
+    max_model_len = _max_model_len(config, model_config)
+    wanted = _runner_config(config, model_config, spec, max_model_len, drafter is not None)
+    plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, available_memory())
+    logger.info("memory: %s", plan.describe())
+    runner_config = _runner_config(
+        config, model_config, spec, plan.max_model_len, drafter is not None
+    )
+    runner = _C.Runner(runner_config, plan.num_pages, drafter)
+    load_weights(runner, config.model_path)
+    if config.adaptive_speculation and config.num_drafts > 0:
+        runner.measure_step_times(STEP_TIMING_BUDGET_S)
+
+    info = _info(config, model_config, plan, time.monotonic() - started)
+    logger.info(
+        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        info.startup_seconds,
+        info.model,
+        info.dtype,
+        info.device,
+        info.method,
+        info.num_speculative_tokens,
+        info.max_model_len,
+    )
+    return EngineCore(
+        Executor(runner, sequence_params, _C.OutOfPages),
+        SchedulerConfig(
+            max_model_len=plan.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            page_size=config.page_size,
+            num_speculative_tokens=config.num_drafts,
+        ),
+        info,
+        config.stats_interval_s,
+    )
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model_config.max_model_len
+    if config.max_model_len > model_config.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} exceeds what the model's positions are made "
+            f"for, {model_config.max_model_len}; lower --max-model-len or add rope scaling to "
+            "config.json"
+        )
+    return config.max_model_len
+
+
+def _runner_config(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    spec: DrafterSpec,
+    max_model_len: int,
+    has_own_drafter: bool,
+) -> _C.RunnerConfig:
+    is_compiled = config.num_drafts > 0 and not has_own_drafter
+    if is_compiled and spec.name not in _C.drafter_names():
+        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+    most_logits_rows = max(32, MAX_LOGITS_BYTES // (4 * model_config.vocab_size))
+    return _C.RunnerConfig(
+        target=model_config.target_config(),
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_logits_rows=min(
+            config.max_num_batched_tokens,
+            config.max_num_seqs * (1 + config.num_drafts),
+            most_logits_rows,
+        ),
+        num_threads=config.num_threads or available_cpus(),
+        num_speculative_tokens=config.num_drafts,
+        method=spec.name if is_compiled else plain_method(),
+        method_options=spec.complete_options(config.method_options) if is_compiled else {},
+        adaptive=config.adaptive_speculation,
+        enable_prefix_caching=config.enable_prefix_caching,
+        cache_key=os.urandom(16),
+    )
+
+
+def _info(
+    config: EngineConfig, model_config: ModelConfig, plan: MemoryPlan, startup_seconds: float
+) -> EngineInfo:
+    return EngineInfo(
+        model=str(config.model_path),
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        page_size=config.page_size,
+        num_pages=plan.num_pages,
+        method=config.method,
+        num_speculative_tokens=config.num_drafts,
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        device="cpu",
+        memory_plan=plan.as_dict(),
+        startup_seconds=startup_seconds,
+    )

@@ -1,0 +1,173 @@
+"""What client and engine process say to each other: msgpack frames on a socket pair, no pickle.
+
+A frame is a 4-byte little-endian length and so many bytes of msgpack. All outputs of a step travel
+in one frame.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TypeAlias
+
+import msgspec
+
+from openspec.config import EngineConfig
+from openspec.errors import EngineError
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+
+MAX_FRAME_BYTES = 1 << 30
+_HEADER_BYTES = 4
+_CHUNK_BYTES = 1 << 18
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """The first message: load this."""
+
+    config: EngineConfig
+    log_level: int
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True):
+    """Run a request."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """End a request; if it is unknown, nothing happens."""
+
+    request_id: str
+
+
+class ReadStats(msgspec.Struct, tag="read_stats", frozen=True):
+    """Send `Stats`."""
+
+
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """Forget all cached prefixes."""
+
+
+class Close(msgspec.Struct, tag="close", frozen=True):
+    """End the process."""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The model is loaded."""
+
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
+    """It is not, and why; one line."""
+
+    message: str
+    is_config_error: bool
+
+
+class Outputs(msgspec.Struct, tag="outputs", frozen=True):
+    """News after a step."""
+
+    outputs: list[EngineOutput]
+
+
+class Rejected(msgspec.Struct, tag="rejected", frozen=True):
+    """A request that can never be served."""
+
+    request_id: str
+    message: str
+    param: str | None
+    code: str | None
+
+
+class Stats(msgspec.Struct, tag="stats", frozen=True):
+    """Answer to the oldest unanswered `ReadStats`."""
+
+    stats: EngineStats
+
+
+class Fatal(msgspec.Struct, tag="fatal", frozen=True):
+    """The engine is broken; the process ends."""
+
+    message: str
+
+
+ToEngine: TypeAlias = Start | Submit | Abort | ReadStats | ResetPrefixCache | Close
+ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
+
+
+class FrameEncoder:
+    """Turns messages into frames."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray()
+
+    def encode(self, message: ToEngine | ToClient) -> bytes:
+        """One frame."""
+        self._encoder.encode_into(message, self._buffer, _HEADER_BYTES)
+        num_bytes = len(self._buffer) - _HEADER_BYTES
+        self._buffer[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "little")
+        return bytes(self._buffer)
+
+
+class FrameSplitter:
+    """Cuts a byte stream into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that are complete with this data.
+
+        Raises:
+            EngineError: for a frame of impossible length.
+        """
+        self._buffer += data
+        bodies: list[bytes] = []
+        begin = 0
+        while len(self._buffer) - begin >= _HEADER_BYTES:
+            body = begin + _HEADER_BYTES
+            num_bytes = int.from_bytes(self._buffer[begin:body], "little")
+            if num_bytes > MAX_FRAME_BYTES:
+                raise EngineError(f"a frame of {num_bytes} bytes")
+            if len(self._buffer) - body < num_bytes:
+                break
+            bodies.append(bytes(self._buffer[body : body + num_bytes]))
+            begin = body + num_bytes
+        if begin:
+            del self._buffer[:begin]
+        return bodies
+
+
+class EngineChannel:
+    """The engine's end: blocking sends, receives that block only when asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._splitter = FrameSplitter()
+        self._encoder = FrameEncoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: ToClient) -> None:
+        """Sends one message; OSError if the client is gone."""
+        self._socket.sendall(self._encoder.encode(message))
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that are there; with `wait`, at least one.
+
+        Raises:
+            EOFError: if the client is gone.
+        """
+        messages: list[ToEngine] = []
+        while True:
+            may_wait = wait and not messages
+            try:
+                data = self._socket.recv(_CHUNK_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
+            if not data:
+                raise EOFError
+            messages += [self._decoder.decode(body) for body in self._splitter.feed(data)]
+            if len(data) < _CHUNK_BYTES and (messages or not wait):
+                return messages

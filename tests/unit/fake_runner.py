@@ -1,0 +1,375 @@
+"""A runner without a model: real slots, pages, prefix cache and leases, a toy rule for tokens.
+
+The token at position t of a sequence depends on the whole prefix and the seed, so any mistake in
+what is computed, kept or resumed shows in the text. Drafts are right about half of the time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from openspec.errors import EngineError
+from openspec.request import Request
+from openspec.runner import Span
+
+VOCAB = 50
+
+
+class FakeOutOfPages(Exception):
+    pass
+
+
+@dataclass(kw_only=True)
+class FakeParams:
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+    num_speculative_tokens: int = 0
+
+
+def fake_params(request: Request) -> FakeParams:
+    sampling = request.source.sampling
+    return FakeParams(
+        seed=sampling.seed or 0,
+        max_tokens=max(request.max_tokens, 1),
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+        num_prompt_logprobs=(sampling.prompt_logprobs or 0)
+        if request.needs_prompt_logprobs
+        else -1,
+        num_speculative_tokens=request.draft_limit,
+    )
+
+
+def next_token(tokens: Sequence[int], params: FakeParams, num_output: int) -> int:
+    """What the toy model says after `tokens`."""
+    token = zlib.crc32(repr((params.seed, list(tokens))).encode()) % VOCAB
+    while num_output < params.min_tokens and token in params.stop_token_ids:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def plain_text(prompt: list[int], params: FakeParams, max_model_len: int) -> tuple[list[int], str]:
+    """The whole output, one token at a time: what every schedule must give."""
+    output: list[int] = []
+    while True:
+        token = next_token(prompt + output, params, len(output))
+        output.append(token)
+        if token in params.stop_token_ids and len(output) > params.min_tokens:
+            return output, "stop"
+        if len(output) >= params.max_tokens or len(prompt) + len(output) >= max_model_len:
+            return output, "length"
+
+
+@dataclass
+class FakeLogprobs:
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int = 1
+
+
+def logprobs_of(tokens: Sequence[int], token: int, count: int) -> FakeLogprobs:
+    value = -(zlib.crc32(repr((list(tokens), token)).encode()) % 1000) / 100
+    return FakeLogprobs([token, *range(count)], [value] * (1 + count))
+
+
+@dataclass
+class FakeSpanResult:
+    slot: int
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    logprobs: list[FakeLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
+
+
+@dataclass
+class FakeStats:
+    num_steps: int = 0
+    num_rows: int = 0
+    num_drafter_failures: int = 0
+    step_seconds: float = 0.0
+
+
+@dataclass
+class _Sequence:
+    tokens: list[int]
+    prompt_len: int
+    params: FakeParams
+    salt: bytes
+    kv_len: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class FakeLease:
+    def __init__(self, runner: FakeRunner, spans: list[Span], pages: list[list[int]]) -> None:
+        self.runner, self.spans, self.pages = runner, spans, pages
+        self.results: list[FakeSpanResult] = []
+        self.state = "reserved"
+
+    def close(self) -> None:
+        for pages in self.pages:
+            for page in reversed(pages):
+                self.runner.release(page)
+        self.pages = []
+        self.state = "closed"
+
+
+class FakeRunner:
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        max_num_seqs: int = 8,
+        max_model_len: int = 64,
+        max_num_batched_tokens: int = 32,
+        num_speculative_tokens: int = 3,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.num_speculative_tokens = num_speculative_tokens
+        self.enable_prefix_caching = enable_prefix_caching
+        self.stats = FakeStats()
+        self.cache_queries = self.cache_hits = 0
+        self.hook: Callable[[str], None] = lambda stage: None
+        self.most_rows = 0
+        self._slots: dict[int, _Sequence] = {}
+        self._free_slots = list(range(max_num_seqs))
+        self._free = list(range(num_pages))
+        self._references = [0] * num_pages
+        self._cached: dict[tuple[bytes, tuple[int, ...]], int] = {}  # prefix to page
+        self._contents: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._evictable: dict[int, None] = {}  # in order of last use
+        self._open_lease: FakeLease | None = None
+
+    # Sequences
+
+    def add_sequence(
+        self, token_ids: Sequence[int], prompt_len: int, params: FakeParams, cache_salt: bytes = b""
+    ) -> int:
+        assert 1 <= prompt_len <= len(token_ids) < self.max_model_len
+        assert all(0 <= token < VOCAB for token in token_ids)
+        slot = self._free_slots.pop()
+        sequence = _Sequence(list(token_ids), prompt_len, params, cache_salt)
+        self._slots[slot] = sequence
+        if self.enable_prefix_caching and params.num_prompt_logprobs < 0:
+            self._attach(sequence)
+        return slot
+
+    def remove_sequence(self, slot: int) -> None:
+        sequence = self._slots.pop(slot)
+        self._free_slots.append(slot)
+        for page in reversed(sequence.pages):
+            self.release(page)
+
+    def kv_len(self, slot: int) -> int:
+        return self._slots[slot].kv_len
+
+    def num_tokens(self, slot: int) -> int:
+        return len(self._slots[slot].tokens)
+
+    def token_ids(self, slot: int) -> list[int]:
+        return list(self._slots[slot].tokens)
+
+    # Pages
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def prefix_cache_stats(self) -> tuple[int, int]:
+        return self.cache_queries, self.cache_hits
+
+    def num_pages_needed(self, slot: int, num_rows: int) -> int:
+        sequence = self._slots[slot]
+        return max(0, self._pages_for(sequence.kv_len + num_rows) - len(sequence.pages))
+
+    def reset_prefix_cache(self) -> None:
+        for page in self._evictable:
+            self._free.append(page)
+        self._evictable.clear()
+        self._cached.clear()
+        self._contents.clear()
+
+    def check_integrity(self) -> None:
+        held = [0] * self.num_pages
+        for slot, sequence in self._slots.items():
+            if len(sequence.pages) != self._pages_for(sequence.kv_len):
+                raise EngineError(f"slot {slot} holds {len(sequence.pages)} pages")
+            if not sequence.kv_len < len(sequence.tokens):
+                raise EngineError(f"slot {slot} has KV for all of its tokens")
+            for page in sequence.pages:
+                held[page] += 1
+        free = [self._free.count(page) for page in range(self.num_pages)]
+        for page in range(self.num_pages):
+            places = free[page] + (page in self._evictable) + (held[page] > 0)
+            if places != 1 or held[page] != self._references[page]:
+                raise EngineError(f"page {page} is in {places} places")
+
+    def release(self, page: int) -> None:
+        self._references[page] -= 1
+        assert self._references[page] >= 0
+        if self._references[page] == 0:
+            if page in self._contents:
+                self._evictable[page] = None
+            else:
+                self._free.append(page)
+
+    # The step
+
+    def reserve(self, spans: Sequence[Span]) -> FakeLease:
+        self.hook("reserve")
+        assert spans and self._open_lease is None
+        num_rows = sum(num_new + max_drafts for _, num_new, max_drafts in spans)
+        assert num_rows <= self.max_num_batched_tokens, num_rows
+        self.most_rows = max(self.most_rows, num_rows)
+        assert len({slot for slot, _, _ in spans}) == len(spans)
+        pages: list[list[int]] = []
+        for slot, num_new, max_drafts in spans:
+            sequence = self._slots[slot]
+            end = sequence.kv_len + num_new
+            assert num_new >= 1 and end <= len(sequence.tokens)
+            assert max_drafts == 0 or end == len(sequence.tokens)
+            assert max_drafts <= sequence.params.num_speculative_tokens
+            num_output = len(sequence.tokens) - sequence.prompt_len
+            assert max_drafts < max(sequence.params.max_tokens - num_output, 1)
+            taken: list[int] = []
+            pages.append(taken)
+            for _ in range(self.num_pages_needed(slot, num_new + max_drafts)):
+                if not self._free and not self._evictable:
+                    FakeLease(self, [], pages).close()
+                    raise FakeOutOfPages(f"slot {slot}")
+                taken.append(self._allocate())
+        self._open_lease = FakeLease(self, list(spans), pages)
+        return self._open_lease
+
+    def launch(self, lease: FakeLease) -> None:
+        try:
+            assert lease.state == "reserved"
+            for stage in ("propose", "layout", "score", "choose", "accept"):
+                self.hook(stage)
+            lease.results = [self._resolve(span) for span in lease.spans]
+            lease.state = "launched"
+        except BaseException:
+            self._open_lease = None
+            raise
+
+    def collect(self, lease: FakeLease) -> list[FakeSpanResult]:
+        assert lease.state == "launched"
+        return lease.results
+
+    def commit(self, lease: FakeLease) -> None:
+        assert lease.state == "launched"
+        self._open_lease = None
+        self.hook("commit")
+        for (slot, num_new, _), result, pages in zip(
+            lease.spans, lease.results, lease.pages, strict=True
+        ):
+            sequence = self._slots[slot]
+            sequence.kv_len += num_new + max(len(result.token_ids) - 1, 0)
+            sequence.tokens += result.token_ids
+            while len(sequence.pages) < self._pages_for(sequence.kv_len):
+                sequence.pages.append(pages.pop(0))
+            self._publish(sequence)
+        self.stats.num_steps += 1
+        lease.close()
+
+    # Parts
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def _allocate(self) -> int:
+        if not self._free:
+            page = next(iter(self._evictable))
+            del self._evictable[page]
+            del self._cached[self._contents.pop(page)]
+            self._free.append(page)
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def _attach(self, sequence: _Sequence) -> None:
+        self.cache_queries += len(sequence.tokens)
+        while True:
+            end = sequence.kv_len + self.page_size
+            page = self._cached.get((sequence.salt, tuple(sequence.tokens[:end])))
+            if page is None or end >= len(sequence.tokens):
+                break
+            self._evictable.pop(page, None)
+            self._references[page] += 1
+            sequence.pages.append(page)
+            sequence.kv_len = end
+        self.cache_hits += sequence.kv_len
+
+    def _publish(self, sequence: _Sequence) -> None:
+        if not self.enable_prefix_caching:
+            return
+        for index in range(sequence.kv_len // self.page_size):
+            content = (sequence.salt, tuple(sequence.tokens[: (index + 1) * self.page_size]))
+            page = sequence.pages[index]
+            if content not in self._cached and page not in self._contents:
+                self._cached[content] = page
+                self._contents[page] = content
+
+    def _resolve(self, span: Span) -> FakeSpanResult:
+        slot, num_new, max_drafts = span
+        sequence = self._slots[slot]
+        params, known = sequence.params, list(sequence.tokens)
+        result = FakeSpanResult(slot)
+        end = sequence.kv_len + num_new
+        if params.num_prompt_logprobs >= 0:
+            for position in range(sequence.kv_len + 1, min(end + 1, sequence.prompt_len)):
+                result.prompt_logprobs.append(
+                    logprobs_of(known[:position], known[position], params.num_prompt_logprobs)
+                )
+        if end < len(known):
+            return result
+        drafts = self._draft(known, params, len(known) - sequence.prompt_len, max_drafts)
+        result.num_draft_tokens = len(drafts)
+        for index in range(len(drafts) + 1):
+            num_output = len(known) - sequence.prompt_len
+            token = next_token(known, params, num_output)
+            result.token_ids.append(token)
+            if params.num_logprobs >= 0:
+                result.logprobs.append(logprobs_of(known, token, params.num_logprobs))
+            known.append(token)
+            num_output += 1
+            is_accepted = index < len(drafts) and drafts[index] == token
+            result.num_accepted_tokens += is_accepted
+            if token in params.stop_token_ids and num_output > params.min_tokens:
+                result.finish_reason = "stop"
+            elif num_output >= params.max_tokens or len(known) >= self.max_model_len:
+                result.finish_reason = "length"
+            if result.finish_reason or not is_accepted:
+                break
+        return result
+
+    def _draft(
+        self, known: list[int], params: FakeParams, num_output: int, max_drafts: int
+    ) -> list[int]:
+        guesses: list[int] = []
+        while len(guesses) < max_drafts:
+            token = next_token(known + guesses, params, num_output + len(guesses))
+            if zlib.crc32(repr(known + guesses).encode()) % 2:
+                token = (token + 1) % VOCAB
+            guesses.append(token)
+            if zlib.crc32(repr(guesses).encode()) % 5 == 0:
+                break
+        return guesses

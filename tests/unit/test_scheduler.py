@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openspec.engine import EngineCore
+from openspec.errors import EngineError, RequestError
+from openspec.executor import Executor
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, SpeculativeOptions
+from openspec.sampling_params import SamplingParams
+from openspec.scheduler import Scheduler
+from openspec.step_plan import SchedulerConfig
+from tests.unit.fake_runner import (
+    VOCAB,
+    FakeOutOfPages,
+    FakeParams,
+    FakeRunner,
+    FakeSpanResult,
+    fake_params,
+    logprobs_of,
+    plain_text,
+)
+
+
+def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
+    info = EngineInfo(
+        model="fake",
+        vocab_size=VOCAB,
+        max_model_len=runner.max_model_len,
+        max_num_seqs=max_num_seqs,
+        page_size=runner.page_size,
+        num_pages=runner.num_pages,
+        method="fake",
+        num_speculative_tokens=runner.num_speculative_tokens,
+        dtype="float32",
+        device="cpu",
+        memory_plan={},
+        startup_seconds=0.0,
+    )
+    config = SchedulerConfig(
+        max_model_len=runner.max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        page_size=runner.page_size,
+        num_speculative_tokens=runner.num_speculative_tokens,
+    )
+    return EngineCore(Executor(runner, fake_params, FakeOutOfPages), config, info)
+
+
+def make_request(
+    name: str = "r",
+    prompt: list[int] | None = None,
+    *,
+    priority: int = 0,
+    speculative: SpeculativeOptions | None = None,
+    **sampling: object,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=prompt or [1, 2, 3],
+        sampling=SamplingParams(**{"seed": 7, **sampling}),  # type: ignore[arg-type]
+        priority=priority,
+        speculative=speculative or SpeculativeOptions(),
+    )
+
+
+@dataclasses.dataclass
+class Seen:
+    """Everything an engine said about one request."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] | None = None
+    finish_reason: str | None = None
+    last: EngineOutput | None = None
+
+    def take(self, output: EngineOutput) -> None:
+        assert self.finish_reason is None, "an output after the last one"
+        self.token_ids += output.token_ids
+        self.logprobs += [entry.logprobs[0] for entry in output.logprobs or ()]
+        if output.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None and len(self.token_ids) == len(output.token_ids)
+            self.prompt_logprobs = [entry.logprobs[0] for entry in output.prompt_logprobs]
+        self.finish_reason, self.last = output.finish_reason, output
+
+
+def run(
+    core: EngineCore,
+    requests: list[EngineRequest],
+    before_step: Callable[[int], None] = lambda step: None,
+    max_steps: int = 20_000,
+) -> dict[str, Seen]:
+    seen: dict[str, Seen] = {}
+    for request in requests:
+        core.add_request(request)
+        seen[request.request_id] = Seen()
+    step = 0
+    while core.has_work:
+        before_step(step)
+        for output in core.step():
+            seen.setdefault(output.request_id, Seen()).take(output)
+        core.check_integrity()
+        step += 1
+        assert step < max_steps, "the engine does not finish"
+    return seen
+
+
+def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str]:
+    sampling = request.sampling
+    params = FakeParams(
+        seed=sampling.seed or 0,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+    return plain_text(request.prompt_token_ids, params, max_model_len)
+
+
+def test_one_request() -> None:
+    core = make_core(FakeRunner())
+    request = make_request(max_tokens=20)
+    seen = run(core, [request])["r"]
+    assert (seen.token_ids, seen.finish_reason) == expected(request, 64)
+    assert seen.last is not None and seen.last.spec_decode is not None
+    stats = seen.last.spec_decode
+    assert stats.num_accepted_tokens + stats.num_steps == 20
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens > 0
+    assert core.stats().num_generation_tokens == 20
+    assert core.stats().num_free_pages == core.stats().num_pages
+
+
+def test_prompt_in_chunks_beside_decodes() -> None:
+    runner = FakeRunner(max_num_batched_tokens=16)
+    core = make_core(runner)
+    spans: list[list[tuple[int, int, int]]] = []
+    reserve = runner.reserve
+    runner.reserve = lambda given: (spans.append(list(given)), reserve(given))[1]  # type: ignore
+    short = make_request("short", [5], max_tokens=30)
+    long = make_request("long", list(range(40)), max_tokens=5)
+    seen = run(core, [short, long])
+    for request in (short, long):
+        assert (seen[request.request_id].token_ids, "length") == expected(request, 64)
+    mixed = [plan for plan in spans if len(plan) == 2]
+    assert len(mixed) >= 3, "decode goes on while the prompt is computed"
+    chunks = [new for plan in mixed for _, new, _ in plan if new > 1]
+    assert all(new % runner.page_size == 0 for new in chunks[:-1])
+
+
+def test_refuses_what_can_never_run() -> None:
+    core = make_core(FakeRunner(num_pages=8))
+    for prompt, message in (
+        ([], "empty"),
+        ([1] * 64, "64 tokens.*maximum is 63"),
+        ([VOCAB], "outside the vocabulary"),
+        ([-1], "outside the vocabulary"),
+        ([1] * 30, r"30 prompt tokens and up to 16 more need 12 KV pages of 4 tokens; there are 8"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            core.add_request(
+                EngineRequest(
+                    request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(seed=1)
+                )
+            )
+    core.add_request(make_request())
+    with pytest.raises(RequestError, match="in use"):
+        core.add_request(make_request())
+
+
+def test_max_tokens_is_clamped_to_the_model() -> None:
+    request = make_request(prompt=[1] * 60, max_tokens=1000)
+    seen = run(make_core(FakeRunner()), [request])["r"]
+    assert len(seen.token_ids) == 4 and seen.finish_reason == "length"
+
+
+def test_no_output_wanted() -> None:
+    core = make_core(FakeRunner())
+    seen = run(core, [make_request(max_tokens=0)])["r"]
+    assert seen.token_ids == [] and seen.finish_reason == "length"
+    assert core.stats().num_steps == 0
+    prompt = list(range(1, 30))
+    seen = run(core, [make_request(prompt=prompt, max_tokens=0, prompt_logprobs=2)])["r"]
+    assert seen.token_ids == [] and seen.finish_reason == "length"
+    assert seen.prompt_logprobs == [
+        logprobs_of(prompt[:i], prompt[i], 2).logprobs[0] for i in range(1, 29)
+    ]
+
+
+def test_request_limits_drafts() -> None:
+    runner = FakeRunner()
+    core = make_core(runner)
+    off = make_request("off", speculative=SpeculativeOptions(enabled=False))
+    one = make_request("one", speculative=SpeculativeOptions(num_speculative_tokens=1))
+    seen = run(core, [off, one])
+    off_stats, one_stats = (seen[name].last.spec_decode for name in ("off", "one"))  # type: ignore
+    assert off_stats.num_drafts == 0 and off_stats.num_steps == 16
+    assert one_stats.num_draft_tokens == one_stats.num_drafts > 0
+    assert seen["off"].token_ids == seen["one"].token_ids
+
+
+def test_priority_before_arrival() -> None:
+    core = make_core(FakeRunner(max_num_seqs=1), max_num_seqs=1)
+    order: list[str] = []
+    for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1)):
+        core.add_request(make_request(name, priority=priority, max_tokens=3))
+    while core.has_work:
+        order += [out.request_id for out in core.step() if out.finish_reason]
+    assert order == ["d", "b", "a", "c"]
+
+
+def test_preemption_takes_the_lowest_rank() -> None:
+    runner = FakeRunner(num_pages=12, enable_prefix_caching=False)
+    core = make_core(runner)
+    requests = [
+        make_request("first", [1] * 8, max_tokens=30),
+        make_request("urgent", [2] * 8, priority=-1, max_tokens=30),
+        make_request("late", [3] * 8, max_tokens=30),
+    ]
+    done: list[str] = []
+    for request in requests:
+        core.add_request(request)
+    texts: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    while core.has_work:
+        for output in core.step():
+            texts[output.request_id] += output.token_ids
+            if output.finish_reason:
+                done.append(output.request_id)
+        core.check_integrity()
+    assert core.stats().num_preemptions > 0
+    assert done == ["urgent", "first", "late"]
+    for request in requests:
+        assert texts[request.request_id] == expected(request, 64)[0]
+
+
+def test_drafts_shrink_before_anyone_is_preempted() -> None:
+    runner = FakeRunner(num_pages=10, page_size=4, enable_prefix_caching=False)
+    core = make_core(runner)
+    # Each needs 5 pages in the end: both fit if no page is spent on drafts.
+    requests = [make_request(name, [i] * 4, max_tokens=16) for i, name in enumerate("ab")]
+    seen = run(core, requests)
+    assert core.stats().num_preemptions == 0
+    assert all(seen[r.request_id].token_ids == expected(r, 64)[0] for r in requests)
+
+
+def test_abort_within_a_step() -> None:
+    runner = FakeRunner(max_num_seqs=1)
+    core = make_core(runner, max_num_seqs=1)
+    core.add_request(make_request("running", max_tokens=50))
+    core.add_request(make_request("waiting"))
+    core.step()
+    core.abort("running")
+    core.abort("waiting")
+    core.abort("unknown")
+    outputs = core.step()
+    assert sorted((out.request_id, out.finish_reason) for out in outputs) == [
+        ("running", "abort"),
+        ("waiting", "abort"),
+    ]
+    assert not core.has_work
+    assert runner.num_free_pages == runner.num_pages and runner.num_free_slots == 1
+
+
+def test_prefix_cache_and_prompt_logprobs() -> None:
+    core = make_core(FakeRunner())
+    prompt = list(range(1, 21))
+    first = run(core, [make_request("a", prompt)])["a"]
+    again = run(core, [make_request("b", prompt)])["b"]
+    assert first.token_ids == again.token_ids
+    assert first.last is not None and first.last.num_cached_tokens == 0
+    assert again.last is not None and again.last.num_cached_tokens == 16
+    scored = run(core, [make_request("c", prompt, prompt_logprobs=0)])["c"]
+    assert scored.last is not None and scored.last.num_cached_tokens == 0
+    assert scored.prompt_logprobs is not None and len(scored.prompt_logprobs) == 19
+
+
+def test_results_of_another_plan_are_refused() -> None:
+    runner = FakeRunner()
+    config = SchedulerConfig(
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        page_size=4,
+        num_speculative_tokens=3,
+    )
+    scheduler = Scheduler(config, Executor(runner, fake_params, FakeOutOfPages))
+    scheduler.add(make_request(), VOCAB)
+    plan = scheduler.schedule()
+    with pytest.raises(EngineError, match="0 results"):
+        scheduler.update(plan, [])
+    with pytest.raises(EngineError, match="was due"):
+        scheduler.update(plan, [FakeSpanResult(slot=99, token_ids=[1])])
+
+
+def test_no_starvation_under_load() -> None:
+    """A long prompt advances while a full batch decodes, and the batch decodes meanwhile."""
+    runner = FakeRunner(num_pages=256, max_num_seqs=8, max_num_batched_tokens=16)
+    core = make_core(runner)
+    for i in range(7):
+        core.add_request(make_request(f"d{i}", [i + 1], max_tokens=60))
+    core.step()
+    core.add_request(make_request("long", [9] * 50, max_tokens=2))
+    steps_to_first = 0
+    tokens = dict.fromkeys((f"d{i}" for i in range(7)), 0)
+    while True:
+        steps_to_first += 1
+        outputs = core.step()
+        for output in outputs:
+            if output.request_id in tokens:
+                tokens[output.request_id] += len(output.token_ids)
+        if any(output.request_id == "long" for output in outputs):
+            break
+        assert steps_to_first < 30
+    assert all(count >= min(steps_to_first - 1, 50) for count in tokens.values())
+
+
+REQUESTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompt": st.lists(st.integers(0, 3), min_size=1, max_size=40),
+            "max_tokens": st.integers(0, 40),
+            "min_tokens": st.integers(0, 3),
+            "stop": st.lists(st.integers(0, VOCAB - 1), max_size=8),
+            "priority": st.integers(-1, 1),
+            "logprobs": st.sampled_from([None, 0, 2]),
+            "prompt_logprobs": st.sampled_from([None, None, 1]),
+            "drafts": st.sampled_from([None, None, 0, 1, 3]),
+            "arrives": st.integers(0, 30),
+            "aborts": st.sampled_from([None, None, None, 1, 5, 20]),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    specs=REQUESTS,
+    num_pages=st.integers(16, 60),
+    page_size=st.sampled_from([1, 4, 5]),
+    max_num_seqs=st.integers(1, 6),
+    extra_rows=st.integers(0, 40),
+    num_drafts=st.integers(0, 6),
+    caching=st.booleans(),
+    failures=st.sets(st.integers(0, 200), max_size=6),
+)
+def test_any_schedule_gives_the_plain_text(
+    specs: list[dict[str, object]],
+    num_pages: int,
+    page_size: int,
+    max_num_seqs: int,
+    extra_rows: int,
+    num_drafts: int,
+    caching: bool,
+    failures: set[int],
+) -> None:
+    runner = FakeRunner(
+        num_pages=num_pages,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + page_size + extra_rows,
+        num_speculative_tokens=num_drafts,
+        enable_prefix_caching=caching,
+    )
+    core = make_core(runner, max_num_seqs)
+    stages = random.Random(num_pages)
+    attempt = -1
+    fails_at = ""
+
+    def hook(stage: str) -> None:
+        nonlocal attempt, fails_at
+        if stage == "reserve":
+            attempt += 1
+            # Never twice in a row: the retry must save the step.
+            is_due = attempt in failures and attempt - 1 not in failures
+            fails_at = stages.choice(["reserve", "score", "accept", "commit"]) if is_due else ""
+        if stage == fails_at:
+            raise RuntimeError(f"injected at {stage}")
+
+    runner.hook = hook
+    pending: list[tuple[int, EngineRequest]] = []
+    aborts: dict[str, int] = {}
+    for index, spec in enumerate(specs):
+        max_tokens: int = spec["max_tokens"]  # type: ignore[assignment]
+        limit: int | None = spec["drafts"]  # type: ignore[assignment]
+        request = make_request(
+            f"r{index}",
+            spec["prompt"],  # type: ignore[arg-type]
+            priority=spec["priority"],  # type: ignore[arg-type]
+            max_tokens=max_tokens,
+            min_tokens=min(spec["min_tokens"], max_tokens),  # type: ignore[type-var]
+            stop_token_ids=spec["stop"],
+            seed=index % 3,
+            logprobs=spec["logprobs"],
+            prompt_logprobs=spec["prompt_logprobs"],
+            speculative=SpeculativeOptions(num_speculative_tokens=limit),
+        )
+        pending.append((spec["arrives"], request))  # type: ignore[arg-type]
+        if spec["aborts"] is not None:
+            aborts[request.request_id] = spec["arrives"] + spec["aborts"]  # type: ignore[operator]
+    requests = {request.request_id: request for _, request in pending}
+    seen = {name: Seen() for name in requests}
+    step = 0
+    while pending or core.has_work:
+        for entry in [entry for entry in pending if entry[0] <= step]:
+            pending.remove(entry)
+            try:
+                core.add_request(entry[1])
+            except RequestError:
+                del seen[entry[1].request_id]
+        for name, when in aborts.items():
+            if when == step:
+                core.abort(name)
+        for output in core.step():
+            seen[output.request_id].take(output)
+        core.check_integrity()
+        step += 1
+        assert step < 5000, "the engine does not finish"
+    assert runner.num_free_pages == runner.num_pages
+    assert runner.num_free_slots == max_num_seqs
+    for name, one in seen.items():
+        request = requests[name]
+        if request.sampling.max_tokens == 0:
+            assert one.token_ids == []
+            continue
+        tokens, reason = expected(request, 64)
+        if one.finish_reason == "abort":
+            assert one.token_ids == tokens[: len(one.token_ids)]
+        else:
+            assert (one.token_ids, one.finish_reason) == (tokens, reason)
+        if request.sampling.logprobs is not None:
+            assert len(one.logprobs) == len(one.token_ids)
+            known = request.prompt_token_ids + one.token_ids
+            base = len(request.prompt_token_ids)
+            assert one.logprobs == [
+                logprobs_of(known[: base + i], known[base + i], 0).logprobs[0]
+                for i in range(len(one.token_ids))
+            ]
+        if request.sampling.prompt_logprobs is not None and one.token_ids:
+            prompt = request.prompt_token_ids
+            assert one.prompt_logprobs == [
+                logprobs_of(prompt[:i], prompt[i], 1).logprobs[0] for i in range(1, len(prompt))
+            ]
