@@ -1,0 +1,130 @@
+#include "core/check.h"
+#include "kernels/attention_layout.h"
+#include "kernels/choose_layout.h"
+#include "kernels/isa_cpu.h"
+
+// The public CPU ops: arguments are checked here, then the copy of the op compiled for the best
+// instruction set runs.
+
+namespace openspec {
+
+namespace {
+
+constexpr int kMaxHeadDim = attention::kMaxHeadDim;
+
+constexpr CpuOps kBaselineOps = {isa_baseline::linear,      isa_baseline::rms_norm,
+                                 isa_baseline::embedding,   isa_baseline::rope_angles,
+                                 isa_baseline::rope_append, isa_baseline::span_attention,
+                                 isa_baseline::choose};
+#ifdef OPENSPEC_X86_ISAS
+constexpr CpuOps kAvx2Ops = {isa_avx2::linear,      isa_avx2::rms_norm,    isa_avx2::embedding,
+                             isa_avx2::rope_angles, isa_avx2::rope_append, isa_avx2::span_attention,
+                             isa_avx2::choose};
+constexpr CpuOps kAvx512Ops = {isa_avx512::linear,      isa_avx512::rms_norm,
+                               isa_avx512::embedding,   isa_avx512::rope_angles,
+                               isa_avx512::rope_append, isa_avx512::span_attention,
+                               isa_avx512::choose};
+#endif
+
+Isa best_isa() {
+  if (has_isa(Isa::kAvx512)) return Isa::kAvx512;
+  if (has_isa(Isa::kAvx2)) return Isa::kAvx2;
+  return Isa::kBaseline;
+}
+
+Isa& current_isa() {
+  static Isa isa = best_isa();
+  return isa;
+}
+
+const CpuOps& ops() {
+#ifdef OPENSPEC_X86_ISAS
+  if (current_isa() == Isa::kAvx512) return kAvx512Ops;
+  if (current_isa() == Isa::kAvx2) return kAvx2Ops;
+#endif
+  return kBaselineOps;
+}
+
+}  // namespace
+
+bool has_isa(Isa isa) {
+#ifdef OPENSPEC_X86_ISAS
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  switch (isa) {
+    case Isa::kBaseline:
+      return true;
+    case Isa::kAvx2:
+      return has_avx2;
+    case Isa::kAvx512:
+      return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#endif
+  return isa == Isa::kBaseline;
+}
+
+Isa cpu_isa() { return current_isa(); }
+
+void force_isa(Isa isa) {
+  OPENSPEC_CHECK_ARG(has_isa(isa), "this CPU or build lacks ", isa_name(isa));
+  current_isa() = isa;
+}
+
+const char* isa_name(Isa isa) {
+  return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "baseline";
+}
+
+void linear_cpu(const ExecContext& exec, const LinearParams& params) {
+  OPENSPEC_CHECK(
+      params.workspace != nullptr ||
+          linear_workspace_bytes_cpu(params.num_rows, params.weight.num_inputs, params.dtype) == 0,
+      "linear over ", params.num_rows, " rows needs a workspace");
+  ops().linear(exec, params);
+}
+
+void rms_norm_cpu(const ExecContext& exec, const RmsNormParams& params) {
+  ops().rms_norm(exec, params);
+}
+
+void embedding_cpu(const ExecContext& exec, const EmbeddingParams& params) {
+  ops().embedding(exec, params);
+}
+
+void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params) {
+  ops().rope_angles(exec, params);
+}
+
+void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params) {
+  OPENSPEC_CHECK(params.kv.head_dim % 2 == 0 && params.kv.head_dim <= kMaxHeadDim, "head_dim ",
+                 params.kv.head_dim, " is not even and at most ", kMaxHeadDim);
+  ops().rope_append(exec, params);
+}
+
+size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens) {
+  constexpr size_t kAlignment = 64;
+  return kAlignment + static_cast<size_t>(num_threads) * sizeof(attention::Scratch) +
+         static_cast<size_t>(attention::shared_partial_floats(num_q_heads, max_tokens)) *
+             sizeof(float);
+}
+
+void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params) {
+  OPENSPEC_CHECK(params.kv.head_dim <= kMaxHeadDim && params.kv.head_dim % 32 == 0, "head_dim ",
+                 params.kv.head_dim, " is not a multiple of 32 up to ", kMaxHeadDim);
+  OPENSPEC_CHECK(params.num_q_heads % params.kv.num_kv_heads == 0 &&
+                     params.num_q_heads / params.kv.num_kv_heads <= attention::kMaxGroup,
+                 params.num_q_heads, " q heads cannot share ", params.kv.num_kv_heads, " KV heads");
+  ops().span_attention(exec, params);
+}
+
+size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {
+  return static_cast<size_t>(num_threads) * static_cast<size_t>(choose_stripe_floats(vocab_size)) *
+             sizeof(float) +
+         64;
+}
+
+void choose_cpu(const ExecContext& exec, const ChooseParams& params) {
+  OPENSPEC_CHECK(params.vocab_size > 0, "the vocabulary is empty");
+  ops().choose(exec, params);
+}
+
+}  // namespace openspec

@@ -1,0 +1,60 @@
+#pragma once
+
+/// The CPU ops are compiled once per instruction set, each time into its own namespace, and chosen
+/// at run time. Within one instruction set every op is row-invariant; two instruction sets may
+/// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose` does not: its
+/// arithmetic is the same everywhere.
+///
+/// The files compiled several times must not instantiate templates or call inline functions of the
+/// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
+/// one that an older CPU cannot run. Argument checks are therefore in dispatch_cpu.cpp.
+
+#include "kernels/choose.h"
+#include "kernels/embedding.h"
+#include "kernels/exec.h"
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/span_attention.h"
+
+namespace openspec {
+
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+/// One instruction set's ops.
+struct CpuOps {
+  void (*linear)(const ExecContext&, const LinearParams&);
+  void (*rms_norm)(const ExecContext&, const RmsNormParams&);
+  void (*embedding)(const ExecContext&, const EmbeddingParams&);
+  void (*rope_angles)(const ExecContext&, const RopeAnglesParams&);
+  void (*rope_append)(const ExecContext&, const RopeAppendParams&);
+  void (*span_attention)(const ExecContext&, const SpanAttentionParams&);
+  void (*choose)(const ExecContext&, const ChooseParams&);
+};
+
+/// Whether this build and this CPU have the instruction set.
+bool has_isa(Isa isa);
+/// The one in use: the best there is, or the one forced.
+Isa cpu_isa();
+/// For tests and benchmarks; not while an op runs.
+void force_isa(Isa isa);
+const char* isa_name(Isa isa);
+
+// Namespaces of the compiled copies; OPENSPEC_ISA names the one being compiled.
+#define OPENSPEC_DECLARE_CPU_OPS(isa)                                  \
+  namespace isa {                                                      \
+  void linear(const ExecContext&, const LinearParams&);                \
+  void rms_norm(const ExecContext&, const RmsNormParams&);             \
+  void embedding(const ExecContext&, const EmbeddingParams&);          \
+  void rope_angles(const ExecContext&, const RopeAnglesParams&);       \
+  void rope_append(const ExecContext&, const RopeAppendParams&);       \
+  void span_attention(const ExecContext&, const SpanAttentionParams&); \
+  void choose(const ExecContext&, const ChooseParams&);                \
+  }
+
+OPENSPEC_DECLARE_CPU_OPS(isa_baseline)
+OPENSPEC_DECLARE_CPU_OPS(isa_avx2)
+OPENSPEC_DECLARE_CPU_OPS(isa_avx512)
+#undef OPENSPEC_DECLARE_CPU_OPS
+
+}  // namespace openspec

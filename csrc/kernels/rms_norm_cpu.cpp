@@ -1,0 +1,58 @@
+#include "kernels/isa_cpu.h"
+#include "kernels/rms_norm.h"
+#include "kernels/row_ops_cpu.h"
+#include "kernels/simd_cpu.h"
+
+namespace openspec::OPENSPEC_ISA {
+
+namespace {
+
+void norm_row_f32(const RmsNormParams& params, int64_t row) {
+  const int64_t width = params.width;
+  float* residual = static_cast<float*>(params.residual) + row * width;
+  float* out = static_cast<float*>(params.out) + row * width;
+  if (params.delta != nullptr) {
+    const float* delta = static_cast<const float*>(params.delta) + row * width;
+    for (int64_t i = 0; i < width; ++i) residual[i] += delta[i];
+  }
+  const float scale = inverse_rms(residual, width, params.eps);
+  for (int64_t i = 0; i < width; ++i) out[i] = residual[i] * scale * params.weight[i];
+}
+
+void norm_row_bf16(const RmsNormParams& params, int64_t row) {
+  constexpr int64_t kBlock = 512;
+  const int64_t width = params.width;
+  uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * width;
+  uint16_t* out = static_cast<uint16_t*>(params.out) + row * width;
+  if (params.delta != nullptr) {
+    const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
+    for (int64_t i = 0; i < width; ++i) {
+      residual[i] = float_to_bf16(bf16_to_float(residual[i]) + bf16_to_float(delta[i]));
+    }
+  }
+  SquareSum sum;
+  for (int64_t begin = 0; begin < width; begin += kBlock) {
+    float values[kBlock];
+    const int64_t count = min_of(kBlock, width - begin);
+    bf16_to_float(residual + begin, values, count);
+    sum.add(values, count);
+  }
+  const float scale = sum.inverse_rms(width, params.eps);
+  for (int64_t i = 0; i < width; ++i) {
+    out[i] = float_to_bf16(round_to_bf16(bf16_to_float(residual[i]) * scale) * params.weight[i]);
+  }
+}
+
+}  // namespace
+
+void rms_norm(const ExecContext& exec, const RmsNormParams& params) {
+  for_each_row(exec, params.num_rows, params.width, [&](int64_t row) {
+    if (params.dtype == DType::kF32) {
+      norm_row_f32(params, row);
+    } else {
+      norm_row_bf16(params, row);
+    }
+  });
+}
+
+}  // namespace openspec::OPENSPEC_ISA

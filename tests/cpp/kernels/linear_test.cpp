@@ -1,0 +1,180 @@
+#include "kernels/linear.h"
+
+#include <cmath>
+
+#include "kernel_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+struct Matrix {
+  int num_outputs;
+  int num_inputs;
+  DType dtype;
+  LinearEpilogue epilogue;
+  std::vector<float> values;  // as stored: rounded to bf16 where the dtype is
+  std::vector<uint8_t> packed;
+  PackedLinear view;
+
+  // Packs in pieces of random size.
+  Matrix(Rng& rng, int outputs, int inputs, DType type, LinearEpilogue what, DType source_dtype)
+      : num_outputs(outputs), num_inputs(inputs), dtype(type), epilogue(what) {
+    values = rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f);
+    Buffer source(values, source_dtype);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
+    packed.assign(linear_packed_bytes_cpu(outputs, inputs, type, what), 0xff);
+    view = {packed.data(), outputs, inputs, type, what};
+    for (int row = 0; row < outputs;) {
+      const int count = std::min(outputs - row, rng.integer(1, 100));
+      const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);
+      linear_pack_cpu(view, static_cast<char*>(source.data()) + offset * dtype_bytes(source_dtype),
+                      source_dtype, row, count, packed.data());
+      row += count;
+    }
+  }
+  int width() const { return epilogue == LinearEpilogue::kSwiGlu ? num_outputs / 2 : num_outputs; }
+  double dot(const Buffer& x, int row, int output) const {
+    double sum = 0;
+    for (int k = 0; k < num_inputs; ++k) {
+      sum += static_cast<double>(x[static_cast<size_t>(row * num_inputs + k)]) *
+             static_cast<double>(values[static_cast<size_t>(output * num_inputs + k)]);
+    }
+    return sum;
+  }
+  double expected(const Buffer& x, int row, int column) const {
+    if (epilogue == LinearEpilogue::kNone) return dot(x, row, column);
+    const double gate = dot(x, row, column);
+    return gate / (1 + std::exp(-gate)) * dot(x, row, column + width());
+  }
+};
+
+Buffer run(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num_threads,
+           DType out_dtype) {
+  ThreadPool pool(num_threads);
+  Buffer out(static_cast<size_t>(num_rows * matrix.width()), out_dtype);
+  std::vector<float> workspace =
+      poisoned_floats(linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, x.dtype()));
+  LinearParams params;
+  params.weight = matrix.view;
+  params.x = static_cast<char*>(x.data()) +
+             static_cast<size_t>(first_row * matrix.num_inputs) * dtype_bytes(x.dtype());
+  params.out = out.data();
+  params.num_rows = num_rows;
+  params.dtype = x.dtype();
+  params.out_dtype = out_dtype;
+  params.workspace = workspace.data();
+  linear_cpu({.pool = &pool}, params);
+  CHECK(out.guard_is_whole());
+  return out;
+}
+
+void check_against_reference(int num_outputs, int num_inputs, int num_rows, DType weight_dtype,
+                             DType dtype, DType out_dtype, LinearEpilogue epilogue) {
+  Rng rng(static_cast<uint64_t>(num_outputs * 1000 + num_inputs));
+  const DType source =
+      weight_dtype == DType::kF32 && num_inputs % 2 == 0 ? DType::kF32 : DType::kBF16;
+  const Matrix matrix(rng, num_outputs, num_inputs, weight_dtype, epilogue, source);
+  Buffer x(rng.normals(static_cast<size_t>(num_rows * num_inputs)), dtype);
+  const Buffer out = run(matrix, x, 0, num_rows, 2, out_dtype);
+  for (int row = 0; row < num_rows; ++row) {
+    for (int column = 0; column < matrix.width(); ++column) {
+      const double expected = matrix.expected(x, row, column);
+      const double found =
+          static_cast<double>(out[static_cast<size_t>(row * matrix.width() + column)]);
+      const double error = 1e-5 * (1 + std::sqrt(num_inputs)) * (1 + std::abs(expected));
+      CHECK_NEAR(found, expected, tolerance(out_dtype, std::abs(expected), error));
+    }
+  }
+}
+
+}  // namespace
+
+TEST(matches_reference_for_odd_sizes) {
+  for_each_isa([] {
+    for (const int num_outputs : {1, 31, 32, 33, 96, 250}) {
+      for (const int num_inputs : {1, 7, 64, 129}) {
+        for (const int num_rows : {1, 3, 7, 20}) {
+          check_against_reference(num_outputs, num_inputs, num_rows, DType::kBF16, DType::kF32,
+                                  DType::kF32, LinearEpilogue::kNone);
+        }
+      }
+    }
+  });
+}
+
+TEST(matches_reference_for_every_type) {
+  for_each_isa([] {
+    for (const DType weight : both_dtypes()) {
+      for (const DType x : both_dtypes()) {
+        for (const DType out : both_dtypes()) {
+          for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+            check_against_reference(166, 70, 2, weight, x, out, epilogue);
+            check_against_reference(166, 71, 19, weight, x, out, epilogue);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(long_inner_dimension_is_cut_without_a_trace) {
+  for_each_isa([] {
+    check_against_reference(70, 1500, 40, DType::kBF16, DType::kF32, DType::kF32,
+                            LinearEpilogue::kNone);
+  });
+}
+
+TEST(rows_are_invariant_bit_for_bit) {
+  for_each_isa([] {
+    Rng rng(3);
+    for (const DType dtype : both_dtypes()) {
+      for (const DType weight : both_dtypes()) {
+        for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+          const Matrix matrix(rng, 204, 700, weight, epilogue, DType::kBF16);
+          constexpr int kRows = 200;
+          Buffer x(rng.normals(static_cast<size_t>(kRows * matrix.num_inputs)), dtype);
+          const size_t width = static_cast<size_t>(matrix.width());
+          Buffer alone(kRows * width, DType::kF32);
+          for (int row = 0; row < kRows; ++row) {
+            const Buffer one = run(matrix, x, row, 1, 1, DType::kF32);
+            for (size_t i = 0; i < width; ++i)
+              alone.set(static_cast<size_t>(row) * width + i, one[i]);
+          }
+          std::vector<int> counts = {97, 200};
+          for (int count = 1; count <= 70; ++count) counts.push_back(count);
+          for (const int num_rows : counts) {
+            const int first = rng.integer(0, kRows - num_rows);
+            const Buffer out = run(matrix, x, first, num_rows, rng.integer(1, 5), DType::kF32);
+            CHECK(out.same(0, alone, static_cast<size_t>(first) * width,
+                           static_cast<size_t>(num_rows) * width));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(packing_pads_with_zeros) {
+  Rng rng(4);
+  const Matrix matrix(rng, 2 * 33, 5, DType::kBF16, LinearEpilogue::kSwiGlu, DType::kBF16);
+  // Two gate and two up panels; the second of each holds one real column, at an even place.
+  for (const int panel : {2, 3}) {
+    for (int k = 0; k < 5; ++k) {
+      for (int i = 1; i < kLinearPanel; ++i) {
+        const size_t at = static_cast<size_t>((panel * 5 + k) * kLinearPanel + i) * 2;
+        CHECK_EQ(matrix.packed[at], 0);
+        CHECK_EQ(matrix.packed[at + 1], 0);
+      }
+    }
+  }
+}
+
+TEST(fp32_weights_are_not_packed_as_bf16) {
+  const PackedLinear shape = {nullptr, 32, 4, DType::kBF16, LinearEpilogue::kNone};
+  std::vector<float> rows(32 * 4);
+  std::vector<uint8_t> packed(linear_packed_bytes_cpu(32, 4, DType::kBF16, LinearEpilogue::kNone));
+  CHECK_THROWS(linear_pack_cpu(shape, rows.data(), DType::kF32, 0, 32, packed.data()), EngineError,
+               "fp32");
+}
