@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -45,23 +45,30 @@ class EventStream(Response):
     meantime is joined into its next chunk. A comment is sent in long silences.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], on_disconnect: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], on_disconnect: Callable[[], None]) -> None:
         super().__init__()
         self._events = events
         self._on_disconnect = on_disconnect
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends everything."""
+        """Sends everything. The status waits for the first event, which may be a refusal."""
         async with abort_on_disconnect(receive, self._on_disconnect):
+            first = asyncio.ensure_future(anext(self._events, None))
+            await asyncio.wait({first}, timeout=KEEP_ALIVE_S)
+            if first.done() and (error := first.exception()) is not None:
+                raise error
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             keep_alive = asyncio.create_task(self._keep_alive(send))
             try:
-                async for event in self._events:
+                event = await first
+                while event is not None:
                     self._num_sent += 1
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+                    event = await anext(self._events, None)
             finally:
                 keep_alive.cancel()
+                await self._events.aclose()
             await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:

@@ -13,9 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from openspec.errors import RequestError
 from openspec.serve.http_errors import ApiError
 
-LARGE_BODY_BYTES = 64 * 1024
-"""From here on a body is parsed off the event loop."""
-
 MAX_OBJECT_KEYS = 16384
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

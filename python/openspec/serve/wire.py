@@ -37,8 +37,6 @@ class CompletionTokensDetails(msgspec.Struct):
     """What the completion's tokens were."""
 
     reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
 
 
 class Usage(msgspec.Struct):

@@ -1,0 +1,78 @@
+"""Steps that the handlers of both kinds of generation share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openspec.serve.context import ServerContext
+from openspec.serve.generation import Job
+from openspec.serve.http_errors import error_bytes, to_api_error
+from openspec.serve.json_body import parse, read_body
+from openspec.serve.request_models import GenerationFields
+from openspec.serve.wire import encode
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+GenerationT = TypeVar("GenerationT", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came and what it is called."""
+
+    time: float
+    unique: str
+    external_id: str
+    """What the client calls it: `request_id` in the body, else X-Request-Id."""
+
+
+async def receive_json(context: ServerContext, request: Request, model: type[ModelT]) -> ModelT:
+    """Reads and checks a body.
+
+    Raises:
+        ApiError: it cannot be read.
+        RequestError: it is not what the model asks for.
+    """
+    config = context.config
+    body = await read_body(
+        request, max_bytes=config.max_body_bytes, timeout_s=config.request_timeout_s
+    )
+    return await context.text_pool.run(len(body), lambda: parse(model, body))
+
+
+async def receive_request(
+    context: ServerContext, request: Request, model: type[GenerationT]
+) -> tuple[Arrival, GenerationT]:
+    """Reads a generation request, and turns it away early where the server is full."""
+    now = time.monotonic()
+    context.check_capacity()
+    body = await receive_json(context, request, model)
+    context.check_model(body.model)
+    external_id = body.request_id or str(request.scope["state"]["request_id"])
+    return Arrival(now, uuid.uuid4().hex, external_id), body
+
+
+def json_response(value: object) -> Response:
+    """200 with JSON."""
+    return Response(encode(value), media_type="application/json")
+
+
+async def stream_events(job: Job, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a job that runs while they are read; an error becomes the last event."""
+    is_started = False
+    try:
+        async with job:
+            async for event in events:
+                is_started = True
+                yield event
+    except Exception as exc:
+        if not is_started:
+            raise
+        yield b"data: " + error_bytes(to_api_error(exc)) + b"\n\n"
