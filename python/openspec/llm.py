@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeGuard
 
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from openspec.config import config_from_settings
+from openspec.errors import EngineError, RequestError
+from openspec.fan_out import fan_out
+from openspec.messages import EngineRequest, EngineStats
+from openspec.metrics import mean_acceptance_length
+from openspec.model_config import ModelConfig
+from openspec.outputs import RequestOutput, RequestOutputProcessor, request_output
 from openspec.sampling_params import SamplingParams
 from openspec.settings import Raw
+from openspec.stop_strings import StopStrings
+from openspec.strict_json import JsonValue
+from openspec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from openspec.outputs import RequestOutput
+    from openspec import _C
+    from openspec.engine import EngineCore
+
+logger = logging.getLogger(__name__)
+
+Message = Mapping[str, JsonValue]
 
 
 class LLM:
     """A model and an engine of its own.
 
     Keyword arguments are the fields of `EngineConfig`, the options of the method, and
-    `speculative_config` (a mapping, as vLLM takes it).
+    `speculative_config` (a mapping, as vLLM takes it). `drafter` replaces the method's drafter by
+    one written in Python, with the configured `num_speculative_tokens`.
     """
 
-    def __init__(self, model: str | None = None, **settings: Raw) -> None:
-        raise NotImplementedError
+    def __init__(
+        self, model: str | None = None, *, drafter: _C.Drafter | None = None, **settings: Raw
+    ) -> None:
+        from openspec.engine_loader import load_engine
+
+        if model is not None:
+            settings["model"] = model
+        self.config = config_from_settings(settings)
+        self.model_config = ModelConfig.from_folder(self.config.model_path)
+        self.tokenizer = Tokenizer.from_folder(self.config.model_path)
+        self._core: EngineCore | None = load_engine(self.config, drafter)
+        self._num_requests = 0
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine core; EngineError once closed."""
+        if self._core is None:
+            raise EngineError("this LLM is closed")
+        return self._core
 
     def generate(
         self,
@@ -33,17 +72,212 @@ class LLM:
         Raises:
             RequestError: for a request that cannot be served; nothing has run then.
         """
-        raise NotImplementedError
+        texts: list[str | None] = []
+        token_ids: list[list[int]] = []
+        for prompt in _each_prompt(prompts):
+            if isinstance(prompt, str):
+                texts.append(prompt)
+                token_ids.append(self.tokenizer.encode(prompt, parse_special=True))
+            else:
+                self.tokenizer.check_token_ids(prompt)
+                texts.append(None)
+                token_ids.append(list(prompt))
+        return self._generate(texts, token_ids, sampling_params, use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, object]] | Sequence[Sequence[Mapping[str, object]]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        chat_template_kwargs: Mapping[str, object] | None = None,
+        chat_template_kwargs: Mapping[str, JsonValue] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or several, through the model's chat template."""
-        raise NotImplementedError
+        """Answers one conversation, or several, through the model's chat template.
+
+        Raises:
+            RequestError: for messages that the template refuses, or as `generate`.
+        """
+        rendered = [
+            self.tokenizer.render_chat(conversation, chat_template_kwargs=chat_template_kwargs)
+            for conversation in _each_conversation(messages)
+        ]
+        return self._generate(
+            [prompt.text for prompt in rendered],
+            [prompt.token_ids for prompt in rendered],
+            sampling_params,
+            use_tqdm,
+        )
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What is used without parameters: the checkpoint's own advice."""
+        advice, default = self.model_config.sampling, SamplingParams()
+
+        def first(advised: float | None, fallback: float) -> float:
+            return fallback if advised is None else advised
+
+        return SamplingParams(
+            temperature=first(advice.temperature, default.temperature),
+            top_p=first(advice.top_p, default.top_p),
+            top_k=default.top_k if advice.top_k is None else advice.top_k,
+            min_p=first(advice.min_p, default.min_p),
+            repetition_penalty=first(advice.repetition_penalty, default.repetition_penalty),
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return self.engine.stats()
 
     def close(self) -> None:
         """Frees the model."""
+        self._core = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _generate(
+        self,
+        texts: Sequence[str | None],
+        token_ids: Sequence[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params] * len(token_ids)
+        if len(sampling_params) != len(token_ids):
+            raise RequestError(
+                f"{len(sampling_params)} sampling parameters for {len(token_ids)} prompts"
+            )
+        groups = [
+            self._processors(prompt, sampling)
+            for prompt, sampling in zip(token_ids, sampling_params, strict=True)
+        ]
+        by_id = {one.request.request_id: one for group in groups for one in group}
+        self._run(by_id, use_tqdm)
+        return [
+            request_output(group[0].request.request_id.rpartition("-")[0], text, group)
+            for text, group in zip(texts, groups, strict=True)
+        ]
+
+    def _processors(
+        self, prompt: list[int], sampling: SamplingParams
+    ) -> list[RequestOutputProcessor]:
+        """The sequences of one request."""
+        self._num_requests += 1
+        sampling.check(self.model_config.vocab_size)
+        stop_strings = StopStrings(sampling.stop) if sampling.stop else None
+        requests = fan_out(
+            str(self._num_requests),
+            prompt,
+            sampling,
+            self.model_config.eos_token_ids,
+            default_seed=self.config.seed,
+        )
+        return [
+            RequestOutputProcessor(
+                request,
+                self.tokenizer,
+                index=index,
+                eos_token_ids=self.model_config.eos_token_ids,
+                stop_strings=stop_strings,
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def _run(self, by_id: dict[str, RequestOutputProcessor], use_tqdm: bool) -> None:
+        core = self.engine
+        try:
+            for one in by_id.values():
+                core.add_request(one.request)
+            with closing(_Progress(core, len(by_id), use_tqdm)) as progress:
+                while core.has_work:
+                    for output in core.step():
+                        one = by_id[output.request_id]
+                        was_finished = one.finished
+                        delta = one.process(output)
+                        if delta.abort:
+                            core.abort(output.request_id)
+                        if delta.error is not None:
+                            logger.error("request %s: %s", output.request_id, delta.error)
+                        progress.advance(one.finished and not was_finished)
+        except BaseException:
+            _abandon(core, [one.request for one in by_id.values()])
+            raise
+
+
+class _Progress:
+    """A bar that counts finished sequences and shows tok/s and acceptance length."""
+
+    def __init__(self, core: EngineCore, num_sequences: int, use_tqdm: bool) -> None:
+        self._core = core
+        self._before = core.stats().num_generation_tokens
+        self._started = self._shown = time.monotonic()
+        self._bar = tqdm(total=num_sequences, desc="sequences", disable=not use_tqdm, leave=True)
+
+    def advance(self, is_finished: bool) -> None:
+        if is_finished:
+            self._bar.update()
+        now = time.monotonic()
+        if not self._bar.disable and now - self._shown >= 0.2:
+            self._shown = now
+            self._show()
+
+    def close(self) -> None:
+        if not self._bar.disable:
+            self._show()
+        self._bar.close()
+
+    def _show(self) -> None:
+        stats = self._core.stats()
+        num_tokens = stats.num_generation_tokens - self._before
+        rate = num_tokens / max(time.monotonic() - self._started, 1e-9)
+        self._bar.set_postfix_str(
+            f"{rate:.1f} tok/s, acceptance length {mean_acceptance_length(stats):.2f}"
+        )
+
+
+def _abandon(core: EngineCore, requests: Sequence[EngineRequest]) -> None:
+    """Leaves the engine empty after an error or Ctrl-C."""
+    for request in requests:
+        core.abort(request.request_id)
+    if core.has_work:
+        core.step()
+
+
+def _each_prompt(
+    prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> Iterator[str | Sequence[int]]:
+    if isinstance(prompts, str) or (prompts and _are_ids(prompts)):
+        yield prompts
+        return
+    for prompt in prompts:
+        if isinstance(prompt, int):
+            raise RequestError("prompts must be texts or lists of token ids, not both", "prompt")
+        yield prompt
+
+
+def _are_ids(
+    prompts: Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> TypeGuard[Sequence[int]]:
+    return all(isinstance(prompt, int) for prompt in prompts)
+
+
+def _each_conversation(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> Iterator[list[Message]]:
+    single: list[Message] = []
+    for item in messages:
+        if isinstance(item, Mapping):
+            single.append(item)
+        else:
+            yield list(item)
+    if single:
+        yield single
