@@ -1,0 +1,275 @@
+#include <cmath>
+
+#include "kernel_testing.h"
+#include "kernels/embedding.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+double square(double x) { return x * x; }
+
+double inverse_rms_of(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double value : x) sum += square(value);
+  return 1 / std::sqrt(sum / static_cast<double>(x.size()) + 1e-6);
+}
+
+double rounded(double x, DType dtype) {
+  return dtype == DType::kBF16 ? static_cast<double>(from_bf16(to_bf16(static_cast<float>(x)))) : x;
+}
+
+struct NormCase {
+  Buffer residual;
+  Buffer delta;
+  Buffer out;
+};
+
+NormCase run_norm(const std::vector<float>& residual, const std::vector<float>& delta,
+                  const std::vector<float>& weight, DType dtype, int num_threads) {
+  NormCase norm = {Buffer(residual, dtype), Buffer(delta, dtype), Buffer(residual.size(), dtype)};
+  ThreadPool pool(num_threads);
+  RmsNormParams params;
+  params.residual = norm.residual.data();
+  params.delta = delta.empty() ? nullptr : norm.delta.data();
+  params.weight = weight.data();
+  params.out = norm.out.data();
+  params.num_rows = static_cast<int>(residual.size() / weight.size());
+  params.width = static_cast<int>(weight.size());
+  params.dtype = dtype;
+  rms_norm_cpu({.pool = &pool}, params);
+  CHECK(norm.out.guard_is_whole() && norm.residual.guard_is_whole());
+  return norm;
+}
+
+}  // namespace
+
+TEST(rms_norm_matches_reference) {
+  for_each_isa([] {
+    Rng rng(1);
+    for (const DType dtype : both_dtypes()) {
+      for (const int width : {1, 15, 64, 320, 333, 2560}) {
+        for (const bool has_delta : {false, true}) {
+          const int num_rows = rng.integer(1, 30);
+          const size_t size = static_cast<size_t>(num_rows * width);
+          const std::vector<float> residual = rng.normals(size, 3);
+          const std::vector<float> delta = has_delta ? rng.normals(size) : std::vector<float>();
+          const std::vector<float> weight = rng.normals(static_cast<size_t>(width));
+          const NormCase norm = run_norm(residual, delta, weight, dtype, 2);
+          const Buffer before(residual, dtype);
+          for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) {
+            std::vector<double> x;
+            for (size_t i = 0; i < weight.size(); ++i) {
+              const size_t at = row * weight.size() + i;
+              const double sum = static_cast<double>(before[at]) +
+                                 (has_delta ? static_cast<double>(norm.delta[at]) : 0.0);
+              x.push_back(rounded(sum, dtype));
+              CHECK_NEAR(static_cast<double>(norm.residual[at]), x.back(), 1e-6 * std::abs(sum));
+            }
+            const double scale = inverse_rms_of(x);
+            for (size_t i = 0; i < weight.size(); ++i) {
+              const double expected = x[i] * scale * static_cast<double>(weight[i]);
+              CHECK_NEAR(static_cast<double>(norm.out[row * weight.size() + i]), expected,
+                         tolerance(dtype, std::abs(expected), 2e-6 * (1 + std::abs(expected))));
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(rms_norm_rows_are_invariant_bit_for_bit) {
+  for_each_isa([] {
+    Rng rng(2);
+    for (const DType dtype : both_dtypes()) {
+      const std::vector<float> weight = rng.normals(1000);
+      const std::vector<float> residual = rng.normals(70 * 1000);
+      const std::vector<float> delta = rng.normals(70 * 1000);
+      const NormCase all = run_norm(residual, delta, weight, dtype, 3);
+      for (size_t row = 0; row < 70; ++row) {
+        const auto part = [&](const std::vector<float>& from) {
+          const auto begin = from.begin() + static_cast<std::ptrdiff_t>(row * 1000);
+          return std::vector<float>(begin, begin + 1000);
+        };
+        const NormCase one = run_norm(part(residual), part(delta), weight, dtype, 1);
+        CHECK(one.out.same(0, all.out, row * 1000, 1000));
+        CHECK(one.residual.same(0, all.residual, row * 1000, 1000));
+      }
+    }
+  });
+}
+
+TEST(embedding_copies_and_converts) {
+  for_each_isa([] {
+    Rng rng(3);
+    for (const DType table_dtype : both_dtypes()) {
+      for (const DType dtype : both_dtypes()) {
+        Buffer table(rng.normals(50 * 37), table_dtype);
+        std::vector<int32_t> tokens;
+        for (int i = 0; i < 600; ++i) tokens.push_back(rng.integer(0, 49));
+        Buffer out(600 * 37, dtype);
+        ThreadPool pool(2);
+        EmbeddingParams params;
+        params.token = tokens.data();
+        params.table = table.data();
+        params.out = out.data();
+        params.num_rows = 600;
+        params.width = 37;
+        params.table_dtype = table_dtype;
+        params.dtype = dtype;
+        embedding_cpu({.pool = &pool}, params);
+        CHECK(out.guard_is_whole());
+        for (size_t i = 0; i < out.size(); ++i) {
+          const float value = table[static_cast<size_t>(tokens[i / 37]) * 37 + i % 37];
+          CHECK_EQ(out[i], dtype == DType::kBF16 ? from_bf16(to_bf16(value)) : value);
+        }
+      }
+    }
+  });
+}
+
+TEST(rope_angles_are_rounded_once) {
+  for_each_isa([] {
+    constexpr int kHalf = 64;
+    std::vector<float> inv_freq;
+    for (int j = 0; j < kHalf; ++j) {
+      inv_freq.push_back(static_cast<float>(std::pow(1e6, -j / 64.0)));
+    }
+    std::vector<int32_t> position;
+    for (int i = 0; i < 3000; ++i) position.push_back(i < 1000 ? i : (i - 1000) * 131);
+    std::vector<float> cos_sin(position.size() * 2 * kHalf + 1, -7.0f);
+    ThreadPool pool(2);
+    RopeAnglesParams params;
+    params.position = position.data();
+    params.inv_freq = inv_freq.data();
+    params.cos_sin = cos_sin.data();
+    params.num_rows = static_cast<int>(position.size());
+    params.head_dim = 2 * kHalf;
+    params.scale = 1.25f;
+    rope_angles_cpu({.pool = &pool}, params);
+    CHECK_EQ(cos_sin.back(), -7.0f);
+    for (size_t row = 0; row < position.size(); ++row) {
+      for (size_t j = 0; j < kHalf; ++j) {
+        const double angle = static_cast<double>(static_cast<float>(position[row]) * inv_freq[j]);
+        CHECK_NEAR(static_cast<double>(cos_sin[row * 2 * kHalf + j]), 1.25 * std::cos(angle), 2e-7);
+        CHECK_NEAR(static_cast<double>(cos_sin[row * 2 * kHalf + kHalf + j]),
+                   1.25 * std::sin(angle), 2e-7);
+      }
+    }
+  });
+}
+
+namespace {
+
+struct RopeCase {
+  Buffer q;
+  Buffer kv;
+};
+
+// One row per (position, slot); pages of 8 tokens, as many as the slots need.
+RopeCase run_rope(const Buffer& qkv_in, size_t first_row, size_t num_rows,
+                  const std::vector<float>& cos_sin, const std::vector<int64_t>& slots,
+                  const float* q_norm, const float* k_norm, int num_q_heads, int num_kv_heads,
+                  int head_dim, int num_pages, int num_threads) {
+  const size_t dim = static_cast<size_t>(head_dim);
+  const size_t width = static_cast<size_t>(num_q_heads + 2 * num_kv_heads) * dim;
+  Buffer qkv = qkv_in;
+  RopeCase rope = {
+      Buffer(num_rows * static_cast<size_t>(num_q_heads) * dim, qkv.dtype()),
+      Buffer(static_cast<size_t>(num_pages * 2 * num_kv_heads * 8) * dim, qkv.dtype())};
+  ThreadPool pool(num_threads);
+  RopeAppendParams params;
+  params.rows.num_rows = static_cast<int>(num_rows);
+  params.rows.row_kv_slot = slots.data() + first_row;
+  params.qkv = static_cast<char*>(qkv.data()) + first_row * width * dtype_bytes(qkv.dtype());
+  params.cos_sin = cos_sin.data() + first_row * dim;
+  params.q_norm = q_norm;
+  params.k_norm = k_norm;
+  params.q = rope.q.data();
+  params.kv = {rope.kv.data(), num_kv_heads, head_dim, 8};
+  params.num_q_heads = num_q_heads;
+  params.dtype = qkv.dtype();
+  rope_append_cpu({.pool = &pool}, params);
+  CHECK(rope.q.guard_is_whole() && rope.kv.guard_is_whole());
+  return rope;
+}
+
+}  // namespace
+
+TEST(rope_append_matches_reference_and_is_invariant) {
+  for_each_isa([] {
+    Rng rng(5);
+    for (const DType dtype : both_dtypes()) {
+      for (const bool has_norm : {true, false}) {
+        constexpr int kQ = 3, kKv = 2, kDim = 96, kRows = 70, kPages = 12;
+        constexpr size_t kWidth = (kQ + 2 * kKv) * kDim;
+        const Buffer qkv(rng.normals(kRows * kWidth, 2), dtype);
+        const std::vector<float> q_norm = rng.normals(kDim), k_norm = rng.normals(kDim);
+        std::vector<float> cos_sin;
+        std::vector<int64_t> slots;
+        for (int row = 0; row < kRows; ++row) {
+          for (int j = 0; j < kDim / 2; ++j) cos_sin.push_back(std::cos(0.1f * static_cast<float>(row * (j + 1))));
+          for (int j = 0; j < kDim / 2; ++j) cos_sin.push_back(std::sin(0.1f * static_cast<float>(row * (j + 1))));
+          slots.push_back(row % 9 == 4 ? -1 : (row * 37) % (kPages * 8));
+        }
+        const float* q_weight = has_norm ? q_norm.data() : nullptr;
+        const float* k_weight = has_norm ? k_norm.data() : nullptr;
+        const RopeCase rope = run_rope(qkv, 0, kRows, cos_sin, slots, q_weight, k_weight, kQ, kKv,
+                                       kDim, kPages, 3);
+        const auto check_head = [&](size_t row, size_t head, const float* weight,
+                                    const Buffer& out, size_t at) {
+          std::vector<double> x;
+          for (size_t i = 0; i < kDim; ++i) {
+            x.push_back(static_cast<double>(qkv[row * kWidth + head * kDim + i]));
+          }
+          const double scale = inverse_rms_of(x);
+          if (weight != nullptr) {
+            for (size_t i = 0; i < kDim; ++i) {
+              x[i] = rounded(rounded(x[i] * scale, dtype) * static_cast<double>(weight[i]), dtype);
+            }
+          }
+          for (size_t i = 0; i < kDim; ++i) {
+            const double c = static_cast<double>(cos_sin[row * kDim + i % (kDim / 2)]);
+            const double s = static_cast<double>(cos_sin[row * kDim + kDim / 2 + i % (kDim / 2)]);
+            const double pair = i < kDim / 2 ? -x[i + kDim / 2] : x[i - kDim / 2];
+            const double expected = x[i] * c + pair * s;
+            CHECK_NEAR(static_cast<double>(out[at + i]), expected,
+                       tolerance(dtype, std::abs(x[i]) + std::abs(pair), 1e-5));
+          }
+        };
+        std::vector<bool> is_written(kPages * 8, false);
+        for (size_t row = 0; row < kRows; ++row) {
+          for (size_t head = 0; head < kQ; ++head) {
+            check_head(row, head, q_weight, rope.q, (row * kQ + head) * kDim);
+          }
+          if (slots[row] < 0) continue;
+          const size_t slot = static_cast<size_t>(slots[row]);
+          is_written[slot] = true;
+          for (size_t head = 0; head < kKv; ++head) {
+            const size_t line = (slot / 8 * 2 * kKv + head) * 8 + slot % 8;
+            check_head(row, kQ + head, k_weight, rope.kv, line * kDim);
+            CHECK(rope.kv.same((line + kKv * 8) * kDim, qkv,
+                               row * kWidth + (kQ + kKv + head) * kDim, kDim));
+          }
+        }
+        for (size_t slot = 0; slot < is_written.size(); ++slot) {
+          const size_t line = slot / 8 * 2 * kKv * 8 + slot % 8;
+          if (!is_written[slot]) CHECK(std::isnan(rope.kv[line * kDim]));
+        }
+        for (size_t row = 0; row < kRows; ++row) {
+          const RopeCase one = run_rope(qkv, row, 1, cos_sin, slots, q_weight, k_weight, kQ, kKv,
+                                        kDim, kPages, 1);
+          CHECK(one.q.same(0, rope.q, row * kQ * kDim, kQ * kDim));
+          if (slots[row] < 0) continue;
+          const size_t slot = static_cast<size_t>(slots[row]);
+          const size_t line = slot / 8 * 2 * kKv * 8 + slot % 8;
+          CHECK(one.kv.same(line * kDim, rope.kv, line * kDim, kDim));
+        }
+      }
+    }
+  });
+}
