@@ -286,11 +286,11 @@ def _parse_rope(keys: _Keys, head_dim: int, max_positions: int) -> tuple[RopeCon
     value = keys.get(name) or {}
     if not isinstance(value, dict):
         keys.refuse(name, "an object or null")
+    if any(isinstance(item, dict) for item in value.values()):
+        keys.refuse(name, "one setting for all layers, not one for each layer type")
     rope = _Keys(value, f"{keys.source}: {name}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
-        if any(isinstance(item, dict) for item in value.values()):
-            keys.refuse(name, "one setting for all layers, not one for each layer type")
         key = "rope_type" if rope.get("rope_type") else "type"
         rope.refuse(key, '"default", "linear" or "yarn"; remove it or convert it to YaRN')
     theta_source = keys if rope.get("rope_theta") is None else rope
