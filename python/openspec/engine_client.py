@@ -196,6 +196,11 @@ class EngineClient:
         """False once the child is gone or being closed."""
         return self._is_alive
 
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._process is None else self._process.pid
+
     def submit(self, request: EngineRequest) -> OutputStream:
         """Sends a request at once; iterate the stream for its outputs.
 
@@ -247,7 +252,9 @@ class EngineClient:
         self._is_alive = False
         if self._process is not None and self._process.returncode is None:
             try:
-                await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
+                # A child that never got ready has nothing to finish.
+                patience_s = CLOSE_TIMEOUT_S if self._info is not None else 0.1
+                await asyncio.wait_for(self._process.wait(), patience_s)
             except asyncio.TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()

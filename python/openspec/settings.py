@@ -250,8 +250,13 @@ def _from_environment(
             logger.warning("ignoring %s=%s: a service link, not a setting", variable, raw)
         elif variable in by_variable:
             values[by_variable[variable].name] = by_variable[variable].convert(raw, variable)
-        elif suggestion := nearest(variable, by_variable):
-            raise ConfigError(f"unknown environment variable {variable}{suggestion}")
+        elif close := difflib.get_close_matches(
+            variable.removeprefix(ENV_PREFIX).lower(), list(by_name), n=1, cutoff=0.75
+        ):
+            raise ConfigError(
+                f"unknown environment variable {variable}; did you mean "
+                f"{by_name[close[0]].variable!r}?"
+            )
         else:
             logger.warning("ignoring unknown environment variable %s", variable)
     return values

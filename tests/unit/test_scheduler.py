@@ -1,124 +1,26 @@
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openspec.engine import EngineCore
 from openspec.errors import EngineError, RequestError
 from openspec.executor import Executor
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, SpeculativeOptions
+from openspec.messages import EngineRequest, SpeculativeOptions
 from openspec.sampling_params import SamplingParams
 from openspec.scheduler import Scheduler
 from openspec.step_plan import SchedulerConfig
+from tests.unit.fake_core import Seen, expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,
-    FakeParams,
     FakeRunner,
     FakeSpanResult,
     fake_params,
     logprobs_of,
-    plain_text,
 )
-
-
-def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
-    info = EngineInfo(
-        model="fake",
-        vocab_size=VOCAB,
-        max_model_len=runner.max_model_len,
-        max_num_seqs=max_num_seqs,
-        page_size=runner.page_size,
-        num_pages=runner.num_pages,
-        method="fake",
-        num_speculative_tokens=runner.num_speculative_tokens,
-        dtype="float32",
-        device="cpu",
-        memory_plan={},
-        startup_seconds=0.0,
-    )
-    config = SchedulerConfig(
-        max_model_len=runner.max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=runner.max_num_batched_tokens,
-        page_size=runner.page_size,
-        num_speculative_tokens=runner.num_speculative_tokens,
-    )
-    return EngineCore(Executor(runner, fake_params, FakeOutOfPages), config, info)
-
-
-def make_request(
-    name: str = "r",
-    prompt: list[int] | None = None,
-    *,
-    priority: int = 0,
-    speculative: SpeculativeOptions | None = None,
-    **sampling: object,
-) -> EngineRequest:
-    return EngineRequest(
-        request_id=name,
-        prompt_token_ids=prompt or [1, 2, 3],
-        sampling=SamplingParams(**{"seed": 7, **sampling}),  # type: ignore[arg-type]
-        priority=priority,
-        speculative=speculative or SpeculativeOptions(),
-    )
-
-
-@dataclasses.dataclass
-class Seen:
-    """Everything an engine said about one request."""
-
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[float] | None = None
-    finish_reason: str | None = None
-    last: EngineOutput | None = None
-
-    def take(self, output: EngineOutput) -> None:
-        assert self.finish_reason is None, "an output after the last one"
-        self.token_ids += output.token_ids
-        self.logprobs += [entry.logprobs[0] for entry in output.logprobs or ()]
-        if output.prompt_logprobs is not None:
-            assert self.prompt_logprobs is None and len(self.token_ids) == len(output.token_ids)
-            self.prompt_logprobs = [entry.logprobs[0] for entry in output.prompt_logprobs]
-        self.finish_reason, self.last = output.finish_reason, output
-
-
-def run(
-    core: EngineCore,
-    requests: list[EngineRequest],
-    before_step: Callable[[int], None] = lambda step: None,
-    max_steps: int = 20_000,
-) -> dict[str, Seen]:
-    seen: dict[str, Seen] = {}
-    for request in requests:
-        core.add_request(request)
-        seen[request.request_id] = Seen()
-    step = 0
-    while core.has_work:
-        before_step(step)
-        for output in core.step():
-            seen.setdefault(output.request_id, Seen()).take(output)
-        core.check_integrity()
-        step += 1
-        assert step < max_steps, "the engine does not finish"
-    return seen
-
-
-def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str]:
-    sampling = request.sampling
-    params = FakeParams(
-        seed=sampling.seed or 0,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-    )
-    return plain_text(request.prompt_token_ids, params, max_model_len)
 
 
 def test_one_request() -> None:
@@ -337,7 +239,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     specs=REQUESTS,
     num_pages=st.integers(16, 60),

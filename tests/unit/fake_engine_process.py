@@ -1,0 +1,47 @@
+"""The engine process with the fake runner: `python -m tests.unit.fake_engine_process FD`.
+
+`EngineConfig.model` tells it how to behave: "fake", "bad config", "bad start", "slow start",
+"dies" (at the tenth step) or "broken" (an invariant fails at the tenth step).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from openspec import engine_process
+from openspec.config import EngineConfig
+from openspec.engine import EngineCore
+from openspec.errors import ConfigError, EngineError
+from tests.unit.fake_core import make_core
+from tests.unit.fake_runner import FakeRunner
+
+
+def load(config: EngineConfig) -> EngineCore:
+    if config.model == "bad config":
+        raise ConfigError("max_model_len 5 exceeds 4;\nlower --max-model-len")
+    if config.model == "bad start":
+        raise RuntimeError("no such luck")
+    if config.model == "slow start":
+        time.sleep(60)
+    runner = FakeRunner(num_pages=4096, max_model_len=1024, max_num_seqs=config.max_num_seqs)
+
+    def hook(stage: str) -> None:
+        time.sleep(0.0002)
+        if runner.stats.num_steps == 10 and config.model == "dies":
+            os._exit(3)
+        if runner.stats.num_steps == 10 and config.model == "broken":
+            raise EngineError("page 3 is held twice")
+
+    def check_integrity() -> None:
+        if config.model == "broken":
+            raise EngineError("page 3 is held twice")
+
+    runner.hook = hook
+    runner.check_integrity = check_integrity  # type: ignore[method-assign]
+    return make_core(runner, config.max_num_seqs)
+
+
+if __name__ == "__main__":
+    sys.exit(engine_process.main(load))

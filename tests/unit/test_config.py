@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from openspec import drafters
+from openspec.config import (
+    EMBEDDED_MODEL,
+    EngineConfig,
+    config_from_settings,
+    engine_groups,
+    parse_engine_args,
+)
+from openspec.errors import ConfigError
+from openspec.settings import (
+    BYTES_METADATA,
+    build,
+    field_docs,
+    format_bytes,
+    group_of,
+    parse_bytes,
+    parse_command_line,
+)
+
+
+@pytest.fixture(autouse=True)
+def some_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openspec.config.EMBEDDED_MODEL", tmp_path)
+
+
+def parse(*argv: str, **environ: str) -> EngineConfig:
+    return parse_engine_args("openspec", "", argv, environ=environ)[0]
+
+
+def test_defaults() -> None:
+    config = parse()
+    assert config == EngineConfig()
+    assert config.method == drafters.default_method()
+    assert config.num_drafts == drafters.get_drafter(config.method).default_num_speculative_tokens
+    assert EMBEDDED_MODEL.parts[-3:] == ("openspec", "models", "tiny")
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("max_num_seqs: 3\npage-size: 8\nseed: 5\nenable_prefix_caching: false\n")
+    config = parse(
+        "--config", str(file), "--max-num-seqs=5", OPENSPEC_MAX_NUM_SEQS="4", OPENSPEC_PAGE_SIZE="4"
+    )
+    assert (config.max_num_seqs, config.page_size, config.seed) == (5, 4, 5)
+    assert config.enable_prefix_caching is False
+    assert parse(OPENSPEC_CONFIG=str(file)).seed == 5
+
+
+def test_values() -> None:
+    config = parse(
+        "--kv-cache-memory", "1.5GiB", "--no-adaptive-speculation", "--max_model_len", "100"
+    )
+    assert config.kv_cache_memory == 3 << 29
+    assert config.adaptive_speculation is False and config.max_model_len == 100
+    assert parse(OPENSPEC_ADAPTIVE_SPECULATION="false").adaptive_speculation is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean '--max-model-len'"),
+        (["--max-num-seqs", "x"], "--max-num-seqs: 'x' does not fit: Expected `int`"),
+        (["--dtype", "int4"], "--dtype: 'int4' does not fit: Invalid enum value"),
+        (["--kv-cache-memory", "2XB"], "'2XB' is not a size such as 512MiB or 2GiB"),
+        (["--method", "ngran"], "unknown method 'ngran'; did you mean 'ngram'"),
+        (["--method", "none", "--ngram-min", "2"], "ngram_min is an option of method 'ngram'"),
+        (["--ngram-min", "0"], "ngram_min must be at least 1, got 0"),
+        (["--match", "newest"], "match must be one of recent, earliest; got 'newest'"),
+        (["--device", "cuda"], "not built yet"),
+        (["--max-num-seqs", "0"], r"max_num_seqs must be in \[1, "),
+        (["--max-num-batched-tokens", "64"], "must be at least max_num_seqs"),
+        (["--model", "nowhere"], "model folder nowhere does not exist"),
+        (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
+        (["--speculative-config", "{"], "not JSON"),
+        (["--speculative-config", '{"metod": "x"}'], "unknown key 'metod'; did you mean 'method'"),
+    ],
+)
+def test_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(*argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_modle_len: 3", "unknown setting 'max_modle_len'; did you mean 'max_model_len'"),
+        ("max_num_seqs: many", "max_num_seqs: 'many' does not fit"),
+        ("- 1", "expected a mapping"),
+        ("a: [", "not YAML"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_refused_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        parse("--config", str(file))
+
+
+def test_environment_of_a_cluster(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Server:
+        port: int = 8000
+        """Port."""
+
+    values = parse_command_line(
+        [group_of("server", Server)],
+        "openspec",
+        "",
+        [],
+        {"OPENSPEC_PORT": "tcp://10.0.0.1:80", "OPENSPEC_CUDA": "ON", "OPENSPEC_SERVICE_HOST": "h"},
+    )
+    assert values == {}
+    assert "service link" in caplog.text and "OPENSPEC_SERVICE_HOST" in caplog.text
+    with pytest.raises(ConfigError, match="did you mean 'OPENSPEC_MAX_NUM_SEQS'"):
+        parse(OPENSPEC_MAX_NUM_SEQ="3")
+
+
+def test_speculative_config() -> None:
+    config = parse(
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 6}',
+    )
+    assert config.num_drafts == 7
+    assert config.method_options["ngram_max"] == 6 and config.method_options["ngram_min"] == 2
+    config = parse(
+        "--speculative-config",
+        '{"num_speculative_tokens": 7, "prompt_lookup_max": 6}',
+        "--ngram-max",
+        "5",
+        OPENSPEC_NUM_SPECULATIVE_TOKENS="3",
+    )
+    assert config.num_drafts == 3 and config.method_options["ngram_max"] == 5
+
+
+def test_from_settings() -> None:
+    config = config_from_settings(
+        {"max_num_seqs": 4, "kv_cache_memory": "1MiB", "speculative_config": {"method": "none"}}
+    )
+    assert (config.max_num_seqs, config.kv_cache_memory, config.method) == (4, 1 << 20, "none")
+    with pytest.raises(ConfigError, match="unknown setting 'max_seqs'; did you mean"):
+        config_from_settings({"max_seqs": 4})
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        config_from_settings({"max_num_seqs": 4.5})
+    config = config_from_settings({"method_options": {"prompt_lookup_max": 3}})
+    assert config.method_options["ngram_max"] == 3
+
+
+def test_with_method() -> None:
+    config = parse("--ngram-max", "6", "--num-speculative-tokens", "2", "--max-num-seqs", "3")
+    plain = config.with_method(drafters.plain_method())
+    assert (plain.num_drafts, plain.method_options, plain.max_num_seqs) == (0, {}, 3)
+
+
+def test_every_field_has_help_and_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse("--help")
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    for group in engine_groups():
+        for setting in group.settings:
+            assert setting.help, setting.name
+            assert setting.flag in shown
+
+
+def test_own_settings_beside_the_engines() -> None:
+    @dataclass(frozen=True)
+    class Server:
+        """A server."""
+
+        port: int = 8000
+        """Port to listen on."""
+        names: list[str] = field(default_factory=list)
+        """Names,
+        with commas."""
+        body: int = field(default=1, metadata=BYTES_METADATA)
+        """Size."""
+        model: str | None = None
+        """Shared with the engine."""
+
+    assert field_docs(Server)["names"] == "Names, with commas."
+    config, values = parse_engine_args(
+        "openspec",
+        "",
+        ["--port", "1", "--names", "a, b", "--body", "2KiB", "--model", "."],
+        [group_of("server", Server)],
+        {},
+    )
+    assert build(Server, values) == Server(1, ["a", "b"], 2048, ".")
+    assert config.model == "."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("17", 17), ("2GiB", 2 << 30), ("2 GB", 2 * 10**9), ("1.5g", 3 << 29), ("8k", 8192)],
+)
+def test_bytes(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+def test_format_bytes() -> None:
+    assert [format_bytes(n) for n in (5, 1536, 3 << 29)] == ["5 B", "1.50 KiB", "1.50 GiB"]
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, openspec; openspec.EngineConfig(); openspec.available_drafters(); "
+        "heavy = {'torch', 'numpy', 'fastapi', 'transformers', 'tokenizers', 'openspec._C'}; "
+        "print(sorted(heavy & set(sys.modules)), openspec.LLM.__name__, 'LLM' in dir(openspec))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "LLM", "True"]

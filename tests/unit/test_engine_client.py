@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from openspec.config import EngineConfig
+from openspec.engine_client import EngineClient, join_outputs
+from openspec.engine_protocol import FrameEncoder, FrameSplitter, ReadStats
+from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.messages import EngineOutput
+from tests.unit.fake_core import expected, make_request
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "tests.unit.fake_engine_process")
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def with_client(
+    test: Callable[[EngineClient], Awaitable[None]], model: str = "fake", max_num_seqs: int = 8
+) -> None:
+    async def main() -> None:
+        config = EngineConfig(model=model, max_num_seqs=max_num_seqs)
+        client = await EngineClient.start(config, command=COMMAND)
+        try:
+            await asyncio.wait_for(test(client), 60)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+async def collect(client: EngineClient, **request: object) -> tuple[list[int], str | None]:
+    tokens: list[int] = []
+    reason = None
+    async for output in client.submit(make_request(**request)):  # type: ignore[arg-type]
+        tokens += output.token_ids
+        reason = output.finish_reason
+    return tokens, reason
+
+
+def test_many_requests() -> None:
+    async def test(client: EngineClient) -> None:
+        assert client.info.model == "fake" and client.is_alive
+        requests = [make_request(f"r{i}", [i % 50, i % 7], max_tokens=20) for i in range(100)]
+        results = await asyncio.gather(
+            *(
+                collect(client, name=r.request_id, prompt=r.prompt_token_ids, max_tokens=20)
+                for r in requests
+            )
+        )
+        for request, result in zip(requests, results, strict=True):
+            assert result == expected(request, 1024)
+        stats = await client.stats()
+        assert stats.num_generation_tokens == 2000 and stats.num_running == 0
+        assert stats.num_free_pages == stats.num_pages
+        await client.reset_prefix_cache()
+
+    with_client(test)
+
+
+def test_refused_request() -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(make_request(prompt=[99]))
+        with pytest.raises(RequestError, match="outside the vocabulary") as caught:
+            await stream.__anext__()
+        assert caught.value.param == "prompt"
+        with pytest.raises(StopAsyncIteration):
+            await stream.__anext__()
+        assert (await collect(client))[1] == "length", "the id is free again"
+        stream = client.submit(make_request())
+        with pytest.raises(RequestError, match="in use"):
+            client.submit(make_request())
+        await stream.aclose()
+
+    with_client(test)
+
+
+def test_closing_a_stream_aborts_within_a_step() -> None:
+    async def test(client: EngineClient) -> None:
+        async with aclosing(client.submit(make_request("long", max_tokens=900))) as stream:
+            async for _ in stream:
+                break
+        stats = await client.stats()
+        assert stats.num_running == 0 and stats.num_free_pages == stats.num_pages
+        assert stats.num_generation_tokens < 900
+
+    with_client(test)
+
+
+def test_abort_gives_a_last_output() -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(make_request("long", max_tokens=900))
+        await stream.__anext__()
+        client.abort("long")
+        reasons = [output.finish_reason async for output in stream]
+        assert reasons[-1] == "abort"
+
+    with_client(test)
+
+
+def test_a_cancelled_reader() -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(make_request("long", max_tokens=900))
+
+        async def read() -> None:
+            async with stream:
+                async for _ in stream:
+                    pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await client.stats()).num_running == 0
+
+    with_client(test)
+
+
+def test_slow_reader_gets_joined_outputs() -> None:
+    async def test(client: EngineClient) -> None:
+        request = make_request("slow", max_tokens=50, logprobs=1)
+        stream = client.submit(request)
+        while (await client.stats()).num_generation_tokens < 50:
+            await asyncio.sleep(0.01)
+        outputs = [output async for output in stream]
+        assert len(outputs) == 1
+        assert (outputs[0].token_ids, outputs[0].finish_reason) == expected(request, 1024)
+        assert outputs[0].logprobs is not None and len(outputs[0].logprobs) == 50
+        assert outputs[0].spec_decode is not None
+
+    with_client(test)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        ("bad config", ConfigError, "^max_model_len 5 exceeds 4; lower --max-model-len$"),
+        ("bad start", EngineError, "^no such luck$"),
+    ],
+)
+def test_start_errors(model: str, kind: type[Exception], message: str) -> None:
+    async def main() -> None:
+        await EngineClient.start(EngineConfig(model=model), command=COMMAND)
+
+    with pytest.raises(kind, match=message):
+        asyncio.run(main())
+
+
+def test_start_timeout() -> None:
+    async def main() -> None:
+        await EngineClient.start(EngineConfig(model="slow start"), 0.5, COMMAND)
+
+    with pytest.raises(EngineError, match=r"not ready after 0.5 s"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("dies", r"the engine process died \(exit status 3\)"),
+        ("broken", "the engine failed: page 3 is held twice"),
+    ],
+)
+def test_death_fails_everything_pending(model: str, message: str) -> None:
+    async def test(client: EngineClient) -> None:
+        streams = [client.submit(make_request(f"r{i}", max_tokens=900)) for i in range(20)]
+        for stream in streams:
+            with pytest.raises(EngineError, match=message):
+                async for _ in stream:
+                    pass
+        assert not client.is_alive
+        with pytest.raises(EngineError, match=message):
+            client.submit(make_request())
+        with pytest.raises(EngineError, match=message):
+            await client.stats()
+
+    with_client(test, model)
+
+
+def test_a_killed_child() -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(make_request(max_tokens=900))
+        await stream.__anext__()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="killed by signal 9"):
+            async for _ in stream:
+                pass
+
+    with_client(test)
+
+
+def test_close_fails_open_streams() -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(make_request(max_tokens=900))
+        pid = client.pid
+        await client.close()
+        assert not client.is_alive
+        with pytest.raises(EngineError, match="closed"):
+            async for _ in stream:
+                pass
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+
+    with_client(test)
+
+
+def test_signals_leave_the_child_alone() -> None:
+    async def test(client: EngineClient) -> None:
+        os.kill(client.pid or 0, signal.SIGINT)
+        os.kill(client.pid or 0, signal.SIGTERM)
+        assert (await collect(client))[1] == "length"
+
+    with_client(test)
+
+
+def test_child_ends_with_its_parent() -> None:
+    script = f"""
+        import asyncio
+        from openspec.config import EngineConfig
+        from openspec.engine_client import EngineClient
+        from tests.unit.fake_core import make_request
+
+        async def main():
+            client = await EngineClient.start(EngineConfig(model="fake"), command={COMMAND!r})
+            client.submit(make_request(max_tokens=900))
+            print(client.pid, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        state = Path(f"/proc/{pid}/stat")
+        # An orphan that nobody reaps stays as a zombie in some containers.
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the child outlived its parent")
+
+
+def test_idle_child_does_not_spin() -> None:
+    async def test(client: EngineClient) -> None:
+        await collect(client)
+
+        def cpu_ticks() -> int:
+            fields = Path(f"/proc/{client.pid}/stat").read_text().rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+
+        before = cpu_ticks()
+        await asyncio.sleep(0.5)
+        assert cpu_ticks() - before <= 2
+
+    with_client(test)
+
+
+def test_join_outputs() -> None:
+    joined = join_outputs(
+        [
+            EngineOutput(request_id="r", token_ids=[1, 2], num_cached_tokens=3),
+            EngineOutput(request_id="r", token_ids=[3], finish_reason="stop", num_cached_tokens=3),
+        ]
+    )
+    assert joined == EngineOutput(
+        request_id="r", token_ids=[1, 2, 3], finish_reason="stop", num_cached_tokens=3
+    )
+
+
+def test_frames_survive_any_cut() -> None:
+    encoder = FrameEncoder()
+    stream = b"".join(encoder.encode(ReadStats()) for _ in range(5))
+    for size in range(1, len(stream) + 1):
+        splitter = FrameSplitter()
+        bodies = [
+            body
+            for begin in range(0, len(stream), size)
+            for body in splitter.feed(stream[begin : begin + size])
+        ]
+        assert len(bodies) == 5 and len(set(bodies)) == 1
+    with pytest.raises(EngineError, match="frame of"):
+        FrameSplitter().feed(b"\xff\xff\xff\xff")
+
+
+def test_the_parent_imports_neither_torch_nor_the_core() -> None:
+    code = (
+        "import sys, openspec.engine_client, openspec.llm, openspec.config; "
+        "print([m for m in sys.modules if m.split('.')[0] == 'torch' or m == 'openspec._C'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"

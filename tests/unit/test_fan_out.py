@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from openspec.fan_out import fan_out
+from openspec.messages import SpeculativeOptions
+from openspec.sampling_params import SamplingParams
+
+
+def test_n_sequences() -> None:
+    sampling = SamplingParams(n=3, seed=5, stop_token_ids=[8], prompt_logprobs=1)
+    requests = fan_out("r", [1, 2], sampling, (7, 8), priority=2, cache_salt="s")
+    assert [request.request_id for request in requests] == ["r-0", "r-1", "r-2"]
+    assert [request.sampling.seed for request in requests] == [5, 6, 7]
+    assert [request.sampling.prompt_logprobs for request in requests] == [1, None, None]
+    for request in requests:
+        assert request.sampling.n == 1 and request.sampling.stop_token_ids == [8, 7]
+        assert (request.priority, request.cache_salt) == (2, "s")
+        assert request.speculative == SpeculativeOptions()
+        request.sampling.check(100)
+
+
+def test_seeds() -> None:
+    def seeds(seed: int | None, default: int | None = None) -> list[int | None]:
+        sampling = SamplingParams(n=2, seed=seed)
+        return [r.sampling.seed for r in fan_out("r", [1], sampling, (), default_seed=default)]
+
+    assert seeds(None) != seeds(None)
+    assert seeds(None, 3) == [3, 4] and seeds(1, 3) == [1, 2]
+    assert seeds(2**63 - 1) == [2**63 - 1, -(2**63)], "wraps within 64 bits"
+    for _ in range(100):
+        assert all(seed is not None and -(2**63) <= seed < 2**63 for seed in seeds(None))
+
+
+def test_ignore_eos() -> None:
+    sampling = SamplingParams(ignore_eos=True, stop_token_ids=[8])
+    assert fan_out("r", [1], sampling, (7,))[0].sampling.stop_token_ids == [8]

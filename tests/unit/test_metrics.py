@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from openspec.messages import EngineStats, SpecDecodeStats
+from openspec.metrics import (
+    acceptance_per_position,
+    acceptance_rate,
+    add_counters,
+    mean_acceptance_length,
+    record_draft,
+)
+from openspec.stats_log import StatsLog
+
+
+def test_definitions() -> None:
+    stats = SpecDecodeStats()
+    assert acceptance_rate(stats) == 0.0 and mean_acceptance_length(stats) == 1.0
+    record_draft(stats, 4, 3)
+    record_draft(stats, 2, 0)
+    assert acceptance_rate(stats) == 3 / 6
+    assert mean_acceptance_length(stats) == 1 + 3 / 2
+    assert acceptance_per_position(stats) == [0.5, 0.5, 0.5, 0.0]
+
+
+def test_add_counters() -> None:
+    total, one, two = SpecDecodeStats(), SpecDecodeStats(), SpecDecodeStats()
+    record_draft(one, 1, 1)
+    record_draft(two, 3, 2)
+    add_counters(total, [one, two])
+    assert total == SpecDecodeStats(
+        num_drafts=2,
+        num_draft_tokens=4,
+        num_accepted_tokens=3,
+        num_accepted_tokens_per_pos=[2, 1, 0],
+    )
+
+
+def test_stats_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    log = StatsLog(10.0)
+    stats = EngineStats(num_generation_tokens=50, num_pages=10, num_free_pages=5)
+    record_draft(stats, 4, 2)
+    with caplog.at_level(logging.INFO):
+        for _ in range(9):
+            now += 1.0
+            log.tick(lambda: stats)
+        now += 1000.0  # idle
+        assert not caplog.records
+        log.tick(lambda: stats)
+    assert caplog.messages == [
+        "prompt 0.0 tok/s, generation 5.0 tok/s, running 0, waiting 0, KV pages 50.0%, "
+        "prefix hits 0.0%, acceptance length 3.00, acceptance rate 50.0%"
+    ]
