@@ -50,7 +50,7 @@ def test_model_len_is_lowered_unless_it_was_set() -> None:
 
 
 def test_what_cannot_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not enough memory: weights 2.00 GiB"):
+    with pytest.raises(ConfigError, match=r"not enough memory: weights 2\.00 GiB"):
         plan_memory(
             EngineConfig(kv_cache_memory=1 << 26), Plan(weight_bytes=2 * GIB), 1000, 2 * GIB
         )
