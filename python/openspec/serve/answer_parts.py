@@ -93,7 +93,8 @@ def completion_logprobs(
 
     The token is in its own candidates, with the very same float.
     """
-    names, values = [], []
+    names: list[str] = []
+    values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     for token_id, position in zip(token_ids, positions, strict=True):
         names.append(token_name(token_id, tokenizer.token_bytes(token_id), as_ids))
@@ -141,7 +142,7 @@ def chat_logprobs(
 def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None] | None, num_top: int
 ) -> PromptLogprobs | None:
-    """vLLM's `prompt_logprobs`: for each prompt token its candidates by id; None for the first."""
+    """VLLM's `prompt_logprobs`: for each prompt token its candidates by id; None for the first."""
     if positions is None:
         return None
     result: PromptLogprobs = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,6 +34,7 @@ from openspec.serve.wire import (
     ChatLogprobs,
     CompletionTokensDetails,
     FunctionText,
+    PromptLogprobs,
     ToolCallDelta,
     ToolCallOut,
     Usage,
@@ -96,12 +97,12 @@ class _Answer:
     def full(self) -> ChatCompletion:
         """The whole answer."""
         answer = ChatCompletion(
-            self._job.request_id,
-            self._created,
-            self._context.model_name,
-            [self._full_choice(processor) for processor in self._job.processors],
-            self._usage(),
+            id=self._job.request_id,
+            created=self._created,
+            model=self._context.model_name,
+            choices=[self._full_choice(processor) for processor in self._job.processors],
         )
+        answer.usage = self._usage()
         answer.metrics = parts.metrics_of(self._context, self._job)
         if self._body.return_token_ids:
             answer.prompt_token_ids = self._job.prompts[0].token_ids
@@ -109,7 +110,7 @@ class _Answer:
             answer.prompt_logprobs = self._prompt_logprobs()
         return answer
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer in chunks: a role for every choice, then one for each output of the engine."""
         options = self._body.stream_options
         include_usage = options is not None and bool(options.include_usage)
@@ -156,7 +157,7 @@ class _Answer:
         )
         if pieces.calls:
             message.tool_calls = [
-                ToolCallOut(call.call_id, FunctionText(call.name, call.arguments))
+                ToolCallOut(id=call.call_id, function=FunctionText(call.name, call.arguments))
                 for call in pieces.calls
             ]
         choice = ChatChoice(
@@ -188,7 +189,11 @@ class _Answer:
         if pieces.calls:
             first = parser.num_calls - len(pieces.calls)
             out.tool_calls = [
-                ToolCallDelta(first + number, call.call_id, FunctionText(call.name, call.arguments))
+                ToolCallDelta(
+                    index=first + number,
+                    id=call.call_id,
+                    function=FunctionText(call.name, call.arguments),
+                )
                 for number, call in enumerate(pieces.calls)
             ]
         wants_tokens = self._body.return_token_ids or delta.logprobs is not None
@@ -213,9 +218,14 @@ class _Answer:
         return bool(self._body.return_tokens_as_token_ids)
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(self._job.request_id, self._created, self._context.model_name, choices)
+        return ChatChunk(
+            id=self._job.request_id,
+            created=self._created,
+            model=self._context.model_name,
+            choices=choices,
+        )
 
-    def _prompt_logprobs(self) -> parts.PromptLogprobs | None:
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
         return parts.prompt_logprobs(
             self._job.processors[0].prompt_logprobs, self._body.prompt_logprobs or 0
         )
@@ -258,5 +268,7 @@ def _size(body: ChatCompletionRequest) -> int:
     for message in body.messages:
         content = message.content or ""
         size += 100
-        size += len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content)
+        size += (
+            len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content)
+        )
     return size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from openspec.serve import answer_parts as parts
 from openspec.serve.context import ServerContext
 from openspec.serve.event_stream import EventStream, abort_on_disconnect
 from openspec.serve.generation import Job, Prompt
-from openspec.serve.handling import Arrival, json_response, receive_request, stream_events
+from openspec.serve.handling import json_response, receive_request, stream_events
 from openspec.serve.request_models import MAX_SEQUENCES, CompletionRequest, refuse_unsupported
 from openspec.serve.request_options import (
     check_stream_options,
@@ -86,7 +86,7 @@ class _Answer:
         answer.metrics = parts.metrics_of(self._context, self._job)
         return answer
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer in chunks, one for each output of the engine."""
         options = self._body.stream_options
         include_usage = options is not None and bool(options.include_usage)
@@ -116,7 +116,10 @@ class _Answer:
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(
-            self._job.request_id, self._created, self._context.model_name, choices
+            id=self._job.request_id,
+            created=self._created,
+            model=self._context.model_name,
+            choices=choices,
         )
 
     def _full_choice(self, processor: RequestOutputProcessor) -> CompletionChoice:
@@ -230,9 +233,7 @@ def _prompts(context: ServerContext, body: CompletionRequest) -> list[Prompt]:
             context.tokenizer.check_token_ids(one)
         else:
             raise RequestError("prompt mixes token ids with something else", "prompt")
-        cut = truncated(
-            token_ids, body.truncate_prompt_tokens, context.engine.info.max_model_len
-        )
+        cut = truncated(token_ids, body.truncate_prompt_tokens, context.engine.info.max_model_len)
         room_for_output(context, len(cut))
         text = one if isinstance(one, str) and len(cut) == len(token_ids) else None
         prompts.append(Prompt(cut, text))
@@ -251,4 +252,3 @@ def _echo(context: ServerContext, prompt: Prompt) -> _Echo:
     pieces.append(detokenizer.finish())
     text = "".join(pieces) if prompt.text is None else prompt.text
     return _Echo(text, prompt.token_ids, offsets)
-

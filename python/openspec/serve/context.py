@@ -27,21 +27,39 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[EngineOutput]: ...
     async def __anext__(self) -> EngineOutput: ...
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Aborts the request unless it is finished."""
 
 
 class Engine(Protocol):
     """The part of `EngineClient` that the server uses."""
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        ...
+
     @property
-    def is_alive(self) -> bool: ...
-    def submit(self, request: EngineRequest, /) -> OutputStream: ...
-    def abort(self, request_id: str, /) -> None: ...
-    async def stats(self) -> EngineStats: ...
-    async def reset_prefix_cache(self) -> None: ...
-    async def close(self) -> None: ...
+    def is_alive(self) -> bool:
+        """False once it is gone."""
+        ...
+
+    def submit(self, request: EngineRequest, /) -> OutputStream:
+        """Sends a request."""
+        ...
+
+    def abort(self, request_id: str, /) -> None:
+        """Ends a request within a step."""
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets cached prefixes."""
+
+    async def close(self) -> None:
+        """Ends the engine."""
 
 
 @dataclass(slots=True)
@@ -108,9 +126,9 @@ class ServerContext:
             raise overloaded("Too many requests are waiting; try again later.", retry_after_s=1)
 
     async def stats(self) -> EngineStats:
-        """The engine's statistics, at most a moment old: however many ask, the engine is asked once.
+        """The engine's statistics, at most a moment old.
 
-        While the engine does not answer, the last known ones.
+        However many ask, the engine is asked once; while it does not answer, the last known ones.
         """
         if time.monotonic() - self._stats_time < STATS_MAX_AGE_S or not self.engine.is_alive:
             return self._stats
@@ -126,4 +144,3 @@ class ServerContext:
             self._stats = task.result()
             self._stats_time = time.monotonic()
             self.metrics.update(self._stats)
-

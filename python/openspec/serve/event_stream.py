@@ -45,7 +45,9 @@ class EventStream(Response):
     meantime is joined into its next chunk. A comment is sent in long silences.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], on_disconnect: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_disconnect: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._events = events
         self._on_disconnect = on_disconnect

@@ -1,11 +1,11 @@
-"""A generation request in flight: one or more sequences in the engine, their outputs as they come."""
+"""A generation request in flight: its sequences in the engine, their outputs as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openspec.errors import EngineError
 from openspec.fan_out import fan_out
@@ -33,7 +33,7 @@ class GenerationOptions:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    speculative: SpeculativeOptions = SpeculativeOptions()
+    speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
 
 
 class Job:
@@ -128,8 +128,8 @@ class Job:
             RequestError: the engine cannot serve the request.
             EngineError: the engine failed on it, or is gone.
         """
-        # A stop string ends a sequence before the engine knows. Its last delta waits for the engine's
-        # last word, within a step, because that brings the statistics.
+        # A stop string ends a sequence before the engine knows. Its last delta waits for the
+        # engine's last word, within a step, because that brings the statistics.
         held: dict[int, OutputDelta] = {}
         async for index, output in _merge(self._streams):
             delta = self._take(index, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -64,7 +64,7 @@ def json_response(value: object) -> Response:
     return Response(encode(value), media_type="application/json")
 
 
-async def stream_events(job: Job, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def stream_events(job: Job, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The events of a job that runs while they are read; an error becomes the last event."""
     is_started = False
     try:

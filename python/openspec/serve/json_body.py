@@ -59,7 +59,9 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"The request body exceeds {max_bytes} bytes.", headers={"connection": "close"})
+    return ApiError(
+        413, f"The request body exceeds {max_bytes} bytes.", headers={"connection": "close"}
+    )
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
@@ -82,7 +84,9 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
     except ValueError as exc:
-        detail = f"{exc.msg} at character {exc.pos}" if isinstance(exc, json.JSONDecodeError) else exc
+        detail = (
+            f"{exc.msg} at character {exc.pos}" if isinstance(exc, json.JSONDecodeError) else exc
+        )
         raise RequestError(f"The request body is not valid JSON: {detail}.") from None
     if not isinstance(value, dict):
         raise RequestError("The request body must be a JSON object.")

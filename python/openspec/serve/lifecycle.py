@@ -15,7 +15,8 @@ class Abortable(Protocol):
     request_id: str
     external_id: str
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Ends it."""
 
 
 class Lifecycle:

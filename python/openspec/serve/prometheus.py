@@ -66,7 +66,7 @@ class Histogram:
         bounds = [*(_number(bound) for bound in self._bounds), "+Inf"]
         for bound, count in zip(bounds, self._counts, strict=True):
             total += count
-            yield f'{name}_bucket{{{_join(common, f"le={quote(bound)}")}}} {total}'
+            yield f"{name}_bucket{{{_join(common, f'le={quote(bound)}')}}} {total}"
         yield f"{name}_sum{{{common}}} {_number(self._sum)}"
         yield f"{name}_count{{{common}}} {total}"
 

@@ -78,9 +78,7 @@ class GenerationFields(Model):
     spaces_between_special_tokens: bool | None = None
     """Accepted; byte-level vocabularies put no spaces there."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    logprobs_mode: (
-        Literal["raw", "processed", "raw_logprobs", "processed_logprobs"] | None
-    ) = None
+    logprobs_mode: Literal["raw", "processed", "raw_logprobs", "processed_logprobs"] | None = None
     """Of the model's own distribution (raw), or of the one the token was drawn from."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -182,7 +180,9 @@ class ResponseFormat(Model):
 class ChatFields(Model):
     """What is rendered into a prompt by the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     """Known keys only, such as `enable_thinking`."""
@@ -196,7 +196,7 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     """POST /v1/chat/completions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Deprecated by OpenAI in favour of `max_completion_tokens`; default: what the context leaves."""
+    """Older name of `max_completion_tokens`. Default: what the context leaves."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -207,9 +207,9 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     parallel_tool_calls: bool | None = None
     """False keeps only the first call."""
     response_format: ResponseFormat | None = None
-    reasoning_effort: (
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-    ) = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     """"none" turns thinking off, anything else on; there are no degrees."""
     include_reasoning: bool | None = None
     """False keeps the model's thinking out of the answer."""
@@ -220,7 +220,10 @@ class TokenizeRequest(Model):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+        | None
+    ) = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     add_generation_prompt: bool | None = None

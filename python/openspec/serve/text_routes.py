@@ -22,7 +22,9 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         raise RequestError("Give either prompt or messages.", "prompt")
     if body.prompt is None:
         size = sum(len(message.content or "") for message in body.messages or ()) * 64
-        token_ids = (await context.text_pool.run(size, lambda: render_chat(tokenizer, body))).token_ids
+        token_ids = (
+            await context.text_pool.run(size, lambda: render_chat(tokenizer, body))
+        ).token_ids
     else:
         text, adds_special = body.prompt, body.add_special_tokens is not False
         token_ids = await context.text_pool.run(

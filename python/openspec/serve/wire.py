@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 from msgspec import UNSET, UnsetType
-
-T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -104,18 +100,18 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, kw_only=True):
     """Answer and chunk of /v1/completions."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    object: str = "text_completion"
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
 
@@ -150,32 +146,32 @@ class FunctionText(msgspec.Struct):
     arguments: str
 
 
-class ToolCallOut(msgspec.Struct):
+class ToolCallOut(msgspec.Struct, kw_only=True):
     """A call in a finished message."""
 
     id: str
-    function: FunctionText
     type: str = "function"
+    function: FunctionText
 
 
-class ToolCallDelta(msgspec.Struct):
+class ToolCallDelta(msgspec.Struct, kw_only=True):
     """A call in a chunk; whole calls only."""
 
     index: int
     id: str
-    function: FunctionText
     type: str = "function"
+    function: FunctionText
 
 
-class AssistantMessage(msgspec.Struct):
+class AssistantMessage(msgspec.Struct, kw_only=True):
     """A finished chat answer."""
 
+    role: str = "assistant"
     content: str | None
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same under the name that newer clients read."""
     tool_calls: list[ToolCallOut] | UnsetType = UNSET
-    role: str = "assistant"
     refusal: None = None
 
 
@@ -183,7 +179,7 @@ class ChatDelta(msgspec.Struct):
     """What a chunk adds to a message."""
 
     role: str | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
@@ -207,33 +203,33 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct, kw_only=True):
     """Answer of /v1/chat/completions."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
-    object: str = "chat.completion"
+    usage: Usage | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
-class ChatChunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct, kw_only=True):
     """Chunk of /v1/chat/completions."""
 
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    object: str = "chat.completion.chunk"
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET

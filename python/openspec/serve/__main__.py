@@ -1,0 +1,44 @@
+"""`python -m openspec.serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from openspec.config import parse_engine_args
+from openspec.errors import ConfigError, EngineError
+from openspec.serve.serve_config import ServeConfig
+from openspec.settings import build, group_of
+
+DESCRIPTION = "OpenAI-compatible server. Every flag is also a YAML key and an environment variable."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the server; returns the exit status."""
+    try:
+        engine_config, values = parse_engine_args(
+            "python -m openspec.serve", DESCRIPTION, argv, [group_of("server", ServeConfig)]
+        )
+        config = build(ServeConfig, values)
+        config.check()
+        logging.basicConfig(
+            level=config.log_level.upper(),
+            format="%(asctime)s %(levelname)s server: %(message)s",
+        )
+        # Here, so that --help and a wrong flag do not wait for the web framework.
+        from openspec.serve.server import serve
+
+        asyncio.run(serve(engine_config, config))
+    except (ConfigError, EngineError) as error:
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"openspec.serve: {message}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Taking the address before the model is loaded: a port in use shows at once, not after minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+from openspec.errors import ConfigError
+from openspec.serve.serve_config import ServeConfig
+
+
+@contextlib.contextmanager
+def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
+    """A socket with the configured address. It does not listen yet, so nobody can connect.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    if config.uds is not None:
+        with _unix_socket(config.uds) as sock:
+            yield sock
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((config.host, config.port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
+                "--host"
+            ) from None
+        yield sock
+    finally:
+        sock.close()
+
+
+@contextlib.contextmanager
+def _unix_socket(path: str) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        try:
+            sock.bind(path)
+            os.chmod(path, 0o660)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    finally:
+        sock.close()
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a server that is gone, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def address_of(sock: socket.socket, config: ServeConfig) -> str:
+    """What to type into a client."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,225 @@
+"""One server from start to end: address, engine, HTTP, signals, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+import openspec
+from openspec.config import EngineConfig
+from openspec.engine_client import EngineClient
+from openspec.errors import ConfigError
+from openspec.messages import EngineInfo
+from openspec.model_config import ModelConfig
+from openspec.serve.app import build_app
+from openspec.serve.context import Engine, ServerContext
+from openspec.serve.http_protocol import MAX_HEAD_BYTES, timed_protocol
+from openspec.serve.listening import address_of, bound_socket
+from openspec.serve.serve_config import ServeConfig
+from openspec.settings import format_bytes
+from openspec.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
+CLOSE_CONNECTIONS_S = 1
+MAX_OPEN_FILES = 65536
+
+
+async def serve(
+    engine_config: EngineConfig,
+    config: ServeConfig,
+    start_engine: StartEngine = EngineClient.start,
+) -> None:
+    """Serves until a signal ends it.
+
+    Raises:
+        ConfigError: what is wrong with the settings, the model or the address.
+        EngineError: the engine did not start.
+    """
+    started = time.monotonic()
+    _raise_file_limit()
+    with bound_socket(config) as sock:
+        signals = _Signals()
+        with signals.installed():
+            context = await signals.unless_stopped(_load(engine_config, config, start_engine))
+            if context is None:
+                return
+            try:
+                _log_start(context, address_of(sock, config), time.monotonic() - started)
+                await _run(context, sock, signals)
+            finally:
+                context.text_pool.close()
+                await context.engine.close()
+
+
+async def _load(
+    engine_config: EngineConfig, config: ServeConfig, start_engine: StartEngine
+) -> ServerContext:
+    engine_task = asyncio.ensure_future(start_engine(engine_config))
+    try:
+        path = engine_config.model_path
+        model, tokenizer = await asyncio.gather(
+            asyncio.to_thread(ModelConfig.from_folder, path),
+            asyncio.to_thread(Tokenizer.from_folder, path),
+        )
+    except BaseException:
+        engine_task.cancel()
+        with contextlib.suppress(BaseException):
+            await (await engine_task).close()
+        raise
+    engine = await engine_task
+    try:
+        if tokenizer.num_tokens > model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
+                f"{model.vocab_size}; take both from the same checkpoint"
+            )
+        return ServerContext(
+            config=config,
+            engine_config=engine_config,
+            engine=engine,
+            model=model,
+            tokenizer=tokenizer,
+            model_names=model_names(engine_config, config),
+        )
+    except BaseException:
+        await engine.close()
+        raise
+
+
+def model_names(engine_config: EngineConfig, config: ServeConfig) -> list[str]:
+    """The names that requests may use, the one in answers first."""
+    if config.served_model_name:
+        return list(config.served_model_name)
+    names = [Path(engine_config.model_path).resolve().name]
+    if engine_config.model is not None and engine_config.model not in names:
+        names.append(engine_config.model)
+    return names
+
+
+async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+    config = context.config
+    uvicorn_config = uvicorn.Config(
+        build_app(context),
+        loop="none",
+        http=timed_protocol(config.request_timeout_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(config.keep_alive_timeout_s)),
+        timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
+    server = _QuietServer(uvicorn_config)
+    ending = asyncio.create_task(_end_on_signal(context, server, signals))
+    gc.collect()
+    gc.freeze()
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        ending.cancel()
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals: _Signals) -> None:
+    await signals.first.wait()
+    config, lifecycle = context.config, context.lifecycle
+    logger.info("stopping: %d requests in flight", lifecycle.num_jobs)
+    drain = asyncio.create_task(lifecycle.drain(config.drain_grace_s, config.shutdown_timeout))
+    second = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({drain, second}, return_when=asyncio.FIRST_COMPLETED)
+    second.cancel()
+    if not drain.done():
+        logger.warning("stopping now: %d requests are cut off", lifecycle.num_jobs)
+        drain.cancel()
+        lifecycle.is_refusing = True
+        lifecycle.abort_all()
+        await lifecycle.wait_idle(0.5)
+        server.force_exit = True
+    server.should_exit = True
+
+
+class _Signals:
+    """SIGTERM and SIGINT as events."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Catches both signals."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def unless_stopped(self, work: Awaitable[ServerContext]) -> ServerContext | None:
+        """The result of `work`; None if a signal came first, which cancels it."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.create_task(self.first.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return None
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def _log_start(context: ServerContext, address: str, seconds: float) -> None:
+    info = context.engine.info
+    plan = ", ".join(f"{name} {format_bytes(size)}" for name, size in info.memory_plan.items())
+    logger.info("openspec %s, model %s", openspec.__version__, ", ".join(context.model_names))
+    logger.info("%s", _engine_line(info))
+    logger.info("memory: %s", plan)
+    if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
+        logger.warning("anybody who can reach %s can use this server: no --api-key", address)
+    logger.info("ready after %.1f s: %s", seconds, address)
+
+
+def _engine_line(info: EngineInfo) -> str:
+    method = info.method
+    if info.num_speculative_tokens:
+        method += f", {info.num_speculative_tokens} draft tokens"
+    return (
+        f"speculation: {method}; {info.dtype} on {info.device}; at most {info.max_num_seqs} "
+        f"sequences of {info.max_model_len} tokens; {info.num_pages} KV pages of {info.page_size}"
+    )
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
