@@ -152,11 +152,11 @@ inline int run_all(int argc, char** argv) {
     if (!(condition)) check_test::fail(__FILE__, __LINE__, "CHECK(" #condition ")"); \
   } while (false)
 
-// Each argument is evaluated once.
+// Each argument is evaluated once, and copied: `f()[0]` would outlive what f returned.
 #define CHECK_COMPARISON_(a, b, holds, expression)                                   \
   do {                                                                               \
-    const auto& check_a = (a);                                                       \
-    const auto& check_b = (b);                                                       \
+    const auto check_a = (a);                                                        \
+    const auto check_b = (b);                                                        \
     if (!(holds)) {                                                                  \
       check_test::fail_comparison(__FILE__, __LINE__, expression, check_a, check_b); \
     }                                                                                \

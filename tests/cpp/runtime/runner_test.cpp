@@ -20,20 +20,20 @@ RunnerConfig small_config() {
                    .num_layers = 3,
                    .num_q_heads = 4,
                    .num_kv_heads = 2,
-                   .head_dim = 16,
+                   .head_dim = 32,
                    .intermediate_size = 80,
                    .vocab_size = kVocab,
                    .rms_norm_eps = 1e-6f,
                    .tie_word_embeddings = true,
                    .inv_freq = {},
                    .rope_scale = 1.0f};
-  for (int i = 0; i < 8; ++i) {
-    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 8.0f));
+  for (int i = 0; i < 16; ++i) {
+    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
   }
   config.page_size = 4;
   config.max_num_seqs = 6;
   config.max_model_len = 96;
-  config.max_num_batched_tokens = 64;
+  config.max_num_batched_tokens = 128;
   config.max_num_logits_rows = 5;  // fewer than a step samples, so that blocks are crossed
   config.num_threads = 2;
   config.num_speculative_tokens = 4;
