@@ -59,7 +59,8 @@ std::vector<Found> look_up(const std::vector<std::vector<int32_t>>& histories,
     seq[i] = static_cast<int32_t>(slot);
   }
   const size_t num_drafts_all = num_seqs * static_cast<size_t>(max_drafts);
-  std::vector<int32_t> drafts(num_drafts_all + 1, -7), num_drafts(num_seqs, -7), match_len(num_seqs, -7);
+  std::vector<int32_t> drafts(num_drafts_all + 1, -7), num_drafts(num_seqs, -7),
+      match_len(num_seqs, -7);
   std::vector<int32_t> workspace(
       ngram_lookup_workspace_bytes(static_cast<int>(num_seqs), options.max_lookback) / 4, -7);
   ThreadPool pool(num_threads);
@@ -83,7 +84,8 @@ std::vector<Found> look_up(const std::vector<std::vector<int32_t>>& histories,
   CHECK_EQ(drafts.back(), -7);
   std::vector<Found> found(num_seqs);
   for (size_t i = 0; i < num_seqs; ++i) {
-    const auto begin = drafts.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(max_drafts));
+    const auto begin =
+        drafts.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(max_drafts));
     found[i] = {{begin, begin + num_drafts[i]}, match_len[i]};
     for (int j = num_drafts[i]; j < max_drafts; ++j) CHECK_EQ(begin[j], -1);
   }

@@ -212,16 +212,18 @@ TEST(rope_append_matches_reference_and_is_invariant) {
         std::vector<float> cos_sin;
         std::vector<int64_t> slots;
         for (int row = 0; row < kRows; ++row) {
-          for (int j = 0; j < kDim / 2; ++j) cos_sin.push_back(std::cos(0.1f * static_cast<float>(row * (j + 1))));
-          for (int j = 0; j < kDim / 2; ++j) cos_sin.push_back(std::sin(0.1f * static_cast<float>(row * (j + 1))));
+          for (int j = 0; j < kDim / 2; ++j)
+            cos_sin.push_back(std::cos(0.1f * static_cast<float>(row * (j + 1))));
+          for (int j = 0; j < kDim / 2; ++j)
+            cos_sin.push_back(std::sin(0.1f * static_cast<float>(row * (j + 1))));
           slots.push_back(row % 9 == 4 ? -1 : (row * 37) % (kPages * 8));
         }
         const float* q_weight = has_norm ? q_norm.data() : nullptr;
         const float* k_weight = has_norm ? k_norm.data() : nullptr;
-        const RopeCase rope = run_rope(qkv, 0, kRows, cos_sin, slots, q_weight, k_weight, kQ, kKv,
-                                       kDim, kPages, 3);
-        const auto check_head = [&](size_t row, size_t head, const float* weight,
-                                    const Buffer& out, size_t at) {
+        const RopeCase rope =
+            run_rope(qkv, 0, kRows, cos_sin, slots, q_weight, k_weight, kQ, kKv, kDim, kPages, 3);
+        const auto check_head = [&](size_t row, size_t head, const float* weight, const Buffer& out,
+                                    size_t at) {
           std::vector<double> x;
           for (size_t i = 0; i < kDim; ++i) {
             x.push_back(static_cast<double>(qkv[row * kWidth + head * kDim + i]));
@@ -261,8 +263,8 @@ TEST(rope_append_matches_reference_and_is_invariant) {
           if (!is_written[slot]) CHECK(std::isnan(rope.kv[line * kDim]));
         }
         for (size_t row = 0; row < kRows; ++row) {
-          const RopeCase one = run_rope(qkv, row, 1, cos_sin, slots, q_weight, k_weight, kQ, kKv,
-                                        kDim, kPages, 1);
+          const RopeCase one =
+              run_rope(qkv, row, 1, cos_sin, slots, q_weight, k_weight, kQ, kKv, kDim, kPages, 1);
           CHECK(one.q.same(0, rope.q, row * kQ * kDim, kQ * kDim));
           if (slots[row] < 0) continue;
           const size_t slot = static_cast<size_t>(slots[row]);

@@ -24,8 +24,8 @@ struct Shape {
 // One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
 struct Sequence {
   int kv_len = 0;
-  std::vector<int> parents;            // within the span; -1: the committed prefix
-  std::vector<std::vector<float>> k;   // [token] [num_kv_heads * head_dim]
+  std::vector<int> parents;           // within the span; -1: the committed prefix
+  std::vector<std::vector<float>> k;  // [token] [num_kv_heads * head_dim]
   std::vector<std::vector<float>> v;
   std::vector<std::vector<float>> q;  // [row] [num_q_heads * head_dim]
 
@@ -103,7 +103,9 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
         for (size_t d = 0; d < head_dim; ++d) {
           const size_t line =
               (static_cast<size_t>(page) * 2 * static_cast<size_t>(shape.num_kv_heads) +
-               static_cast<size_t>(head)) * page_size + t % page_size;
+               static_cast<size_t>(head)) *
+                  page_size +
+              t % page_size;
           const size_t v_line = line + static_cast<size_t>(shape.num_kv_heads) * page_size;
           kv.set(line * head_dim + d, s.k[t][static_cast<size_t>(head) * head_dim + d]);
           kv.set(v_line * head_dim + d, s.v[t][static_cast<size_t>(head) * head_dim + d]);
@@ -164,8 +166,10 @@ void check_row(const Shape& shape, const Sequence& s, int row, const Buffer& out
     for (const int token : tokens) {
       double score = 0;
       for (size_t d = 0; d < dim; ++d) {
-        score += static_cast<double>(stored(s.q[static_cast<size_t>(row)][static_cast<size_t>(head) * dim + d], shape.dtype)) *
-                 static_cast<double>(stored(s.k[static_cast<size_t>(token)][kv_at + d], shape.dtype));
+        score +=
+            static_cast<double>(stored(
+                s.q[static_cast<size_t>(row)][static_cast<size_t>(head) * dim + d], shape.dtype)) *
+            static_cast<double>(stored(s.k[static_cast<size_t>(token)][kv_at + d], shape.dtype));
       }
       weights.push_back(std::exp(score / std::sqrt(static_cast<double>(dim))));
       total += weights.back();
@@ -174,9 +178,11 @@ void check_row(const Shape& shape, const Sequence& s, int row, const Buffer& out
       double expected = 0;
       for (size_t i = 0; i < tokens.size(); ++i) {
         expected += weights[i] / total *
-                    static_cast<double>(stored(s.v[static_cast<size_t>(tokens[i])][kv_at + d], shape.dtype));
+                    static_cast<double>(
+                        stored(s.v[static_cast<size_t>(tokens[i])][kv_at + d], shape.dtype));
       }
-      const double found = static_cast<double>(out[out_row * shape.q_width() + static_cast<size_t>(head) * dim + d]);
+      const double found =
+          static_cast<double>(out[out_row * shape.q_width() + static_cast<size_t>(head) * dim + d]);
       CHECK_NEAR(found, expected, tolerance(shape.dtype, std::abs(expected), 2e-6));
     }
   }
@@ -215,8 +221,9 @@ TEST(matches_reference_for_head_dims_and_page_sizes) {
     for (const int head_dim : {32, 96, 128, 256}) {
       for (const int page_size : {1, 7, 64}) {
         const Shape shape = {4, 1, head_dim, page_size, DType::kF32};
-        check_all(rng, shape, {random_sequence(rng, shape, 140, 5, false),
-                               random_sequence(rng, shape, 125, 12, true)});
+        check_all(rng, shape,
+                  {random_sequence(rng, shape, 140, 5, false),
+                   random_sequence(rng, shape, 125, 12, true)});
       }
     }
   });
@@ -226,8 +233,9 @@ TEST(matches_reference_on_a_prefill_chunk) {
   for_each_isa([] {
     Rng rng(3);
     const Shape shape = {4, 1, 32, 16, DType::kF32};
-    check_all(rng, shape, {random_sequence(rng, shape, 0, 150, false),
-                           random_sequence(rng, shape, 90, 200, false)});
+    check_all(
+        rng, shape,
+        {random_sequence(rng, shape, 0, 150, false), random_sequence(rng, shape, 90, 200, false)});
   });
 }
 
@@ -255,7 +263,8 @@ TEST(chunks_and_batches_are_invariant_bit_for_bit) {
         const int num_before = rng.integer(0, 2);
         int first_row = 0;
         for (int i = 0; i < num_before; ++i) {
-          batch.push_back(random_sequence(rng, shape, rng.integer(0, 200), rng.integer(1, 5), i == 0));
+          batch.push_back(
+              random_sequence(rng, shape, rng.integer(0, 200), rng.integer(1, 5), i == 0));
           first_row += batch.back().num_rows();
         }
         batch.push_back(part);

@@ -1,0 +1,272 @@
+#include "kernels/choose.h"
+
+#include "choose_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+Request greedy(std::vector<float> logits) {
+  Request request;
+  request.logits = {std::move(logits)};
+  return request;
+}
+
+Request sampled(std::vector<float> logits, uint64_t seed, float temperature = 1.0f) {
+  Request request = greedy(std::move(logits));
+  request.sampling.temperature = temperature;
+  request.sampling.seed = seed;
+  return request;
+}
+
+// A sequence with everything: history, a tree of drafts, any sampling parameter.
+Request random_request(Rng& rng, int vocab_size) {
+  Request request;
+  SamplingParams& p = request.sampling;
+  const auto sometimes = [&] { return rng.integer(0, 2) == 0; };
+  const auto id = [&] { return rng.integer(0, vocab_size - 1); };
+  p.temperature = sometimes() ? 0.0f : 0.2f + 0.1f * static_cast<float>(rng.integer(0, 15));
+  p.seed = static_cast<uint64_t>(rng.integer(0, 1 << 30)) << 10;
+  if (sometimes()) p.top_k = rng.integer(1, vocab_size + 3);
+  if (sometimes()) p.top_p = 0.05f * static_cast<float>(rng.integer(1, 20));
+  if (sometimes()) p.min_p = 0.04f * static_cast<float>(rng.integer(0, 20));
+  if (sometimes()) p.presence_penalty = rng.normal();
+  if (sometimes()) p.frequency_penalty = rng.normal();
+  if (sometimes()) p.repetition_penalty = 0.5f + 0.25f * static_cast<float>(rng.integer(0, 6));
+  if (sometimes()) p.min_tokens = rng.integer(0, 12);
+  for (int i = rng.integer(0, 3); i > 0; --i) request.stop_ids.push_back(id());
+  for (int i = sometimes() ? rng.integer(1, 5) : 0; i > 0; --i) {
+    request.bias_ids.push_back(id());
+    request.bias_values.push_back(sometimes() ? -kInfinity : rng.normal(3));
+  }
+  for (int i = sometimes() ? rng.integer(1, 30) : 0; i > 0; --i)
+    request.allowed_ids.push_back(id());
+  request.history.clear();
+  for (int i = rng.integer(1, 20); i > 0; --i) request.history.push_back(id());
+  request.prompt_len = rng.integer(1, static_cast<int>(request.history.size()));
+  for (int i = 0, count = rng.integer(0, 5); i < count; ++i) {
+    request.drafts.push_back(id());
+    request.parents.push_back(rng.integer(-1, i - 1));
+  }
+  const float scale = 0.5f + static_cast<float>(rng.integer(0, 5));
+  for (int row = 0; row < request.num_rows(); ++row) {
+    request.logits.push_back(rng.normals(static_cast<size_t>(vocab_size), scale));
+    if (sometimes()) {  // ties
+      for (float& logit : request.logits.back()) logit = std::round(logit);
+    }
+  }
+  return request;
+}
+
+std::vector<double> softmax(const std::vector<float>& logits) {
+  double total = 0;
+  std::vector<double> p;
+  for (const float logit : logits) total += std::exp(static_cast<double>(logit));
+  for (const float logit : logits) p.push_back(std::exp(static_cast<double>(logit)) / total);
+  return p;
+}
+
+// Chi-square of choices over many seeds (and positions) against expected probabilities.
+double chi_square(const Request& prototype, const std::vector<double>& expected, int num_draws) {
+  std::vector<int> counts(expected.size(), 0);
+  constexpr int kBatch = 500;
+  for (int done = 0; done < num_draws; done += kBatch) {
+    std::vector<Request> batch(kBatch, prototype);
+    for (int i = 0; i < kBatch; ++i) {
+      batch[static_cast<size_t>(i)].sampling.seed = static_cast<uint64_t>(done + i) / 2;
+      batch[static_cast<size_t>(i)].history.resize(static_cast<size_t>(1 + i % 2), 0);
+    }
+    for (const Choice& choice : choose_all(batch, 2)) ++counts[static_cast<size_t>(choice.id)];
+  }
+  double sum = 0;
+  for (size_t id = 0; id < expected.size(); ++id) {
+    if (expected[id] == 0) {
+      CHECK_EQ(counts[id], 0);
+      continue;
+    }
+    const double mean = expected[id] * num_draws;
+    sum += (counts[id] - mean) * (counts[id] - mean) / mean;
+  }
+  return sum;
+}
+
+}  // namespace
+
+TEST(equals_the_definition) {
+  for_each_isa([] {
+    Rng rng(1);
+    int num_checked = 0;
+    int num_close = 0;
+    for (int round = 0; round < 250; ++round) {
+      const int vocab_size = rng.integer(0, 3) == 0 ? rng.integer(1, 9) : rng.integer(10, 600);
+      std::vector<Request> requests;
+      for (int i = rng.integer(1, 5); i > 0; --i)
+        requests.push_back(random_request(rng, vocab_size));
+      const std::vector<Choice> choices = choose_all(requests, rng.integer(1, 3));
+      size_t at = 0;
+      for (const Request& request : requests) {
+        for (int row = 0; row < request.num_rows(); ++row, ++at) {
+          bool is_close = false;
+          const int32_t expected = reference_choice(request, row, is_close);
+          ++(is_close ? num_close : num_checked);
+          if (!is_close) CHECK_EQ(choices[at].id, expected);
+        }
+      }
+    }
+    CHECK_GT(num_checked, 10 * num_close);
+  });
+}
+
+TEST(every_instruction_set_chooses_the_same_bits) {
+  Rng rng(2);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<Request> requests;
+    const int vocab_size = rng.integer(1, 3000);
+    for (int i = 0; i < 4; ++i) {
+      requests.push_back(random_request(rng, vocab_size));
+      requests.back().sampling.num_logprobs = rng.integer(-1, 20);
+      requests.back().sampling.raw_logprobs = rng.integer(0, 1) == 1;
+    }
+    std::vector<std::vector<Choice>> results;
+    for_each_isa([&] { results.push_back(choose_all(requests)); });
+    for (const std::vector<Choice>& result : results) CHECK(result == results[0]);
+  }
+}
+
+TEST(a_choice_depends_on_neither_batch_nor_threads) {
+  for_each_isa([] {
+    Rng rng(3);
+    for (int round = 0; round < 20; ++round) {
+      std::vector<Request> requests;
+      for (int i = 0; i < 12; ++i) {
+        requests.push_back(random_request(rng, 700));
+        requests.back().sampling.num_logprobs = rng.integer(-1, 5);
+      }
+      const std::vector<Choice> all = choose_all(requests, 4);
+      size_t at = 0;
+      for (const Request& request : requests) {
+        for (const Choice& choice : choose_all({request})) CHECK(choice == all[at++]);
+      }
+    }
+  });
+}
+
+// A draft row chooses what the last token's row chooses once the drafts are history.
+TEST(drafts_count_like_committed_tokens) {
+  for_each_isa([] {
+    Rng rng(4);
+    for (int round = 0; round < 100; ++round) {
+      const Request request = random_request(rng, 300);
+      const std::vector<Choice> choices = choose_all({request});
+      for (int row = 0; row < request.num_rows(); ++row) {
+        Request committed = request;
+        committed.history = request.prefix(row);
+        committed.drafts.clear();
+        committed.parents.clear();
+        committed.logits = {request.logits[static_cast<size_t>(row)]};
+        CHECK(choose_one(committed) == choices[static_cast<size_t>(row)]);
+      }
+    }
+  });
+}
+
+TEST(samples_follow_the_distribution) {
+  Rng rng(5);
+  const std::vector<float> logits = rng.normals(12, 1.5f);
+  // 11 degrees of freedom: 31.3 is exceeded once in a thousand.
+  CHECK_LT(chi_square(sampled(logits, 0), softmax(logits), 60000), 31.3);
+  std::vector<float> warm = logits;
+  for (float& logit : warm) logit /= 1.7f;
+  CHECK_LT(chi_square(sampled(logits, 0, 1.7f), softmax(warm), 60000), 31.3);
+}
+
+TEST(filtered_samples_follow_the_renormalised_distribution) {
+  Rng rng(6);
+  const std::vector<float> logits = rng.normals(40, 1.0f);
+  Request request = sampled(logits, 0);
+  request.sampling.top_k = 9;
+  request.sampling.top_p = 0.9f;
+  request.sampling.min_p = 0.1f;
+  bool is_close = false;
+  const std::vector<bool> kept = kept_tokens(request.sampling, logits, is_close);
+  CHECK(!is_close);
+  std::vector<double> expected = softmax(logits);
+  double total = 0;
+  for (size_t id = 0; id < expected.size(); ++id) total += kept[id] ? expected[id] : 0.0;
+  for (size_t id = 0; id < expected.size(); ++id)
+    expected[id] = kept[id] ? expected[id] / total : 0.0;
+  CHECK_LT(chi_square(request, expected, 60000), 26.1);  // at most 8 degrees of freedom
+}
+
+TEST(a_flat_distribution_over_a_large_vocabulary_has_no_holes) {
+  const std::vector<float> logits(2000, 0.25f);
+  const std::vector<double> expected(2000, 1.0 / 2000);
+  // 1999 degrees of freedom: mean 1999, deviation 63.
+  const double found = chi_square(sampled(logits, 0), expected, 40000);
+  CHECK_LT(found, 1999 + 5 * 63);
+  CHECK_GT(found, 1999 - 5 * 63);
+}
+
+TEST(greedy_takes_the_lowest_id_among_equals) {
+  for_each_isa([] {
+    for (const int size : {1, 5, 64, 100, 1000}) {
+      Rng rng(7);
+      for (int round = 0; round < 50; ++round) {
+        std::vector<float> logits(static_cast<size_t>(size), 0.0f);
+        int lowest = size;
+        for (int i = 0; i < 3; ++i) {
+          const int id = rng.integer(0, size - 1);
+          logits[static_cast<size_t>(id)] = 2.5f;
+          lowest = std::min(lowest, id);
+        }
+        CHECK_EQ(choose_one(greedy(logits)).id, lowest);
+      }
+    }
+  });
+}
+
+TEST(broken_logits_stay_in_range) {
+  for_each_isa([] {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const float temperature : {0.0f, 1.0f}) {
+      for (const int filter : {0, 1, 2, 3}) {
+        const auto choose = [&](std::vector<float> logits) {
+          Request request = sampled(std::move(logits), 3, temperature);
+          if (filter == 1) request.sampling.top_k = 7;
+          if (filter == 2) request.sampling.top_p = 0.5f;
+          if (filter == 3) request.sampling.min_p = 0.3f;
+          request.sampling.num_logprobs = 20;
+          const Choice raw = choose_one(request);
+          request.sampling.raw_logprobs = false;
+          CHECK_EQ(choose_one(request).id, raw.id);
+          for (const float value : raw.logprobs) CHECK(!std::isnan(value));
+          return raw.id;
+        };
+        for (const size_t size : {1, 30, 200}) {
+          CHECK_EQ(choose(std::vector<float>(size, nan)), 0);
+          CHECK_EQ(choose(std::vector<float>(size, -kInfinity)), 0);
+          std::vector<float> logits(size, nan);
+          logits[size / 2] = -5.0f;
+          CHECK_EQ(choose(logits), static_cast<int32_t>(size / 2));
+          logits.assign(size, 1.0f);
+          logits[size - 1] = kInfinity;
+          CHECK_EQ(choose(logits), static_cast<int32_t>(size - 1));
+          const int32_t id = choose(std::vector<float>(size, kInfinity));
+          CHECK(id >= 0 && id < static_cast<int32_t>(size));
+        }
+      }
+    }
+  });
+}
+
+TEST(foreign_ids_are_ignored) {
+  Request request = greedy({0.0f, 1.0f, 2.0f});
+  request.bias_ids = {-1, 3, 1 << 30};
+  request.bias_values = {100.0f, 100.0f, 100.0f};
+  request.stop_ids = {-5, 77};
+  request.sampling.min_tokens = 9;
+  request.sampling.presence_penalty = 1.0f;
+  request.history = {0, 55, -1};
+  CHECK_EQ(choose_one(request).id, 2);
+}
