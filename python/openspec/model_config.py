@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_DIM = 1 << 20
 MAX_POSITIONS = 1 << 24
+MAX_HEAD_DIM = 256
 DEFAULT_HEAD_DIM = 128  # transformers' default for Qwen3; not hidden_size / heads
 ROPE_KEYS = {
     "default": frozenset[str](),
@@ -184,8 +185,8 @@ def _parse(folder: Path, keys: _Keys, generation: _Keys) -> ModelConfig:
     if num_q_heads % num_kv_heads:
         keys.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
     head_dim = keys.integer("head_dim", 2, 4096, DEFAULT_HEAD_DIM)
-    if head_dim % 2:
-        keys.refuse("head_dim", "an even number")
+    if head_dim % 32 or head_dim > MAX_HEAD_DIM:
+        keys.refuse("head_dim", f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need")
     max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
     rope, max_model_len = _parse_rope(keys, head_dim, max_positions)
     dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"

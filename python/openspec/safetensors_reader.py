@@ -222,7 +222,7 @@ def load_weights(
                 if info.name in surplus:
                     continue
                 with file.view(info.name) as data:
-                    runner.load_tensor(info.name, data, info.dtype)
+                    _load(runner, info, data)
                 done += info.end - info.begin
                 if on_progress is not None:
                     on_progress(done, total)
@@ -236,6 +236,13 @@ def load_weights(
     finally:
         for file in files:
             file.close()
+
+
+def _load(runner: WeightSink, info: TensorInfo, data: memoryview) -> None:
+    try:
+        runner.load_tensor(info.name, data, info.dtype)
+    except ValueError as error:  # a type that the runner does not take for this tensor
+        raise ConfigError(f"{info.path}: {info.name}: {error}") from None
 
 
 def _read_header(path: Path, data: mmap.mmap) -> dict[str, TensorInfo]:
