@@ -1,0 +1,327 @@
+"""Logits and layer outputs against transformers on the same checkpoint.
+
+Float32: the largest error of a row is below 1e-4 of its largest logit, in prefill and in decode.
+Bfloat16: the error against float32 is at most that of transformers in bfloat16. And a row's numbers
+do not depend on how its tokens were cut into steps, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import openspec
+from openspec import _C
+from openspec.model_config import ModelConfig
+from openspec.safetensors_reader import load_weights
+from openspec.tokenizer import Tokenizer
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+EMBEDDED = Path(openspec.__file__).parent / "models" / "tiny"
+PROMPT_TOKENS = 73  # neither a multiple of the page nor of a chunk
+DECODE_TOKENS = 12
+MAX_LEN = 160
+MAX_ERROR = 1e-4
+CHUNKS = (1, 7, 16, 64, PROMPT_TOKENS)
+
+RANDOM_MODELS: dict[str, dict[str, Any]] = {
+    "untied-yarn": {
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 168,
+        "vocab_size": 515,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 160,
+        # Positions beyond the trained 40, so that all three parts of the ramp matter.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 40,
+        },
+    },
+    "multi-head": {  # as many key heads as query heads, wider heads than hidden / heads
+        "hidden_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 100,
+        "vocab_size": 300,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "linear-rope": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "intermediate_size": 32,
+        "vocab_size": 257,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers computes for one token sequence."""
+
+    logits: np.ndarray  # [num_tokens, vocab_size]
+    layers: np.ndarray  # [num_layers, num_tokens, hidden_size]: the residual stream after each
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, a token sequence, and the float32 truth about it."""
+
+    folder: Path
+    token_ids: list[int]
+    truth: Reference
+
+
+def reference(folder: Path, token_ids: Sequence[int], dtype: Any) -> Reference:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    ).eval()
+    layers: list[Any] = []
+
+    def keep(_module: object, _inputs: object, output: Any) -> None:
+        layers.append(
+            (output[0] if isinstance(output, tuple) else output).float().reshape(len(token_ids), -1)
+        )
+
+    # hidden_states would give the last layer's output after the final norm.
+    for layer in model.model.layers:
+        layer.register_forward_hook(keep)
+    with torch.inference_mode():
+        logits = model(torch.tensor([token_ids])).logits[0].float()
+    return Reference(logits.numpy(), torch.stack(layers).numpy())
+
+
+def make_random_model(folder: Path, settings: dict[str, Any]) -> Path:
+    torch.manual_seed(7)
+    config = transformers.Qwen3Config(**settings)
+    model = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:  # all ones otherwise, which hides a norm that is left out
+                weight.uniform_(0.5, 1.5)
+            else:
+                weight.normal_(0.0, 1.2 / weight.shape[-1] ** 0.5)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["embedded", *RANDOM_MODELS])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    num_tokens = PROMPT_TOKENS + DECODE_TOKENS
+    if request.param == "embedded":
+        folder = EMBEDDED
+        text = (
+            "Natalia sold clips to 48 of her friends in April, and then she sold half as many "
+            "clips in May. How many clips did Natalia sell altogether in April and May?\n"
+            "def add(a, b):\n    return a + b\n" * 3
+        )
+        token_ids = Tokenizer.from_folder(folder).encode(text)[:num_tokens]
+    else:
+        settings = RANDOM_MODELS[request.param]
+        folder = make_random_model(tmp_path_factory.mktemp("model"), settings)
+        rng = np.random.default_rng(3)
+        token_ids = rng.integers(0, settings["vocab_size"], num_tokens).tolist()
+    assert len(token_ids) == num_tokens
+    return Case(folder, token_ids, reference(folder, token_ids, torch.float32))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the runner computed, a row per token."""
+
+    logits: np.ndarray  # [num_rows, vocab_size]
+    layers: np.ndarray  # [num_layers, num_rows, hidden_size]
+
+
+class Subject:
+    """A runner with the checkpoint loaded, all layers captured."""
+
+    def __init__(self, folder: Path, dtype: str = "float32", num_threads: int = 2) -> None:
+        config = ModelConfig.from_folder(folder)
+        self.num_layers = config.num_layers
+        self.runner = _C.Runner(
+            _C.RunnerConfig(
+                target=config.target_config(),
+                dtype=dtype,
+                page_size=16,
+                max_num_seqs=4,
+                max_model_len=MAX_LEN,
+                max_num_batched_tokens=256,
+                max_num_logits_rows=256,
+                num_threads=num_threads,
+                num_speculative_tokens=0,
+                method="none",
+                method_options={},
+                adaptive=False,
+                enable_prefix_caching=False,
+                cache_key=bytes(16),
+            ),
+            64,
+        )
+        load_weights(self.runner, folder)
+        self.runner.set_capture(range(config.num_layers))
+
+    def add(self, token_ids: Sequence[int], **params: Any) -> int:
+        return self.runner.add_sequence(
+            token_ids, len(token_ids), _C.SequenceParams(max_tokens=DECODE_TOKENS, **params)
+        )
+
+    def add_scored(self, token_ids: Sequence[int]) -> int:
+        """A sequence whose every row scores: that is what prompt log-probabilities need."""
+        return self.add(token_ids, num_prompt_logprobs=0)
+
+    def step(self, *spans: tuple[int, int]) -> Rows:
+        """One committed step over (slot, number of tokens)."""
+        lease = self.runner.reserve([(slot, num_new, 0) for slot, num_new in spans])
+        self.runner.launch(lease)
+        self.runner.collect(lease)
+        logits = np.array(self.runner.last_logits(), dtype=np.float32)
+        captured = np.array(self.runner.captured(), dtype=np.float32)
+        self.runner.commit(lease)
+        self.runner.check_integrity()
+        layers = captured.reshape(len(captured), self.num_layers, -1).transpose(1, 0, 2)
+        return Rows(logits, layers)
+
+    def score(self, token_ids: Sequence[int], *chunks: int) -> Rows:
+        """A whole sequence in chunks of these lengths, the last one repeated to the end."""
+        slot = self.add_scored(token_ids)
+        parts: list[Rows] = []
+        num_left = len(token_ids)
+        while num_left > 0:
+            chunk = min(chunks[min(len(parts), len(chunks) - 1)], num_left)
+            parts.append(self.step((slot, chunk)))
+            assert len(parts[-1].logits) == parts[-1].layers.shape[1] == chunk
+            num_left -= chunk
+        self.runner.remove_sequence(slot)
+        return join(parts)
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    return Rows(
+        np.concatenate([part.logits for part in parts]),
+        np.concatenate([part.layers for part in parts], axis=1),
+    )
+
+
+def assert_same_bits(found: Rows, expected: Rows) -> None:
+    np.testing.assert_array_equal(found.logits, expected.logits)
+    np.testing.assert_array_equal(found.layers, expected.layers)
+
+
+def worst_error(found: np.ndarray, truth: np.ndarray) -> float:
+    """Over all rows: the largest error, relative to the row's largest value."""
+    return float((np.abs(found - truth).max(-1) / np.abs(truth).max(-1)).max())
+
+
+def rms_error(found: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((found - truth) ** 2) / np.mean(truth**2)))
+
+
+@pytest.fixture(scope="module")
+def subject(case: Case) -> Subject:
+    return Subject(case.folder)
+
+
+@pytest.fixture(scope="module")
+def whole(case: Case, subject: Subject) -> Rows:
+    return subject.score(case.token_ids, len(case.token_ids))
+
+
+def test_prefill_logits(case: Case, whole: Rows) -> None:
+    assert worst_error(whole.logits, case.truth.logits) < MAX_ERROR
+
+
+def test_layer_outputs(case: Case, whole: Rows) -> None:
+    assert whole.layers.shape == case.truth.layers.shape
+    for found, truth in zip(whole.layers, case.truth.layers, strict=True):
+        assert worst_error(found, truth) < MAX_ERROR
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_chunks_change_no_bit(case: Case, subject: Subject, whole: Rows, chunk: int) -> None:
+    assert_same_bits(subject.score(case.token_ids, chunk), whole)
+    assert_same_bits(subject.score(case.token_ids, chunk, 1), whole)
+
+
+def test_threads_change_no_bit(case: Case, whole: Rows) -> None:
+    for num_threads in (1, 3):
+        other = Subject(case.folder, num_threads=num_threads)
+        assert_same_bits(other.score(case.token_ids, 50), whole)
+
+
+def test_company_changes_no_bit(case: Case, subject: Subject, whole: Rows) -> None:
+    """Three sequences in one step: chunks of different lengths beside single rows."""
+    slots = [subject.add_scored(case.token_ids) for _ in range(3)]
+    plans = ([40, 1, 1, 43], [1, 64, 10, 10], [7, 7, 1, 70])
+    parts: list[list[Rows]] = [[], [], []]
+    for lengths in zip(*plans, strict=True):
+        rows = subject.step(*zip(slots, lengths, strict=True))
+        begin = 0
+        for part, length in zip(parts, lengths, strict=True):
+            end = begin + length
+            part.append(Rows(rows.logits[begin:end], rows.layers[:, begin:end]))
+            begin = end
+    for slot, part in zip(slots, parts, strict=True):
+        assert_same_bits(join(part), whole)
+        subject.runner.remove_sequence(slot)
+
+
+def test_greedy_decode(case: Case, subject: Subject) -> None:
+    prompt = case.token_ids[:PROMPT_TOKENS]
+    slot = subject.add(prompt)
+    rows = [subject.step((slot, PROMPT_TOKENS))]
+    rows += [subject.step((slot, 1)) for _ in range(DECODE_TOKENS - 1)]
+    token_ids = subject.runner.token_ids(slot)
+    subject.runner.remove_sequence(slot)
+    assert token_ids[:PROMPT_TOKENS] == prompt
+    assert len(token_ids) == PROMPT_TOKENS + DECODE_TOKENS
+    logits = np.concatenate([part.logits for part in rows])
+    assert logits.shape == (DECODE_TOKENS, case.truth.logits.shape[1])
+    assert token_ids[PROMPT_TOKENS:] == logits.argmax(-1).tolist()
+    truth = reference(case.folder, token_ids, torch.float32)
+    assert worst_error(logits, truth.logits[PROMPT_TOKENS - 1 : -1]) < MAX_ERROR
+    # The rows that decoded are, to the bit, those of a prefill over the same tokens.
+    again = subject.score(token_ids, len(token_ids))
+    np.testing.assert_array_equal(logits, again.logits[PROMPT_TOKENS - 1 : -1])
+
+
+def test_bfloat16_is_no_worse_than_the_reference(case: Case) -> None:
+    ours = Subject(case.folder, dtype="bfloat16").score(case.token_ids, 64, 1)
+    theirs = reference(case.folder, case.token_ids, torch.bfloat16)
+    truth = case.truth
+    assert rms_error(ours.logits, truth.logits) <= rms_error(theirs.logits, truth.logits)
+    pairs = zip(ours.layers, theirs.layers, truth.layers, strict=True)
+    for index, (our_layer, their_layer, true_layer) in enumerate(pairs):
+        our_error, their_error = (
+            rms_error(layer, true_layer) for layer in (our_layer, their_layer)
+        )
+        assert our_error <= their_error * 1.05, f"layer {index}"
+
+
+def test_bfloat16_chunks_change_no_bit(case: Case) -> None:
+    subject = Subject(case.folder, dtype="bfloat16")
+    whole = subject.score(case.token_ids, len(case.token_ids))
+    for chunk in (1, 7, 16):
+        assert_same_bits(subject.score(case.token_ids, chunk), whole)
