@@ -117,17 +117,21 @@ class FakeEngineClient:
         )
         self.step_s = step_s
         self.is_alive = True
-        self.script: Callable[[EngineRequest], list[int] | str] = lambda _: CYCLE
-        self.requests: list[EngineRequest] = []
-        self.aborted: list[str] = []
-        self.num_stats_calls = 0
-        self.num_resets = 0
+        self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024, page_size=16)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
         self._running: dict[str, _Sequence] = {}
         self._waiting: dict[str, _Sequence] = {}
         self._work = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+
+    def forget(self) -> None:
+        """Default script, nothing seen yet."""
+        self.script: Callable[[EngineRequest], list[int] | str] = lambda _: CYCLE
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[str] = []
+        self.num_stats_calls = 0
+        self.num_resets = 0
 
     def submit(self, request: EngineRequest) -> FakeStream:
         if not self.is_alive:

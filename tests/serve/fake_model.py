@@ -81,11 +81,11 @@ def write_fake_model(folder: Path, generation_config: dict | None = None) -> Pat
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "hidden_size": 64,
+        "hidden_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": 32,
         "intermediate_size": 128,
         "vocab_size": vocab_size(tokenizer),
         "max_position_embeddings": MAX_POSITIONS,

@@ -72,7 +72,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     for path, (handler, model) in POST_ROUTES.items():
         extra = None if model is None else _request_body(model, schemas)
         _add(app, context, path, ["POST"], handler, extra)
-    for kind in (ApiError, RequestError, EngineError):
+    for kind in (ApiError, RequestError, EngineError, Exception):
         app.add_exception_handler(kind, handle_exception)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     _describe(app, schemas)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from openspec.chat_template import MAX_DEPTH
 from openspec.errors import RequestError
 from openspec.serve.reasoning import THINK_CLOSE, THINK_OPEN
 from openspec.serve.request_models import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
@@ -143,12 +144,14 @@ def _tool(tool: Tool) -> dict[str, JsonValue]:
     return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
 
 
-def _plain(value: object) -> JsonValue:
+def _plain(value: object, depth: int = 0) -> JsonValue:
     """What came out of a JSON parser, typed."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"The request is nested deeper than {MAX_DEPTH} levels.", "messages")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     raise RequestError("The request holds something that is not JSON.")

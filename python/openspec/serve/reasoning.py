@@ -3,59 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
 
 def held_back(text: str, marker: str) -> int:
-    """How many characters at the end of `text` could be the start of `marker`."""
+    """Characters at the end of `text` that wait: line ends, and what could begin `marker`.
+
+    Line ends wait because those before a marker belong to its layout, not to the text.
+    """
+    partial = 0
     for size in range(min(len(text), len(marker) - 1), 0, -1):
         if marker.startswith(text[-size:]):
-            return size
-    return 0
+            partial = size
+            break
+    rest = text[: len(text) - partial]
+    return partial + len(rest) - len(rest.rstrip("\n"))
 
 
 @dataclass(slots=True)
 class ReasoningSplitter:
-    """Text between the thinking tags goes one way, the rest the other; the tags go nowhere.
+    """Text between the thinking tags goes one way, the rest the other.
 
-    A block opens only at the very start of the output (or already in the prompt): later tags are
-    the model quoting itself, and stay text.
+    The tags and the line ends next to them go nowhere. A block opens only at the very start of the
+    output (or already in the prompt): later tags are the model quoting itself, and stay text.
     """
 
     is_open: bool = False
     """Whether the prompt itself opened a thinking block."""
     _pending: str = field(default="", init=False)
-    _state: str = field(default="", init=False)
+    _state: Literal["start", "thinking", "answer"] = field(default="start", init=False)
+    _is_after_tag: bool = field(default=False, init=False)
+    """No text has followed the last tag yet."""
 
     def __post_init__(self) -> None:
-        self._state = "thinking" if self.is_open else "start"
+        if self.is_open:
+            self._enter("thinking", "")
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
         """The thinking and the answer that are certain after this piece of text."""
         self._pending += text
-        thinking = ""
         if self._state == "start":
             stripped = self._pending.lstrip()
             if stripped.startswith(THINK_OPEN):
-                self._state = "thinking"
-                self._pending = stripped.removeprefix(THINK_OPEN).removeprefix("\n")
+                self._enter("thinking", stripped.removeprefix(THINK_OPEN))
             elif THINK_OPEN.startswith(stripped) and not is_last:
                 return "", ""
             else:
                 self._state = "answer"
+        thinking = ""
         if self._state == "thinking":
             before, tag, after = self._pending.partition(THINK_CLOSE)
-            if not tag:
-                keep = 0 if is_last else held_back(before, THINK_CLOSE)
-                thinking = before[: len(before) - keep]
-                self._pending = before[len(before) - keep :]
-                return thinking, ""
-            thinking, self._pending, self._state = before, after, "gap"
-        if self._state == "gap":
-            self._pending = self._pending.lstrip("\n")
-            if self._pending:
-                self._state = "answer"
-        answer, self._pending = self._pending, ""
+            if tag:
+                thinking = self._without_gap(before.rstrip("\n"))
+                self._enter("answer", after)
+            else:
+                size = len(before) - (0 if is_last else held_back(before, THINK_CLOSE))
+                self._pending = before[size:]
+                return self._without_gap(before[:size]), ""
+        answer, self._pending = self._without_gap(self._pending), ""
         return thinking, answer
+
+    def _enter(self, state: Literal["thinking", "answer"], rest: str) -> None:
+        self._state, self._pending, self._is_after_tag = state, rest, True
+
+    def _without_gap(self, text: str) -> str:
+        if self._is_after_tag:
+            text = text.lstrip("\n")
+            self._is_after_tag = not text
+        return text

@@ -108,23 +108,29 @@ def model_names(engine_config: EngineConfig, config: ServeConfig) -> list[str]:
     return names
 
 
-async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+def http_server(context: ServerContext) -> uvicorn.Server:
+    """The HTTP side of a server; run it with `serve(sockets=[...])`."""
     config = context.config
-    uvicorn_config = uvicorn.Config(
-        build_app(context),
-        loop="none",
-        http=timed_protocol(config.request_timeout_s),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=max(1, round(config.keep_alive_timeout_s)),
-        timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    return _QuietServer(
+        uvicorn.Config(
+            build_app(context),
+            loop="none",
+            http=timed_protocol(config.request_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(config.keep_alive_timeout_s)),
+            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
     )
-    server = _QuietServer(uvicorn_config)
+
+
+async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+    server = http_server(context)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
     gc.collect()
     gc.freeze()

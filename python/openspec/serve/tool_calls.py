@@ -33,7 +33,8 @@ class ToolCallParser:
 
     _pending: str = field(default="", init=False)
     _is_inside: bool = field(default=False, init=False)
-    num_calls: int = field(default=0, init=False)
+    _is_after_call: bool = field(default=False, init=False)
+    """No text has followed the last call yet."""
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, list[ParsedCall]]:
         """The text and the calls that are certain after this piece."""
@@ -45,33 +46,36 @@ class ToolCallParser:
             before, found, after = self._pending.partition(tag)
             if not found:
                 break
+            self._pending = after
             if self._is_inside:
-                call = parse_call(before)
-                if call is None:
-                    out.append(TOOL_OPEN + before + TOOL_CLOSE)
-                else:
-                    calls.append(call)
-                    self.num_calls += 1
+                self._end_call(before, TOOL_CLOSE, out, calls)
             else:
-                out.append(before.rstrip("\n"))
-            self._is_inside = not self._is_inside
-            # The newline after a call belongs to the call's layout.
-            self._pending = after if self._is_inside or not calls else after.lstrip("\n")
-        if self._is_inside:
-            if is_last or len(self._pending) > MAX_CALL_CHARS:
-                # A model may stop right after the JSON, without the closing tag.
-                call = parse_call(self._pending) if is_last else None
-                if call is None:
-                    out.append(TOOL_OPEN + self._pending)
-                else:
-                    calls.append(call)
-                    self.num_calls += 1
-                self._pending, self._is_inside = "", False
-        else:
-            keep = 0 if is_last else held_back(self._pending, TOOL_OPEN)
-            out.append(self._pending[: len(self._pending) - keep])
-            self._pending = self._pending[len(self._pending) - keep :]
+                out.append(self._without_gap(before.rstrip("\n")))
+                self._is_inside = True
+        if not self._is_inside:
+            size = len(self._pending) - (0 if is_last else held_back(self._pending, TOOL_OPEN))
+            out.append(self._without_gap(self._pending[:size]))
+            self._pending = self._pending[size:]
+        elif is_last or len(self._pending) > MAX_CALL_CHARS:
+            # A model may stop right after the JSON, without the closing tag.
+            before, self._pending = self._pending, ""
+            self._end_call(before, "", out, calls)
         return "".join(out), calls
+
+    def _end_call(self, text: str, tag: str, out: list[str], calls: list[ParsedCall]) -> None:
+        self._is_inside = False
+        call = parse_call(text)
+        if call is None:
+            out.append(TOOL_OPEN + text + tag)
+        else:
+            calls.append(call)
+            self._is_after_call = True
+
+    def _without_gap(self, text: str) -> str:
+        if self._is_after_call:
+            text = text.lstrip("\n")
+            self._is_after_call = not text
+        return text
 
 
 def parse_call(text: str) -> ParsedCall | None:
