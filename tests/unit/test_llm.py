@@ -1,0 +1,241 @@
+"""The real engine on the embedded model, through LLM and through the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from openspec.config import EMBEDDED_MODEL, EngineConfig
+from openspec.drafters import available_drafters, plain_method
+from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("openspec._C") is None or not EMBEDDED_MODEL.is_dir(),
+    reason="needs the compiled core and the embedded model",
+)
+
+if importlib.util.find_spec("openspec._C") is not None:
+    from openspec import _C
+    from openspec.engine_client import EngineClient
+    from openspec.fan_out import fan_out
+    from openspec.llm import LLM
+    from openspec.outputs import RequestOutput
+
+METHODS = [name for name in available_drafters() if name != plain_method()]
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "one two three one two three one two",
+    "The moon",
+    "a",
+]
+
+
+def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
+    """Prompts with every sampling parameter in use somewhere."""
+    variants: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 1},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "min_tokens": 20},
+        {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+        {"temperature": 0.8, "top_k": 20},
+        {"temperature": 1.0, "top_p": 0.9, "n": 2},
+        {"temperature": 0.6, "min_p": 0.1, "logit_bias": {300: 2.0, 301: -5.0}},
+        {"temperature": 0.7, "stop": ["return", " the"], "ignore_eos": True},
+        {"temperature": 0.7, "stop_token_ids": list(range(260, 300))},
+        {"temperature": 1.0, "allowed_token_ids": list(range(280, 320)), "ignore_eos": True},
+    ]
+    prompts, params = [], []
+    for index, variant in enumerate(variants):
+        for number, prompt in enumerate(PROMPTS):
+            prompts.append(prompt)
+            budget = 8 + (index * 7 + number * 5) % 40
+            params.append(
+                SamplingParams(**{"seed": index, "max_tokens": budget, **variant})  # type: ignore
+            )
+    params = [
+        param if param.min_tokens <= param.max_tokens else SamplingParams(seed=1)
+        for param in params
+    ]
+    return prompts, params
+
+
+def essence(outputs: list[RequestOutput]) -> list[object]:
+    """What must not depend on speculation or scheduling."""
+    return [
+        (
+            output.prompt_logprobs,
+            [
+                (one.token_ids, one.text, one.finish_reason, one.stop_reason, one.logprobs)
+                for one in output.outputs
+            ],
+        )
+        for output in outputs
+    ]
+
+
+def generate(llm: LLM) -> list[RequestOutput]:
+    outputs = llm.generate(*mixed_requests(), use_tqdm=False)
+    llm.engine.check_integrity()
+    assert llm.stats().num_free_pages == llm.stats().num_pages
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[list[object]]:
+    with LLM(method=plain_method(), enable_prefix_caching=False) as llm:
+        outputs = generate(llm)
+    assert {one.finish_reason for output in outputs for one in output.outputs} == {"stop", "length"}
+    yield essence(outputs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"adaptive_speculation": False},
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 5, "max_num_batched_tokens": 21, "adaptive_speculation": False},
+        {"page_size": 3, "max_num_seqs": 7},
+        {"max_model_len": 128, "kv_cache_memory": "640KiB", "adaptive_speculation": False},
+        {"num_speculative_tokens": 1},
+        {"num_speculative_tokens": 9, "adaptive_speculation": False},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_speculation_changes_nothing(
+    plain: list[object], method: str, settings: dict[str, int]
+) -> None:
+    with LLM(method=method, **settings) as llm:
+        first = generate(llm)
+        assert essence(first) == plain
+        if llm.config.enable_prefix_caching:
+            again = generate(llm)
+            assert essence(again) == plain, "with a warm prefix cache"
+        stats = llm.stats()
+        assert stats.num_draft_tokens > 0
+        if "kv_cache_memory" in settings:
+            assert stats.num_preemptions > 0
+
+
+def test_garbage_drafter(plain: list[object]) -> None:
+    class Garbage(_C.Drafter):
+        def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+            rng = random.Random(len(token_ids))
+            if rng.random() < 0.1:
+                raise RuntimeError("no idea")
+            return [rng.choice([-1, 10**12, 3, 300, token_ids[-1]]) for _ in range(num_wanted + 1)]
+
+    with LLM(num_speculative_tokens=4, drafter=Garbage(4), adaptive_speculation=False) as llm:
+        assert essence(generate(llm)) == plain
+        assert llm.stats().num_drafter_failures > 0
+
+
+def test_a_fault_in_every_stage(plain: list[object]) -> None:
+    with LLM(adaptive_speculation=False, max_num_seqs=6) as llm:
+        runner = llm.engine._executor._runner  # type: ignore[attr-defined]
+        rng = random.Random(0)
+        failed: list[str] = []
+        phase = "may fail"
+
+        def hook(stage: str) -> None:
+            nonlocal phase
+            if phase == "failed" and stage == "reserve":
+                phase = "retry"
+            elif phase == "retry" and stage == "commit":
+                phase = "may fail"
+            elif phase == "may fail" and rng.random() < 0.03:
+                phase = "failed"
+                failed.append(stage)
+                raise RuntimeError(f"injected at {stage}")
+
+        runner.set_stage_hook(hook)
+        outputs = llm.generate(*mixed_requests(), use_tqdm=False)
+        runner.set_stage_hook(None)
+        assert len(set(failed)) >= 5 and llm.stats().num_step_failures == len(failed)
+        assert essence(outputs) == plain
+        assert essence(generate(llm)) == plain
+
+
+def test_chat_and_conveniences() -> None:
+    with LLM(seed=3) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=12)
+        conversation = [{"role": "user", "content": "What is 2 + 3?"}]
+        one = llm.chat(conversation, greedy, use_tqdm=False)
+        two = llm.chat([conversation, conversation], greedy, use_tqdm=False)
+        assert [o.outputs[0].text for o in two] == [one[0].outputs[0].text] * 2
+        ids = llm.tokenizer.encode("The moon")
+        by_text = llm.generate("The moon", greedy, use_tqdm=False)
+        by_ids = llm.generate(ids, greedy, use_tqdm=False)
+        both = llm.generate([ids, ids], [greedy, greedy], use_tqdm=False)
+        assert {o.outputs[0].text for o in [*by_text, *by_ids, *both]} == {
+            by_text[0].outputs[0].text
+        }
+        assert by_ids[0].prompt is None and by_text[0].prompt == "The moon"
+        seeded = [llm.generate("The moon", use_tqdm=False)[0].outputs[0].token_ids for _ in "ab"]
+        assert seeded[0] == seeded[1], "the engine's seed is the default"
+        assert llm.generate([], use_tqdm=False) == []
+        with pytest.raises(RequestError, match="outside"):
+            llm.generate([[1, 2], [10**6]], use_tqdm=False)
+        with pytest.raises(RequestError, match="2 sampling parameters for 1 prompts"):
+            llm.generate("a", [greedy, greedy], use_tqdm=False)
+        with pytest.raises(RequestError, match="maximum is"):
+            llm.generate([[5], [5] * 50_000], use_tqdm=False)
+        assert not llm.engine.has_work
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("a")
+
+
+def test_settings_that_cannot_work() -> None:
+    for settings, message in (
+        ({"max_model_len": 1 << 20}, "exceeds what the model's positions are made for"),
+        ({"kv_cache_memory": "10KiB"}, "holds 0 tokens"),
+        ({"num_speculative_tokens": 1000}, r"must be in \[0, "),
+        ({"max_seqs": 3}, "did you mean 'max_num_seqs'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(**settings)  # type: ignore[arg-type]
+
+
+def test_no_drafts_is_plain() -> None:
+    with LLM(num_speculative_tokens=0) as llm:
+        llm.generate(PROMPTS, use_tqdm=False)
+        assert llm.stats().num_drafts == 0
+
+
+def test_engine_process(plain: list[object]) -> None:
+    async def tokens_of(client: EngineClient, name: str, prompt: list[int]) -> list[int]:
+        sampling = SamplingParams(temperature=0, max_tokens=24, seed=0)
+        [request] = fan_out(name, prompt, sampling, [])
+        stream = client.submit(request)
+        return [token async for output in stream for token in output.token_ids]
+
+    async def main() -> list[list[int]]:
+        client = await EngineClient.start(EngineConfig(max_num_seqs=4))
+        try:
+            assert client.info.num_speculative_tokens > 0 and client.info.startup_seconds < 60
+            return await asyncio.gather(
+                *(tokens_of(client, str(i), ids) for i, ids in enumerate(prompts))
+            )
+        finally:
+            await client.close()
+
+    with LLM(method=plain_method()) as llm:
+        prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    assert asyncio.run(main()) == expected
+
+
+def test_engine_process_refuses_in_one_line() -> None:
+    async def main() -> None:
+        await EngineClient.start(EngineConfig(max_model_len=1 << 20))
+
+    with pytest.raises(ConfigError, match=r"^max_model_len 1048576 exceeds.*config\.json$"):
+        asyncio.run(main())
