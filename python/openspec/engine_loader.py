@@ -15,9 +15,9 @@ from openspec.executor import Executor
 from openspec.memory import MemoryPlan, available_cpus, available_memory, plan_memory
 from openspec.messages import EngineInfo
 from openspec.model_config import ModelConfig
-from openspec.safetensors_reader import load_weights
 from openspec.sequence_params import sequence_params
 from openspec.step_plan import SchedulerConfig
+from openspec.weights import load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,17 @@
-"""Safetensors files, mapped into memory and trusted in nothing, and the loading of weights."""
+"""Safetensors files, mapped into memory and trusted in nothing."""
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from openspec.checkpoint_folder import find_file, is_plain_name, open_folder
 from openspec.errors import ConfigError
 from openspec.strict_json import JsonValue, describe_value, parse_json_object, read_json_object
-
-logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_NUM_DIMS = 16
@@ -31,10 +26,8 @@ DTYPE_BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-LOADABLE_DTYPES = ("BF16", "F32")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TIED_SURPLUS = "lm_head.weight"
 MAX_NAMED = 8  # tensors that one message lists
 
 
@@ -48,19 +41,6 @@ class TensorInfo:
     path: Path
     begin: int
     end: int
-
-
-class WeightSink(Protocol):
-    """What takes weights: `_C.Runner`."""
-
-    def expected_tensors(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of all tensors that it needs."""
-
-    def load_tensor(self, name: str, data: memoryview, dtype: str) -> None:
-        """Takes one tensor; `data` is only valid during the call."""
-
-    def finish_loading(self) -> None:
-        """Called once, after the last tensor."""
 
 
 class SafetensorsFile:
@@ -191,60 +171,6 @@ def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
     return files
 
 
-def load_weights(
-    runner: WeightSink,
-    folder: str | Path,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Gives every tensor of the checkpoint to the runner; returns the number of bytes read.
-
-    All names, shapes and types are checked before the first tensor is loaded. BF16 and F32 are
-    taken as they are; other types are refused. `on_progress` gets (bytes done, bytes in all).
-
-    Raises:
-        ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
-    """
-    root = open_folder(folder)
-    expected = {name: tuple(shape) for name, shape in runner.expected_tensors()}
-    files = checkpoint_files(root)
-    try:
-        surplus = _check_tensors(root, files, expected)
-        total = sum(
-            info.end - info.begin
-            for file in files
-            for info in file.tensors.values()
-            if info.name in expected
-        )
-        done = 0
-        last_log = start = time.monotonic()
-        for file in files:
-            for info in sorted(file.tensors.values(), key=lambda info: info.begin):
-                if info.name in surplus:
-                    continue
-                with file.view(info.name) as data:
-                    _load(runner, info, data)
-                done += info.end - info.begin
-                if on_progress is not None:
-                    on_progress(done, total)
-                if time.monotonic() - last_log >= 2.0:
-                    last_log = time.monotonic()
-                    logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
-            file.close()  # before the next one, so that read pages do not count as ours
-        runner.finish_loading()
-        logger.info("weights: %.3f GB in %.1f s", total / 1e9, time.monotonic() - start)
-        return total
-    finally:
-        for file in files:
-            file.close()
-
-
-def _load(runner: WeightSink, info: TensorInfo, data: memoryview) -> None:
-    try:
-        runner.load_tensor(info.name, data, info.dtype)
-    except ValueError as error:  # a type that the runner does not take for this tensor
-        raise ConfigError(f"{info.path}: {info.name}: {error}") from None
-
-
 def _read_header(path: Path, data: mmap.mmap) -> dict[str, TensorInfo]:
     length = int.from_bytes(data[:8], "little")
     if length > MAX_HEADER_BYTES:
@@ -280,7 +206,7 @@ def _check_metadata(path: Path, entry: JsonValue) -> None:
 def _parse_entry(
     path: Path, name: str, entry: JsonValue, data_begin: int, file_size: int
 ) -> TensorInfo:
-    where = f"{path}: {_shown(name)}"
+    where = f"{path}: {shown_name(name)}"
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected an object, found {describe_value(entry)}")
     dtype = entry.get("dtype")
@@ -335,7 +261,7 @@ def _check_layout(
         if info.begin != position:
             what = "overlaps the tensor before it" if info.begin < position else "leaves a hole"
             raise ConfigError(
-                f"{path}: {_shown(info.name)} {what}: expected its data at offset "
+                f"{path}: {shown_name(info.name)} {what}: expected its data at offset "
                 f"{position - data_begin}, found {info.begin - data_begin}"
             )
         position = info.end
@@ -351,59 +277,22 @@ def _check_shard(file: SafetensorsFile, weight_map: Mapping[str, Path]) -> None:
     absent = sorted(listed - set(file.tensors))
     if absent:
         raise ConfigError(
-            f"{file.path}: lacks {_name_some(absent)}, which {INDEX_FILE} places there"
+            f"{file.path}: lacks {name_some(absent)}, which {INDEX_FILE} places there"
         )
     unlisted = sorted(set(file.tensors) - listed)
     if unlisted:
         raise ConfigError(
-            f"{file.path}: holds {_name_some(unlisted)}, which {INDEX_FILE} does not place there"
+            f"{file.path}: holds {name_some(unlisted)}, which {INDEX_FILE} does not place there"
         )
 
 
-def _check_tensors(
-    root: Path, files: list[SafetensorsFile], expected: Mapping[str, tuple[int, ...]]
-) -> set[str]:
-    """Compares the checkpoint with what the runner expects; returns what may be left out."""
-    found = {name: info for file in files for name, info in file.tensors.items()}
-    missing = [name for name in expected if name not in found]
-    if missing:
-        shapes = [f"{name} {list(expected[name])}" for name in missing]
-        raise ConfigError(
-            f"{root}: missing {len(missing)} of {len(expected)} expected tensors: "
-            f"{_name_some(shapes)}; config.json and weights belong to different models, "
-            "or the checkpoint is incomplete"
-        )
-    surplus = {name for name in found if name not in expected}
-    if TIED_SURPLUS in surplus:
-        logger.info("%s: %s is ignored: config.json ties it to the embedding", root, TIED_SURPLUS)
-    extra = sorted(surplus - {TIED_SURPLUS})
-    if extra:
-        raise ConfigError(
-            f"{root}: {len(extra)} tensors that config.json has no place for: "
-            f"{_name_some(extra)}; config.json and weights belong to different models"
-        )
-    for name, shape in expected.items():
-        info = found[name]
-        if info.shape != shape:
-            raise ConfigError(
-                f"{info.path}: {name}: expected shape {list(shape)} (from config.json), "
-                f"found {list(info.shape)}"
-            )
-        if info.dtype not in LOADABLE_DTYPES:
-            raise ConfigError(
-                f"{info.path}: {name}: expected dtype {' or '.join(LOADABLE_DTYPES)}, "
-                f"found {info.dtype}; convert the checkpoint, for instance with transformers: "
-                "model.to(torch.bfloat16).save_pretrained(folder)"
-            )
-    return surplus
-
-
-def _name_some(names: list[str]) -> str:
+def name_some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
     rest = len(names) - MAX_NAMED
-    shown = ", ".join(_shown(name) for name in names[:MAX_NAMED])
+    shown = ", ".join(shown_name(name) for name in names[:MAX_NAMED])
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """A tensor's name on one line, whatever is in it."""
     return name if name.isprintable() and 0 < len(name) <= 120 else describe_value(name)

@@ -18,8 +18,8 @@ import pytest
 import openspec
 from openspec import _C
 from openspec.model_config import ModelConfig
-from openspec.safetensors_reader import load_weights
 from openspec.tokenizer import Tokenizer
+from openspec.weights import load_weights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,9 +14,9 @@ from openspec.safetensors_reader import (
     DTYPE_BITS,
     SafetensorsFile,
     checkpoint_files,
-    load_weights,
     read_index,
 )
+from openspec.weights import load_weights
 
 TENSORS: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [6, 4]),
