@@ -34,7 +34,7 @@ echo "==== compute-sanitizer memcheck (at $SECONDS s)"
 # A part of the tests: under the sanitizer a kernel takes many times as long. PyTorch's caching allocator
 # would hide accesses past the end of a tensor.
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-  --target-processes all "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -k "not graph and not opcheck"
+  "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -k "not graph and not opcheck"
 
 for kernel in bench/kernels/*.py; do
   echo "==== $kernel (at $SECONDS s)"
