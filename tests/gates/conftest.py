@@ -1,0 +1,81 @@
+"""The drafters that every gate runs over, and plain decoding's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+pytest.importorskip("openspec._C", reason="the extension is not built")
+
+from openspec import _C
+from openspec.drafters import available_drafters, plain_method
+from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
+
+Reference = Callable[[Sequence[Job]], list[Result]]
+
+
+class GarbageDrafter(_C.Drafter):
+    """Ids that are no tokens, wrong tokens, too many of them."""
+
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+        kind = len(token_ids) % 4
+        if kind == 0:
+            return [-1, 2**40, 5]
+        if kind == 1:
+            return [7] * (num_wanted + 3)
+        if kind == 2:
+            return [token_ids[-1], 10**6, token_ids[-1]]
+        raise ValueError("no idea today")
+
+
+class EchoDrafter(_C.Drafter):
+    """What followed the last occurrence of the last token: often right, often wrong."""
+
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+        for at in range(len(token_ids) - 2, -1, -1):
+            if token_ids[at] == token_ids[-1]:
+                return token_ids[at + 1 : at + 1 + num_wanted]
+        return []
+
+
+PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter}
+
+
+def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
+    """Settings for `make_core` that select a drafter, compiled or written above."""
+    if name in PYTHON_DRAFTERS:
+        # Always drafting: what is granted must not matter, and garbage would soon get nothing.
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": num_drafts,
+            "drafter": PYTHON_DRAFTERS[name](num_drafts),
+            "adaptive_speculation": False,
+        }
+    if name == plain_method():
+        return {"method": name}
+    return {"method": name, "num_speculative_tokens": num_drafts}
+
+
+@pytest.fixture(params=[*available_drafters(), *PYTHON_DRAFTERS])
+def drafter_name(request: pytest.FixtureRequest) -> str:
+    """Every drafter there is, and two that only tests would want."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """Plain decoding, one request at a time, no cache, prompts whole."""
+    core = make_core(**PLAIN)
+    known: dict[tuple[tuple[int, ...], str], Result] = {}
+
+    def answers(jobs: Sequence[Job]) -> list[Result]:
+        keys = [(job.prompt, repr(job.sampling)) for job in jobs]
+        missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in known]
+        for (key, _), result in zip(
+            missing, run_alone(core, [job for _, job in missing]), strict=True
+        ):
+            known[key] = result
+        return [known[key] for key in keys]
+
+    return answers

@@ -1,0 +1,159 @@
+"""Tokens and lengths equal plain decoding's, without tolerance, whatever else goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from openspec.messages import SpeculativeOptions
+from tests.gates.conftest import Reference, drafter_settings
+from tests.gates.harness import Job, kv_memory, make_core, run, run_alone, texts
+from tests.gates.workload import jobs
+
+KINDS = ("greedy", "sampled", "mixed")
+
+
+def as_jobs(kind: str, num_jobs: int) -> list[Job]:
+    return [dataclasses.replace(job) for job in jobs(kind, num_jobs)]
+
+
+@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "always"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("concurrency", [1, 4, 16])
+def test_concurrency(
+    drafter_name: str, kind: str, concurrency: int, adaptive: bool, reference: Reference
+) -> None:
+    """Staggered arrivals and budgets, at most so many at a time."""
+    batch = as_jobs(kind, 16)
+    settings = drafter_settings(drafter_name)
+    settings.setdefault("adaptive_speculation", adaptive)
+    core = make_core(**settings, max_num_seqs=concurrency)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    if drafter_name not in ("none", "(garbage)") and not adaptive:
+        assert core.stats().num_accepted_tokens > 0, "a gate without an accepted draft shows little"
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [33, 48, 97, 512])
+def test_prefill_chunks(
+    drafter_name: str, max_num_batched_tokens: int, reference: Reference
+) -> None:
+    batch = as_jobs("mixed", 16)
+    core = make_core(
+        **drafter_settings(drafter_name), max_num_batched_tokens=max_num_batched_tokens
+    )
+    assert texts(run(core, batch)) == texts(reference(batch))
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 7, 15])
+def test_number_of_drafts(drafter_name: str, num_drafts: int, reference: Reference) -> None:
+    batch = as_jobs("mixed", 8)
+    settings = drafter_settings(drafter_name, num_drafts) | {"adaptive_speculation": False}
+    assert texts(run(make_core(**settings), batch)) == texts(reference(batch))
+
+
+def test_prefix_hit_equals_miss(drafter_name: str, reference: Reference) -> None:
+    batch = as_jobs("mixed", 16)
+    core = make_core(**drafter_settings(drafter_name))
+    expected = texts(reference(batch))
+    assert texts(run(core, batch)) == expected
+    before = core.stats().prefix_cache_hits
+    assert texts(run(core, batch)) == expected
+    assert core.stats().prefix_cache_hits > before
+    # Answers of the first round are prefixes of these prompts.
+    longer = [
+        dataclasses.replace(job, prompt=job.prompt + tuple(tokens[:20]))
+        for job, (tokens, _) in zip(batch, expected, strict=True)
+    ]
+    assert texts(run(core, longer)) == texts(reference(longer))
+    core.reset_prefix_cache()
+    assert texts(run(core, batch)) == expected
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("num_pages", [14, 24])
+def test_preemption(
+    drafter_name: str, num_pages: int, cache: bool, reference: Reference
+) -> None:
+    """Far too few pages: requests are preempted and resume, some more than once."""
+    batch = as_jobs("mixed", 16)
+    core = make_core(
+        **drafter_settings(drafter_name),
+        kv_cache_memory=kv_memory(num_pages),
+        max_model_len=200,
+        enable_prefix_caching=cache,
+    )
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_preemptions > 0
+
+
+def test_priorities(drafter_name: str, reference: Reference) -> None:
+    batch = [dataclasses.replace(job, priority=-i) for i, job in enumerate(as_jobs("mixed", 16))]
+    core = make_core(
+        **drafter_settings(drafter_name), kv_cache_memory=kv_memory(20), max_model_len=200
+    )
+    assert texts(run(core, batch)) == texts(reference(batch))
+
+
+def test_cancellation(drafter_name: str, reference: Reference) -> None:
+    """Half of the requests are called off on the way; the others do not notice."""
+    batch = [
+        dataclasses.replace(job, abort_after=(1 + i) if i % 2 else None)
+        for i, job in enumerate(as_jobs("mixed", 16))
+    ]
+    results = run(make_core(**drafter_settings(drafter_name)), batch)
+    for job, result, expected in zip(batch, results, reference(batch), strict=True):
+        if result.finish_reason == "abort":
+            assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+            assert job.abort_after is not None and len(result.token_ids) >= job.abort_after
+        else:
+            assert result.text == expected.text
+
+
+def test_requests_with_their_own_say(drafter_name: str, reference: Reference) -> None:
+    """Some draft, some do not, some draft less."""
+    choices = (
+        SpeculativeOptions(),
+        SpeculativeOptions(enabled=False),
+        SpeculativeOptions(num_speculative_tokens=1),
+        SpeculativeOptions(num_speculative_tokens=0),
+    )
+    batch = [
+        dataclasses.replace(job, speculative=choices[i % 4])
+        for i, job in enumerate(as_jobs("mixed", 16))
+    ]
+    assert texts(run(make_core(**drafter_settings(drafter_name)), batch)) == texts(reference(batch))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads(drafter_name: str, num_threads: int, reference: Reference) -> None:
+    batch = as_jobs("mixed", 8)
+    core = make_core(**drafter_settings(drafter_name), num_threads=num_threads)
+    assert texts(run(core, batch)) == texts(reference(batch))
+
+
+def test_context_limit(drafter_name: str) -> None:
+    """Drafts stop short of the limit; the request runs to it and is no error."""
+    batch = [
+        dataclasses.replace(
+            job,
+            sampling=msgspec.structs.replace(job.sampling, max_tokens=1000),
+            prompt=(job.prompt * 20)[: 96 - i],
+        )
+        for i, job in enumerate(as_jobs("mixed", 8))
+    ]
+    limits = {"max_model_len": 100, "max_num_batched_tokens": 128}
+    plain = run_alone(make_core(method="none", **limits), batch)
+    spec = run(make_core(**drafter_settings(drafter_name), **limits), batch)
+    assert texts(spec) == texts(plain)
+    assert [len(one.token_ids) for one in spec] == [4 + i for i in range(8)]
+    assert {one.finish_reason for one in spec} == {"length"}
+
+
+def test_bfloat16(drafter_name: str) -> None:
+    batch = as_jobs("mixed", 8)
+    plain = run_alone(make_core(method="none", dtype="bfloat16"), batch)
+    core = make_core(**drafter_settings(drafter_name), dtype="bfloat16")
+    assert texts(run(core, batch)) == texts(plain)
+

@@ -1,0 +1,65 @@
+"""An exception in any stage of the step: nothing is lost, no page leaks, later text is unchanged."""
+
+from __future__ import annotations
+
+import pytest
+
+from openspec.engine import EngineCore
+from tests.gates.conftest import Reference, drafter_settings
+from tests.gates.harness import make_core, run, texts
+from tests.gates.workload import jobs
+
+STAGES = ("reserve", "propose", "score", "choose", "accept", "commit")
+
+
+class Fault:
+    """Raises at the given stage of chosen attempts."""
+
+    def __init__(self, core: EngineCore, stage: str, every: int, times: int = 1) -> None:
+        self.stage, self.every, self.times = stage, every, times
+        self.num_attempts = self.num_raised = 0
+        # The engine has no use for a hook; only tests and profilers reach for it.
+        core._executor._runner.set_stage_hook(self)  # type: ignore[attr-defined]
+
+    def __call__(self, stage: str) -> None:
+        self.num_attempts += stage == "reserve"
+        if stage == self.stage and self.num_attempts % self.every < self.times:
+            self.num_raised += 1
+            raise RuntimeError(f"injected in {stage}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_failure_is_retried(drafter_name: str, stage: str, reference: Reference) -> None:
+    batch = jobs("mixed", 8)
+    core = make_core(**drafter_settings(drafter_name))
+    fault = Fault(core, stage, every=3)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert fault.num_raised > 3
+    assert core.stats().num_step_failures == fault.num_raised
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_failures_fail_the_requests_of_the_step(
+    drafter_name: str, stage: str, reference: Reference
+) -> None:
+    batch = jobs("mixed", 8)
+    core = make_core(**drafter_settings(drafter_name))
+    Fault(core, stage, every=12, times=2)
+    results = run(core, batch)  # checks that no page is held
+    assert any(result.finish_reason == "error" for result in results)
+    for result, expected in zip(results, reference(batch), strict=True):
+        if result.finish_reason == "error":
+            assert result.error is not None and "injected" in result.error
+            assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+        else:
+            assert result.text == expected.text
+    core._executor._runner.set_stage_hook(None)  # type: ignore[attr-defined]
+    assert texts(run(core, batch)) == texts(reference(batch))
+
+
+def test_a_drafter_that_raises_costs_drafts_only(reference: Reference) -> None:
+    batch = jobs("mixed", 8)
+    core = make_core(**drafter_settings("(garbage)"))
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_drafter_failures > 0
+    assert core.stats().num_step_failures == 0

@@ -1,0 +1,74 @@
+"""Sampled tokens follow the target's distribution: chi-square over many seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from openspec.sampling_params import SamplingParams
+from tests.gates.conftest import drafter_settings
+from tests.gates.harness import Job, make_core, run
+from tests.gates.workload import prompts
+
+NUM_SEEDS = 1500
+
+
+def chi_square_limit(num_cells: int) -> float:
+    """Upper 0.1 % point (Wilson and Hilferty, 1931): seeds are fixed, so the test never wavers."""
+    k = num_cells - 1
+    return k * (1 - 2 / (9 * k) + 3.0902 * math.sqrt(2 / (9 * k))) ** 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0},
+        {"temperature": 1.5, "top_k": 12},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 0.8, "min_p": 0.05},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", [0, 2])
+def test_sampled_tokens_follow_the_distribution(
+    drafter_name: str, settings: dict[str, float], place: int
+) -> None:
+    """At the first place, and two tokens on, where speculation may have had its say.
+
+    The prompt ends in the middle of a sentence; the tokens before `place` are forced by a prompt
+    that holds them, so that all seeds share the row.
+    """
+    core = make_core(**drafter_settings(drafter_name))
+    start = prompts()[12]
+    lead = run(core, [Job(start, SamplingParams(temperature=0.0, max_tokens=place + 1))])[0]
+    prompt = start + tuple(lead.token_ids[:place])
+    batch = [
+        Job(
+            prompt,
+            SamplingParams(
+                **settings, seed=seed, max_tokens=2, logprobs=20, logprobs_mode="processed"
+            ),
+        )
+        for seed in range(NUM_SEEDS)
+    ]
+    results = run(core, batch)
+    distribution = dict(
+        zip(
+            results[0].logprobs[0].token_ids[1:],
+            (math.exp(value) for value in results[0].logprobs[0].logprobs[1:]),
+            strict=True,
+        )
+    )
+    counts = Counter(result.token_ids[0] for result in results)
+    cells = {token: p for token, p in distribution.items() if p * NUM_SEEDS >= 8}
+    assert len(cells) >= 2, "a distribution with one likely token tests nothing"
+    rest = 1.0 - sum(cells.values())
+    observed = [counts[token] for token in cells]
+    expected = [p * NUM_SEEDS for p in cells.values()]
+    if rest * NUM_SEEDS >= 8:
+        observed.append(NUM_SEEDS - sum(observed))
+        expected.append(rest * NUM_SEEDS)
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    assert statistic < chi_square_limit(len(expected)), (statistic, observed, expected)
