@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,6 +23,22 @@
 namespace {
 
 using namespace openspec;
+
+// As the engine allocates weights and pages: a vector load then never spans two cache lines.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <typename U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64}));
+  }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  bool operator==(const LineAllocator&) const = default;
+};
+template <typename T>
+using Aligned = std::vector<T, LineAllocator<T>>;
 
 int num_threads = 2;
 std::string filter;
@@ -46,12 +63,12 @@ double best_time(const Body& body, double budget_s = 0.15) {
   return best;
 }
 
-std::vector<float> normals(size_t count, float scale = 1.0f) {
+Aligned<float> normals(size_t count, float scale = 1.0f) {
   std::minstd_rand engine(static_cast<unsigned>(count));
   std::normal_distribution<float> normal(0.0f, scale);
   std::vector<float> block(std::min<size_t>(count, 65536));
   for (float& value : block) value = normal(engine);
-  std::vector<float> values(count);
+  Aligned<float> values(count);
   for (size_t i = 0; i < count; ++i) values[i] = block[i % block.size()];
   return values;
 }
@@ -65,7 +82,7 @@ struct Limits {
 // linear op itself on operands that fit the first-level cache is the achievable peak.
 Limits measure_limits() {
   Limits limits;
-  std::vector<uint64_t> big(size_t{64} << 20 >> 3, 1);
+  Aligned<uint64_t> big(size_t{64} << 20 >> 3, 1);
   std::vector<uint64_t> sums(64);
   const size_t chunk = big.size() / 64;
   const double read = best_time([&] {
@@ -93,14 +110,14 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
   for (const Shape& shape : shapes) {
     const size_t bytes =
         linear_packed_bytes_cpu(shape.num_outputs, shape.num_inputs, DType::kBF16, shape.epilogue);
-    // Copies worth 48 MB: more than the cores' own caches.
-    const size_t num_copies = std::max<size_t>(1, (size_t{48} << 20) / bytes);
-    std::vector<uint16_t> weights(num_copies * bytes / 2, 0x3c01);
+    // Copies worth 16 MB: more than the cores' own caches, about what the tiny model weighs.
+    const size_t num_copies = std::max<size_t>(1, (size_t{16} << 20) / bytes);
+    Aligned<uint16_t> weights(num_copies * bytes / 2, 0x3c01);
     for (const int num_rows : {1, 2, 4, 8, 16, 64, 256}) {
       if (num_rows > 16 && bytes > (size_t{100} << 20)) continue;
-      const std::vector<float> x = normals(static_cast<size_t>(num_rows * shape.num_inputs));
-      std::vector<float> out(static_cast<size_t>(num_rows * shape.num_outputs));
-      std::vector<float> workspace(
+      const Aligned<float> x = normals(static_cast<size_t>(num_rows * shape.num_inputs));
+      Aligned<float> out(static_cast<size_t>(num_rows * shape.num_outputs));
+      Aligned<float> workspace(
           linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 + 1);
       LinearParams params;
       params.weight = {nullptr, shape.num_outputs, shape.num_inputs, DType::kBF16, shape.epilogue};
@@ -125,7 +142,7 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
 
 void bench_pack() {
   const int n = 4096, k = 2560;
-  std::vector<uint16_t> rows(static_cast<size_t>(n) * k, 1), packed(rows.size());
+  Aligned<uint16_t> rows(static_cast<size_t>(n) * k, 1), packed(rows.size());
   const PackedLinear shape = {nullptr, n, k, DType::kBF16, LinearEpilogue::kNone};
   const double time =
       best_time([&] { linear_pack_cpu(shape, rows.data(), DType::kBF16, 0, n, packed.data()); });
@@ -150,10 +167,10 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
     len.push_back(kv_len);
     seq.push_back(s);
   }
-  std::vector<float> kv = normals(pages.size() * 2 * static_cast<size_t>(kv_heads) * kPage * kDim);
-  const std::vector<float> q = normals(num_rows * static_cast<size_t>(q_heads) * kDim);
-  std::vector<float> out(q.size());
-  std::vector<float> workspace(span_attention_workspace_bytes_cpu(num_threads, q_heads, tokens) /
+  Aligned<float> kv = normals(pages.size() * 2 * static_cast<size_t>(kv_heads) * kPage * kDim);
+  const Aligned<float> q = normals(num_rows * static_cast<size_t>(q_heads) * kDim);
+  Aligned<float> out(q.size());
+  Aligned<float> workspace(span_attention_workspace_bytes_cpu(num_threads, q_heads, tokens) /
                                4);
   SpanAttentionParams params;
   params.rows.num_rows = static_cast<int>(num_rows);
@@ -182,8 +199,7 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
 
 void bench_choose(int vocab_size, int num_rows, const char* name, SamplingParams sampling,
                   int history = 64) {
-  std::vector<float> logits =
-      normals(static_cast<size_t>(num_rows) * static_cast<size_t>(vocab_size), 3.0f);
+  Aligned<float> logits = normals(static_cast<size_t>(num_rows) * static_cast<size_t>(vocab_size), 3.0f);
   std::vector<int32_t> zero(static_cast<size_t>(num_rows), 0), position(zero), rows(zero),
       chosen(zero);
   std::vector<int32_t> parent(zero.size(), -1), token(zero), tokens, ids(zero.size() * 21),
@@ -195,7 +211,7 @@ void bench_choose(int vocab_size, int num_rows, const char* name, SamplingParams
     position[static_cast<size_t>(i)] = history - 1;
   }
   const int32_t num_tokens = history, prompt_len = history / 2;
-  std::vector<float> workspace(choose_workspace_bytes_cpu(num_threads, vocab_size) / 4);
+  Aligned<float> workspace(choose_workspace_bytes_cpu(num_threads, vocab_size) / 4);
   ChooseParams params;
   params.rows.row_token = token.data();
   params.rows.row_position = position.data();
@@ -245,9 +261,9 @@ void bench_choose_all(int vocab_size, int num_rows) {
 void bench_small(const char* model, int width, int q_heads, int kv_heads, int num_rows) {
   constexpr int kDim = 128;
   const size_t rows = static_cast<size_t>(num_rows);
-  std::vector<float> residual = normals(rows * static_cast<size_t>(width));
-  std::vector<float> delta(residual.size()), out(residual.size());
-  const std::vector<float> weight = normals(static_cast<size_t>(width));
+  Aligned<float> residual = normals(rows * static_cast<size_t>(width));
+  Aligned<float> delta(residual.size()), out(residual.size());
+  const Aligned<float> weight = normals(static_cast<size_t>(width));
   RmsNormParams norm;
   norm.residual = residual.data();
   norm.delta = delta.data();
@@ -263,16 +279,16 @@ void bench_small(const char* model, int width, int q_heads, int kv_heads, int nu
     position.push_back(1000 + i);
     slots.push_back(i);
   }
-  const std::vector<float> inv_freq = normals(kDim / 2);
+  const Aligned<float> inv_freq = normals(kDim / 2);
   std::vector<float> cos_sin(rows * kDim);
   RopeAnglesParams angles = {
       position.data(), inv_freq.data(), cos_sin.data(), num_rows, kDim, 1.0f};
   const double angles_time = best_time([&] { rope_angles_cpu(exec(), angles); });
 
   const size_t heads = static_cast<size_t>(q_heads + 2 * kv_heads);
-  const std::vector<float> qkv = normals(rows * heads * kDim), head_weight = normals(kDim);
-  std::vector<float> q(rows * static_cast<size_t>(q_heads) * kDim);
-  std::vector<float> kv((rows / 16 + 1) * 16 * 2 * static_cast<size_t>(kv_heads) * kDim);
+  const Aligned<float> qkv = normals(rows * heads * kDim), head_weight = normals(kDim);
+  Aligned<float> q(rows * static_cast<size_t>(q_heads) * kDim);
+  Aligned<float> kv((rows / 16 + 1) * 16 * 2 * static_cast<size_t>(kv_heads) * kDim);
   RopeAppendParams rope;
   rope.rows.num_rows = num_rows;
   rope.rows.row_kv_slot = slots.data();

@@ -62,23 +62,48 @@ struct Product {
              int last_panel) const;
 };
 
-// Rows as fp32, and if they are not read in place, transposed: [num_inputs][rows of the tile].
+OPENSPEC_INLINE Vf load_activations(const LinearParams& params, int64_t at) {
+  if (params.dtype == DType::kF32) return load(static_cast<const float*>(params.x) + at);
+  float wide[kLanes];
+  bf16_to_float(static_cast<const uint16_t*>(params.x) + at, wide, kLanes);
+  return load(wide);
+}
+
+OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
+  if (params.dtype == DType::kF32) return static_cast<const float*>(params.x)[at];
+  return bf16_to_float(static_cast<const uint16_t*>(params.x)[at]);
+}
+
+// The rows of a tile as fp32, and if they are not read in place, transposed: [num_inputs][rows].
 void Product::copy_tile(int t, float* to) const {
   const int begin = tile_begin(t);
   const int rows = tile_begin(t + 1) - begin;
   const int64_t width = num_inputs();
-  to += begin * width;
-  const int64_t r_stride = is_in_place ? width : 1;
-  const int64_t k_stride = is_in_place ? 1 : rows;
-  for (int r = 0; r < rows; ++r) {
-    float* row = to + r * r_stride;
-    if (params.dtype == DType::kF32) {
-      const float* from = static_cast<const float*>(params.x) + (begin + r) * width;
-      for (int64_t k = 0; k < width; ++k) row[k * k_stride] = from[k];
-    } else {
-      const uint16_t* from = static_cast<const uint16_t*>(params.x) + (begin + r) * width;
-      for (int64_t k = 0; k < width; ++k) row[k * k_stride] = bf16_to_float(from[k]);
+  const int64_t from = begin * width;
+  to += from;
+  if (is_in_place) {
+    for (int64_t i = 0; i < rows * width; ++i) to[i] = load_activation(params, from + i);
+    return;
+  }
+  // By squares. A vector stored for one k runs over into the next k's place, which is written
+  // after it; so the last ones are left to the loop below.
+  constexpr int kSquares = (kMaxTileRows + kLanes - 1) / kLanes;
+  const int num_squares = static_cast<int>(ceil_div(rows, kLanes));
+  int64_t k = 0;
+  for (; (k + kLanes) * rows + num_squares * kLanes <= rows * width; k += kLanes) {
+    Vf squares[kSquares][kLanes] = {};
+    for (int s = 0; s < num_squares; ++s) {
+      for (int r = 0; r < min_of(kLanes, rows - s * kLanes); ++r) {
+        squares[s][r] = load_activations(params, from + (s * kLanes + r) * width + k);
+      }
+      transpose(squares[s]);
     }
+    for (int i = 0; i < kLanes; ++i) {
+      for (int s = 0; s < num_squares; ++s) store(to + (k + i) * rows + s * kLanes, squares[s][i]);
+    }
+  }
+  for (; k < width; ++k) {
+    for (int r = 0; r < rows; ++r) to[k * rows + r] = load_activation(params, from + r * width + k);
   }
 }
 
@@ -99,6 +124,10 @@ void Product::add_products(int first_tile, int last_tile, int first_panel, int l
     args.is_first = k == 0;
     const int tile_rows = tile_begin(first_tile + 1) - first_row;
     const int step = is_in_place ? max_units(tile_rows) : 1;
+    // After these units the next ones, which lie as far behind as these are wide.
+    args.next_weight = step == 1 && kUnitsPerPanel > 1
+                           ? unit_bytes
+                           : ceil_div(step, kUnitsPerPanel) * panel_bytes;
     for (int unit = 0; unit < num_units; unit += step) {
       const int units = min_of(step, num_units - unit);
       for (int u = 0; u < units; ++u) {

@@ -14,6 +14,7 @@
 #endif
 
 #define OPENSPEC_INLINE inline __attribute__((always_inline))
+#define OPENSPEC_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace openspec::OPENSPEC_ISA {
 
@@ -47,7 +48,7 @@ OPENSPEC_INLINE Vu load_bits(const void* p) {
 }
 OPENSPEC_INLINE void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
 
-OPENSPEC_INLINE Vf splat(float x) { return Vf{} + x; }
+OPENSPEC_INLINE Vf splat(float x) { return x - Vf{}; }  // x - 0 is x: only a broadcast is left
 
 OPENSPEC_INLINE Vf as_float(Vu v) { return reinterpret_cast<Vf>(v); }
 OPENSPEC_INLINE Vu as_bits(Vf v) { return reinterpret_cast<Vu>(v); }

@@ -112,8 +112,8 @@ class Attention {
   const char* key_line(const Item& item, int token) const;
   void transpose_keys(const char* const* lines, int count, float* keys) const;
   void score(const float* queries, int count, const float* keys, float* scores) const;
-  void weigh(const float* weights, const float* const* lines, int num_tokens, int first_unit,
-             int num_units, float* sums) const;
+  void weigh(const float* weights, const float* const* lines, int begin, int end,
+             float* sums) const;
 
   const SpanAttentionParams& params_;
   const int head_dim_;
@@ -212,24 +212,27 @@ OPENSPEC_INLINE void soften(float* scores, int count, float& maximum, float& nor
   normaliser = sum_lanes(sum);
 }
 
-// sums[q][units] = sum over tokens of weights[q][token] * value line, for the heads of one row.
-void Attention::weigh(const float* weights, const float* const* lines, int num_tokens,
-                      int first_unit, int num_units, float* sums) const {
+// sums[q] += weights[q][t] * value line t over tokens [begin, end), for the heads of one row.
+void Attention::weigh(const float* weights, const float* const* lines, int begin, int end,
+                      float* sums) const {
   TileArgs args;
-  args.line = lines;
+  args.line = lines + begin;
   args.x_stride = kScoreStride;
-  args.num_inputs = num_tokens;
+  args.num_inputs = end - begin;
   args.sums_stride = head_dim_;
-  args.is_first = true;
+  args.is_first = begin == 0;
+  const int num_units = head_dim_ / kUnitColumns;
   const int num_tiles = static_cast<int>(ceil_div(group_, kMaxInPlaceRows));
   for (int t = 0; t < num_tiles; ++t) {
-    const int begin = group_ * t / num_tiles;
-    const int heads = group_ * (t + 1) / num_tiles - begin;
-    args.x = weights + begin * kScoreStride;
-    args.sums = sums + begin * head_dim_;
-    for (int unit = 0; unit < num_units; unit += max_units(heads)) {
-      const int units = min_of(max_units(heads), num_units - unit);
-      for (int u = 0; u < units; ++u) args.column[u] = unit_column(first_unit + unit + u);
+    const int first_head = group_ * t / num_tiles;
+    const int heads = group_ * (t + 1) / num_tiles - first_head;
+    args.x = weights + first_head * kScoreStride + begin;
+    args.sums = sums + first_head * head_dim_;
+    const int num_steps = static_cast<int>(ceil_div(num_units, max_units(heads)));
+    for (int step = 0; step < num_steps; ++step) {
+      const int unit = num_units * step / num_steps;
+      const int units = num_units * (step + 1) / num_steps - unit;
+      for (int u = 0; u < units; ++u) args.column[u] = unit_column(unit + u);
       kTiles<Lines::kPointers, true>.at[heads][units](args);
     }
   }
@@ -274,9 +277,8 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
           scratch.scores + num_skipped * group_ * kScoreStride + first);
   }
 
-  const int num_units = head_dim_ / kUnitColumns;
-  const auto weigh_row = [&](int i, int count, int first_unit, int units) {
-    weigh(scratch.scores + i * group_ * kScoreStride, values, count, first_unit, units,
+  const auto weigh_row = [&](int i, int first, int last) {
+    weigh(scratch.scores + i * group_ * kScoreStride, values, first, last,
           out.sums + i * group_ * head_dim_);
   };
   for (int i = 0; i < item.num_rows; ++i) {
@@ -299,16 +301,15 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
       soften(scores + q * kScoreStride, count, out.maximum[i * group_ + q],
              out.normaliser[i * group_ + q]);
     }
-    if (!is_chain) weigh_row(i, count, 0, num_units);
+    if (!is_chain) weigh_row(i, 0, count);
   }
   if (!is_chain) return;
-  // By slices of the value lines, which stay in the first-level cache for all rows.
-  constexpr int kSliceUnits = 64 / kUnitColumns;
-  for (int unit = 0; unit < num_units; unit += kSliceUnits) {
-    const int units = min_of(kSliceUnits, num_units - unit);
+  // By slices of value lines that stay in the first-level cache for all rows.
+  const int slice = 64 * 128 / head_dim_;
+  for (int first = 0; first < num_shared; first += slice) {
     for (int i = 0; i < item.num_rows; ++i) {
       const int count = min_of(num_visible(item.first_row + i), end) - begin;
-      if (count > 0) weigh_row(i, count, unit, units);
+      if (count > first) weigh_row(i, first, min_of(first + slice, count));
     }
   }
 }

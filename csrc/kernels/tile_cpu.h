@@ -38,8 +38,12 @@ enum class Lines {
   kPointers,   // line[k] + first_column[u] floats
 };
 
+/// Weights are fetched so many lines ahead of their use.
+inline constexpr int64_t kPrefetchLines = 48;
+
 struct TileArgs {
   const char* weight[kMaxUnits];
+  int64_t next_weight;  // bytes from weight[u] to what unit u reads after this tile's lines
   const float* const* line;
   int column[kMaxUnits];  // of each unit's first vector, in `sums` and in lines given by pointers
   const float* x;         // (r, k) at [r * x_stride + k] in place, else at [k * R + r]
@@ -73,12 +77,11 @@ void tile(const TileArgs& args) {
   const float* x[kInPlace ? R : 1];
   for (int r = 0; r < (kInPlace ? R : 1); ++r) x[r] = args.x + r * args.x_stride;
 
-  const int64_t num_inputs = args.num_inputs;
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < num_inputs; ++k) {
+  const auto add_line = [&](int64_t k, int64_t prefetch) OPENSPEC_INLINE_LAMBDA {
     for (int u = 0; u < U; ++u) {
       Vf low, high;
       if constexpr (kLines == Lines::kBF16Panel) {
+        __builtin_prefetch(weight[u] + k * kLineBytes + prefetch);
         const Vu pairs = load_bits(weight[u] + k * kLineBytes);
         low = as_float(pairs << 16);
         high = as_float(pairs & 0xffff0000u);
@@ -95,7 +98,14 @@ void tile(const TileArgs& args) {
         sums[r][u][1] = fma(value, high, sums[r][u][1]);
       }
     }
-  }
+  };
+  const int64_t num_inputs = args.num_inputs;
+  const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
+  int64_t k = 0;
+#pragma GCC unroll 4
+  for (; k < turn; ++k) add_line(k, kPrefetchLines * kLineBytes);
+#pragma GCC unroll 4
+  for (; k < num_inputs; ++k) add_line(k, args.next_weight - turn * kLineBytes);
   for (int r = 0; r < R; ++r) {
     for (int u = 0; u < U; ++u) {
       float* to = args.sums + r * args.sums_stride + args.column[u];
