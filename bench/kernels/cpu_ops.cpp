@@ -73,30 +73,63 @@ Aligned<float> normals(size_t count, float scale = 1.0f) {
   return values;
 }
 
-struct Limits {
-  double read_bytes_per_s = 0;
-  double flops = 0;
-};
+#if defined(__x86_64__)
+// Twelve independent chains keep two units of latency four busy. In assembly, because this file is
+// compiled for any CPU.
+#define OPENSPEC_CHAIN(width, i) "vfmadd132ps %%" width #i ", %%" width #i ", %%" width #i "\n"
+#define OPENSPEC_CHAINS(width)                                                       \
+  OPENSPEC_CHAIN(width, 0)                                                           \
+  OPENSPEC_CHAIN(width, 1) OPENSPEC_CHAIN(width, 2) OPENSPEC_CHAIN(width, 3)         \
+      OPENSPEC_CHAIN(width, 4) OPENSPEC_CHAIN(width, 5) OPENSPEC_CHAIN(width, 6)     \
+          OPENSPEC_CHAIN(width, 7) OPENSPEC_CHAIN(width, 8) OPENSPEC_CHAIN(width, 9) \
+              OPENSPEC_CHAIN(width, 10) OPENSPEC_CHAIN(width, 11)
+#define OPENSPEC_RUN_CHAINS(width)                                                           \
+  asm volatile(OPENSPEC_CHAINS(width)::                                                      \
+                   : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
+                     "xmm9", "xmm10", "xmm11")
+#endif
 
-// 128 accumulators of 4 bytes x 16 hide the latency of the multiply-add whatever its width; the
-// linear op itself on operands that fit the first-level cache is the achievable peak.
-Limits measure_limits() {
-  Limits limits;
-  Aligned<uint64_t> big(size_t{64} << 20 >> 3, 1);
-  std::vector<uint64_t> sums(64);
-  const size_t chunk = big.size() / 64;
-  const double read = best_time([&] {
-    pool->parallel_for(64, [&](int64_t i) {
-      uint64_t sum[8] = {};
-      const uint64_t* from = big.data() + static_cast<size_t>(i) * chunk;
-      for (size_t j = 0; j < chunk; j += 8) {
-        for (size_t lane = 0; lane < 8; ++lane) sum[lane] += from[j + lane];
+// Multiply-adds on registers, all threads: 0 where this file does not know how.
+double peak_flops() {
+#if defined(__x86_64__)
+  constexpr int64_t kLength = 20000;
+  const int lanes = cpu_isa() == Isa::kAvx512 ? 16 : cpu_isa() == Isa::kAvx2 ? 8 : 0;
+  if (lanes == 0) return 0.0;
+  const double time = best_time([&] {
+    pool->parallel_for(num_threads, [&](int64_t) {
+      asm volatile("vzeroall" ::: "memory");  // leftovers may be denormal, which is slow
+      for (int64_t i = 0; i < kLength; ++i) {
+        if (lanes == 16) {
+          OPENSPEC_RUN_CHAINS("zmm");
+        } else {
+          OPENSPEC_RUN_CHAINS("ymm");
+        }
+      }
+    });
+  });
+  return 2.0 * lanes * 12 * kLength * num_threads / time;
+#else
+  return 0.0;
+#endif
+}
+
+// Bytes per second of reading a buffer of this size again and again, all threads.
+double read_rate(size_t bytes) {
+  constexpr int64_t kChunks = 64;
+  Aligned<uint64_t> buffer(bytes / 8, 1);
+  std::vector<uint64_t> sums(kChunks);
+  const size_t chunk = buffer.size() / kChunks;
+  const double time = best_time([&] {
+    pool->parallel_for(kChunks, [&](int64_t i) {
+      uint64_t sum[16] = {};
+      const uint64_t* from = buffer.data() + static_cast<size_t>(i) * chunk;
+      for (size_t j = 0; j + 16 <= chunk; j += 16) {
+        for (size_t lane = 0; lane < 16; ++lane) sum[lane] += from[j + lane];
       }
       for (const uint64_t s : sum) sums[static_cast<size_t>(i)] += s;
     });
   });
-  limits.read_bytes_per_s = static_cast<double>(big.size() * 8) / read;
-  return limits;
+  return static_cast<double>(bytes) / time;
 }
 
 struct Shape {
@@ -117,8 +150,8 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       if (num_rows > 16 && bytes > (size_t{100} << 20)) continue;
       const Aligned<float> x = normals(static_cast<size_t>(num_rows * shape.num_inputs));
       Aligned<float> out(static_cast<size_t>(num_rows * shape.num_outputs));
-      Aligned<float> workspace(
-          linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 + 1);
+      Aligned<float> workspace(linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 +
+                               1);
       LinearParams params;
       params.weight = {nullptr, shape.num_outputs, shape.num_inputs, DType::kBF16, shape.epilogue};
       params.x = x.data();
@@ -170,8 +203,7 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
   Aligned<float> kv = normals(pages.size() * 2 * static_cast<size_t>(kv_heads) * kPage * kDim);
   const Aligned<float> q = normals(num_rows * static_cast<size_t>(q_heads) * kDim);
   Aligned<float> out(q.size());
-  Aligned<float> workspace(span_attention_workspace_bytes_cpu(num_threads, q_heads, tokens) /
-                               4);
+  Aligned<float> workspace(span_attention_workspace_bytes_cpu(num_threads, q_heads, tokens) / 4);
   SpanAttentionParams params;
   params.rows.num_rows = static_cast<int>(num_rows);
   params.rows.num_spans = num_spans;
@@ -199,7 +231,8 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
 
 void bench_choose(int vocab_size, int num_rows, const char* name, SamplingParams sampling,
                   int history = 64) {
-  Aligned<float> logits = normals(static_cast<size_t>(num_rows) * static_cast<size_t>(vocab_size), 3.0f);
+  Aligned<float> logits =
+      normals(static_cast<size_t>(num_rows) * static_cast<size_t>(vocab_size), 3.0f);
   std::vector<int32_t> zero(static_cast<size_t>(num_rows), 0), position(zero), rows(zero),
       chosen(zero);
   std::vector<int32_t> parent(zero.size(), -1), token(zero), tokens, ids(zero.size() * 21),
@@ -343,9 +376,10 @@ int main(int argc, char** argv) {
   if (argc > 2) filter = argv[2];
   ThreadPool threads(num_threads);
   pool = &threads;
-  const Limits limits = measure_limits();
-  std::printf("%s, %d threads; reading 64 MB: %.1f GB/s\n", isa_name(cpu_isa()), num_threads,
-              limits.read_bytes_per_s * 1e-9);
+  std::printf(
+      "%s, %d threads; multiply-add peak %.0f GFLOP/s; reading 16 MB %.1f GB/s, 256 MB %.1f GB/s\n",
+      isa_name(cpu_isa()), num_threads, peak_flops() * 1e-9, read_rate(size_t{16} << 20) * 1e-9,
+      read_rate(size_t{256} << 20) * 1e-9);
   constexpr LinearEpilogue kNone = LinearEpilogue::kNone, kSwiGlu = LinearEpilogue::kSwiGlu;
   if (is_wanted("linear tiny")) {
     bench_linear("tiny",

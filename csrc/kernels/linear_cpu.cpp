@@ -125,9 +125,8 @@ void Product::add_products(int first_tile, int last_tile, int first_panel, int l
     const int tile_rows = tile_begin(first_tile + 1) - first_row;
     const int step = is_in_place ? max_units(tile_rows) : 1;
     // After these units the next ones, which lie as far behind as these are wide.
-    args.next_weight = step == 1 && kUnitsPerPanel > 1
-                           ? unit_bytes
-                           : ceil_div(step, kUnitsPerPanel) * panel_bytes;
+    args.next_weight =
+        step == 1 && kUnitsPerPanel > 1 ? unit_bytes : ceil_div(step, kUnitsPerPanel) * panel_bytes;
     for (int unit = 0; unit < num_units; unit += step) {
       const int units = min_of(step, num_units - unit);
       for (int u = 0; u < units; ++u) {

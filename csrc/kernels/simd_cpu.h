@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -92,23 +93,31 @@ OPENSPEC_INLINE bool any(Vi mask) {
 #endif
 }
 
-/// Sum over the lanes: halves are added until one is left.
-OPENSPEC_INLINE float sum_lanes(Vf v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof v);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  }
-  return lane[0];
+/// v with its lanes moved down by `kBy`, cyclically.
+template <int kBy, int... kLane>
+OPENSPEC_INLINE Vf rotate_lanes(Vf v, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, ((kLane + kBy) % kLanes)...);
+#else
+  return __builtin_shuffle(v, Vi{((kLane + kBy) % kLanes)...});
+#endif
 }
 
-OPENSPEC_INLINE float max_lanes(Vf v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof v);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+/// Combines the lanes by halves until one is left.
+template <int kHalf = kLanes / 2, typename Combine>
+OPENSPEC_INLINE float fold_lanes(Vf v, const Combine& combine) {
+  v = combine(v, rotate_lanes<kHalf>(v, std::make_integer_sequence<int, kLanes>()));
+  if constexpr (kHalf > 1) {
+    return fold_lanes<kHalf / 2>(v, combine);
+  } else {
+    return v[0];
   }
-  return lane[0];
+}
+OPENSPEC_INLINE float sum_lanes(Vf v) {
+  return fold_lanes(v, [](Vf a, Vf b) OPENSPEC_INLINE_LAMBDA { return a + b; });
+}
+OPENSPEC_INLINE float max_lanes(Vf v) {
+  return fold_lanes(v, [](Vf a, Vf b) OPENSPEC_INLINE_LAMBDA { return a > b ? a : b; });
 }
 
 /// Interleaves the low (high) halves of a and b.
