@@ -15,6 +15,8 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     num_speculative_tokens: int | None = None
+    detailed: bool = False
+    """Record acceptance step by step."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,9 @@ class SpecDecodeStats(msgspec.Struct, kw_only=True):
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
     num_steps: int = 0
     """Steps that produced at least one output token, drafted or not."""
+    num_accepted_tokens_per_step: list[int] = msgspec.field(default_factory=list)
+    """If asked for: of these steps, in order. A step's output is its accepted drafts and then one
+    token more, unless the answer ended with a draft."""
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):

@@ -343,4 +343,6 @@ def _total(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
     total = SpecDecodeStats()
     add_counters(total, parts)
     total.num_steps = sum(part.num_steps for part in parts)
+    if len(parts) == 1:
+        total.num_accepted_tokens_per_step = list(parts[0].num_accepted_tokens_per_step)
     return total

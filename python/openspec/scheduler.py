@@ -193,6 +193,8 @@ class Scheduler:
     def _count(self, request: Request, result: SpanResult) -> None:
         self._stats.num_generation_tokens += len(result.token_ids)
         request.spec_decode.num_steps += 1
+        if request.source.speculative.detailed:
+            request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)
         num_drafts = result.num_draft_tokens
         if num_drafts > 0:
             record_draft(request.spec_decode, num_drafts, result.num_accepted_tokens)

@@ -89,8 +89,9 @@ def describe(host: str, port: int) -> ServerUnderTest:
     if not models.data:
         raise ConfigError(f"{base} serves no model")
     info: dict[str, object] = {}
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        info = msgspec.json.decode(_get(f"{base}/server_info"), type=dict[str, object])
+    for path in ("/model_info", "/server_info"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            info |= msgspec.json.decode(_get(base + path), type=dict[str, object])
     return ServerUnderTest(host, port, models.data[0].id, info)
 
 

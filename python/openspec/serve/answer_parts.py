@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from openspec.metrics import acceptance_rate, mean_acceptance_length
 from openspec.outputs import Logprob, PositionLogprobs, top_logprobs
 from openspec.serve.context import ServerContext
@@ -63,6 +65,7 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         acceptance_histogram=[at_least[k] - at_least[k + 1] for k in range(depth + 1)],
         num_spec_steps=stats.num_drafts,
         num_steps=stats.num_steps,
+        num_accepted_tokens_per_step=stats.num_accepted_tokens_per_step or UNSET,
     )
 
 

@@ -49,6 +49,8 @@ class SpeculativeField(Model):
     """The server's method, or "none"."""
     num_speculative_tokens: Annotated[int, Field(ge=0, le=1024)] | None = None
     """At most this many draft tokens per step; the server's setting caps it."""
+    detailed: bool | None = None
+    """Report acceptance step by step, for requests of one sequence."""
 
 
 class GenerationFields(Model):

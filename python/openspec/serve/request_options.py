@@ -135,5 +135,7 @@ def _speculative(context: ServerContext, given: SpeculativeField | None) -> Spec
         given.enabled is not False and given.method != "none" and given.num_speculative_tokens != 0
     )
     return SpeculativeOptions(
-        enabled=enabled, num_speculative_tokens=given.num_speculative_tokens or None
+        enabled=enabled,
+        num_speculative_tokens=given.num_speculative_tokens or None,
+        detailed=bool(given.detailed),
     )

@@ -61,6 +61,8 @@ class SpeculationMetrics(msgspec.Struct):
     """Steps with drafts: the histogram's sum."""
     num_steps: int
     """Steps that produced output, drafted or not."""
+    num_accepted_tokens_per_step: list[int] | UnsetType = UNSET
+    """If asked for: of these steps, in order."""
 
 
 class RequestMetrics(msgspec.Struct):
