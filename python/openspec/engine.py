@@ -16,6 +16,9 @@ from openspec.step_plan import SchedulerConfig, SequenceTable, StepPlan
 
 logger = logging.getLogger(__name__)
 
+MAX_DRY_STEPS = 16  # in a row, short of pages
+DRAFTER_CHECK_STEPS = 64
+
 
 class StepExecutor(SequenceTable, Protocol):
     """The executor as the engine core sees it."""
@@ -59,6 +62,8 @@ class EngineCore:
         self._ready: list[EngineOutput] = []
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = 0
+        self._num_dry_steps = 0
+        self._num_steps = 0
         self._reported: set[str] = set()
 
     def add_request(self, request: EngineRequest) -> None:
@@ -89,6 +94,9 @@ class EngineCore:
         if plan.spans:
             outputs += self._run(plan)
             self._stats_log.tick(self.stats)
+            self._num_steps += 1
+            if self._num_steps % DRAFTER_CHECK_STEPS == 0:
+                self._report_drafter()
         return outputs
 
     def stats(self) -> EngineStats:
@@ -118,15 +126,27 @@ class EngineCore:
                 results = self._executor.step(attempt)
             except OutOfPages as error:
                 # Plans count pages exactly, so this is unexpected, yet nothing is lost.
-                if self._scheduler.preempt_last():
+                self._num_dry_steps += 1
+                if self._num_dry_steps <= MAX_DRY_STEPS and self._scheduler.preempt_last():
                     return []
                 message = self._report(error)
             except Exception as error:
                 message = self._report(error)
             else:
+                self._num_dry_steps = 0
                 return self._scheduler.update(attempt, results)
         self._executor.check_integrity()
         return self._scheduler.fail(plan.requests, message)
+
+    def _report_drafter(self) -> None:
+        stats = self._executor.stats
+        if stats.num_drafter_failures > 0 and "drafter" not in self._reported:
+            self._reported.add("drafter")
+            logger.error(
+                "the drafter failed, steps go on without its drafts: %s (further failures are only "
+                "counted)",
+                stats.last_drafter_failure,
+            )
 
     def _report(self, error: Exception) -> str:
         self._num_step_failures += 1

@@ -9,7 +9,7 @@ from openspec.step_plan import SchedulerConfig, SequenceTable, StepPlan
 
 def plan_step(config: SchedulerConfig, table: SequenceTable, queue: RunQueue) -> StepPlan:
     """The next step; admits and preempts as needed. No spans: there is nothing to do."""
-    if queue.num_waiting == 0 and queue.num_prefilling == 0:
+    if queue.num_prefilling == 0 and not queue.may_admit(table.num_free_pages):
         plan = _plan_only_decodes(config, table, queue)
         if plan is not None:
             return plan

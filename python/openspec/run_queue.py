@@ -44,6 +44,16 @@ class RunQueue:
         self._by_id[request.request_id] = request
         self._wait(request)
 
+    def may_admit(self, num_free_pages: int) -> bool:
+        """Whether `admit` is worth a try."""
+        if self.num_waiting == 0 or self._table.num_free_slots == 0:
+            return False
+        if self._blocked is None:
+            return True
+        # The head of the queue did not fit before, and still does not unless pages came free.
+        request, num_free_then = self._blocked
+        return request is not self._first_waiting() or num_free_pages > num_free_then
+
     def admit(self, num_free_pages: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
@@ -51,12 +61,9 @@ class RunQueue:
         sequence, so that a newcomer does not cause a preemption at once.
         """
         request = self._first_waiting()
-        if request is None or self._table.num_free_slots == 0:
+        if request is None or not self.may_admit(num_free_pages):
             return None
-        if self._blocked is not None and self._blocked[0] is request:
-            if num_free_pages <= self._blocked[1]:
-                return None
-            self._blocked = None
+        self._blocked = None
         slot = self._table.add(request)
         num_computed = self._table.kv_len(slot)
         if self._running:

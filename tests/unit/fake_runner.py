@@ -95,6 +95,7 @@ class FakeStats:
     num_steps: int = 0
     num_rows: int = 0
     num_drafter_failures: int = 0
+    last_drafter_failure: str = ""
     step_seconds: float = 0.0
 
 

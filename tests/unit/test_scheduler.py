@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from openspec.errors import EngineError, RequestError
 from openspec.executor import Executor
@@ -12,7 +8,7 @@ from openspec.messages import EngineRequest, SpeculativeOptions
 from openspec.sampling_params import SamplingParams
 from openspec.scheduler import Scheduler
 from openspec.step_plan import SchedulerConfig
-from tests.unit.fake_core import Seen, expected, make_core, make_request, run
+from tests.unit.fake_core import expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,
@@ -138,6 +134,25 @@ def test_preemption_takes_the_lowest_rank() -> None:
         assert texts[request.request_id] == expected(request, 64)[0]
 
 
+def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised() -> None:
+    runner = FakeRunner(
+        num_pages=14,
+        max_num_seqs=2,
+        max_num_batched_tokens=6,
+        num_speculative_tokens=0,
+        enable_prefix_caching=False,
+    )
+    core = make_core(runner, max_num_seqs=2)
+    growing = make_request("growing", [1] * 4, priority=1, max_tokens=50)
+    urgent = make_request("urgent", [2] * 40, max_tokens=12)
+    core.add_request(growing)
+    core.step()
+    seen = run(core, [urgent])
+    assert core.stats().num_preemptions == 1
+    assert seen["urgent"].token_ids == expected(urgent, 64)[0]
+    assert list(seen) == ["urgent", "growing"] and seen["growing"].finish_reason == "length"
+
+
 def test_drafts_shrink_before_anyone_is_preempted() -> None:
     runner = FakeRunner(num_pages=10, page_size=4, enable_prefix_caching=False)
     core = make_core(runner)
@@ -217,133 +232,3 @@ def test_no_starvation_under_load() -> None:
             break
         assert steps_to_first < 30
     assert all(count >= min(steps_to_first - 1, 50) for count in tokens.values())
-
-
-REQUESTS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "prompt": st.lists(st.integers(0, 3), min_size=1, max_size=40),
-            "max_tokens": st.integers(0, 40),
-            "min_tokens": st.integers(0, 3),
-            "stop": st.lists(st.integers(0, VOCAB - 1), max_size=8),
-            "priority": st.integers(-1, 1),
-            "logprobs": st.sampled_from([None, 0, 2]),
-            "prompt_logprobs": st.sampled_from([None, None, 1]),
-            "drafts": st.sampled_from([None, None, 0, 1, 3]),
-            "arrives": st.integers(0, 30),
-            "aborts": st.sampled_from([None, None, None, 1, 5, 20]),
-        }
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    specs=REQUESTS,
-    num_pages=st.integers(16, 60),
-    page_size=st.sampled_from([1, 4, 5]),
-    max_num_seqs=st.integers(1, 6),
-    extra_rows=st.integers(0, 40),
-    num_drafts=st.integers(0, 6),
-    caching=st.booleans(),
-    failures=st.sets(st.integers(0, 200), max_size=6),
-)
-def test_any_schedule_gives_the_plain_text(
-    specs: list[dict[str, object]],
-    num_pages: int,
-    page_size: int,
-    max_num_seqs: int,
-    extra_rows: int,
-    num_drafts: int,
-    caching: bool,
-    failures: set[int],
-) -> None:
-    runner = FakeRunner(
-        num_pages=num_pages,
-        page_size=page_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + page_size + extra_rows,
-        num_speculative_tokens=num_drafts,
-        enable_prefix_caching=caching,
-    )
-    core = make_core(runner, max_num_seqs)
-    stages = random.Random(num_pages)
-    attempt = -1
-    fails_at = ""
-
-    def hook(stage: str) -> None:
-        nonlocal attempt, fails_at
-        if stage == "reserve":
-            attempt += 1
-            # Never twice in a row: the retry must save the step.
-            is_due = attempt in failures and attempt - 1 not in failures
-            fails_at = stages.choice(["reserve", "score", "accept", "commit"]) if is_due else ""
-        if stage == fails_at:
-            raise RuntimeError(f"injected at {stage}")
-
-    runner.hook = hook
-    pending: list[tuple[int, EngineRequest]] = []
-    aborts: dict[str, int] = {}
-    for index, spec in enumerate(specs):
-        max_tokens: int = spec["max_tokens"]  # type: ignore[assignment]
-        limit: int | None = spec["drafts"]  # type: ignore[assignment]
-        request = make_request(
-            f"r{index}",
-            spec["prompt"],  # type: ignore[arg-type]
-            priority=spec["priority"],  # type: ignore[arg-type]
-            max_tokens=max_tokens,
-            min_tokens=min(spec["min_tokens"], max_tokens),  # type: ignore[type-var]
-            stop_token_ids=spec["stop"],
-            seed=index % 3,
-            logprobs=spec["logprobs"],
-            prompt_logprobs=spec["prompt_logprobs"],
-            speculative=SpeculativeOptions(num_speculative_tokens=limit),
-        )
-        pending.append((spec["arrives"], request))  # type: ignore[arg-type]
-        if spec["aborts"] is not None:
-            aborts[request.request_id] = spec["arrives"] + spec["aborts"]  # type: ignore[operator]
-    requests = {request.request_id: request for _, request in pending}
-    seen = {name: Seen() for name in requests}
-    step = 0
-    while pending or core.has_work:
-        for entry in [entry for entry in pending if entry[0] <= step]:
-            pending.remove(entry)
-            try:
-                core.add_request(entry[1])
-            except RequestError:
-                del seen[entry[1].request_id]
-        for name, when in aborts.items():
-            if when == step:
-                core.abort(name)
-        for output in core.step():
-            seen[output.request_id].take(output)
-        core.check_integrity()
-        step += 1
-        assert step < 5000, "the engine does not finish"
-    assert runner.num_free_pages == runner.num_pages
-    assert runner.num_free_slots == max_num_seqs
-    for name, one in seen.items():
-        request = requests[name]
-        if request.sampling.max_tokens == 0:
-            assert one.token_ids == []
-            continue
-        tokens, reason = expected(request, 64)
-        if one.finish_reason == "abort":
-            assert one.token_ids == tokens[: len(one.token_ids)]
-        else:
-            assert (one.token_ids, one.finish_reason) == (tokens, reason)
-        if request.sampling.logprobs is not None:
-            assert len(one.logprobs) == len(one.token_ids)
-            known = request.prompt_token_ids + one.token_ids
-            base = len(request.prompt_token_ids)
-            assert one.logprobs == [
-                logprobs_of(known[: base + i], known[base + i], 0).logprobs[0]
-                for i in range(len(one.token_ids))
-            ]
-        if request.sampling.prompt_logprobs is not None and one.token_ids:
-            prompt = request.prompt_token_ids
-            assert one.prompt_logprobs == [
-                logprobs_of(prompt[:i], prompt[i], 1).logprobs[0] for i in range(1, len(prompt))
-            ]
