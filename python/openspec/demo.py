@@ -1,23 +1,21 @@
 """`python -m openspec.demo [PROMPT]`: one question to the embedded model, and what speculation did.
 
-Starts a server, asks it over the OpenAI API, asks the same without speculation, and compares.
+Starts a server, asks it over the OpenAI API with and without speculation in turns, and compares.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from tokenizers import Tokenizer
 
-from openspec.bench.client import ClientError, read_chunk
-from openspec.bench.load import LoadResult, RequestSettings, request_body, run_load
+from openspec.bench.client import ClientError
+from openspec.bench.load import LoadResult, RequestSettings, run_load
 from openspec.bench.report import Acceptance, compare
 from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
@@ -69,71 +67,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _demonstrate(server: ServerUnderTest, folder: Path, prompt: str, max_tokens: int) -> bool:
     settings = RequestSettings(
-        model=server.model, max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=False
+        model=server.model,
+        max_tokens=max_tokens,
+        temperature=0.0,
+        seed=0,
+        ignore_eos=False,
+        detailed=True,
     )
-    question = Prompt(user=prompt, thinking=False)
-    painter = _Painter(folder, sys.stdout.isatty() and "NO_COLOR" not in os.environ)
-    print(painter.dim(prompt) + "\n")
-    body = request_body(question, 0, settings, speculative=True, cache_salt="shown")
-    for text, token_ids in stream(server, question.endpoint(), body):
-        print(painter.paint(text, token_ids), end="", flush=True)
-    print("\n")
-    if painter.is_on:
-        print(f"{_TINT}Green{_RESET}: from accepted drafts.")
-    plain, speculative = _measure(server, Workload("demo", [question]), settings)
+    workload = Workload("demo", [Prompt(user=prompt, thinking=False)])
+    plain, speculative = _measure(server, workload, settings)
+    answer = speculative[0].completions[0]
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        steps = answer.speculation.num_accepted_tokens_per_step if answer.speculation else []
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        print(f"{_DIM}{prompt}{_RESET}\n\n{tinted(answer.token_ids, steps, tokenizer)}\n")
+        print(f"{_TINT}Green{_RESET}: accepted drafts.")
+    else:
+        print(f"{prompt}\n\n{''.join(answer.chunk_text)}\n")
     is_identical = compare(plain, speculative).holds
     print(statistics_line(plain, speculative, is_identical))
     return is_identical
 
 
-def stream(server: ServerUnderTest, path: str, body: bytes) -> Iterator[tuple[str, list[int]]]:
-    """(text, token ids) of every chunk of a streamed answer, as it arrives.
+def tinted(
+    token_ids: Sequence[int], num_accepted_per_step: Sequence[int], tokenizer: Tokenizer
+) -> str:
+    """The text, with what came from accepted drafts in green.
 
-    Raises:
-        ClientError: the server answered with an error.
+    A step's tokens are its accepted drafts, then one more.
     """
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=600)
-    try:
-        connection.request("POST", path, body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise ClientError(f"HTTP {response.status}: {response.read(500).decode()}")
-        while line := response.readline():
-            if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                yield from read_chunk(line[6:])
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
-        raise ClientError(f"the stream broke: {error}") from error
-    finally:
-        connection.close()
-
-
-class _Painter:
-    """Tints the part of each chunk that came from accepted drafts."""
-
-    def __init__(self, model_folder: Path, is_on: bool) -> None:
-        self.is_on = is_on
-        self._tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
-
-    def dim(self, text: str) -> str:
-        """Text that is not the model's."""
-        return f"{_DIM}{text}{_RESET}" if self.is_on else text
-
-    def paint(self, text: str, token_ids: list[int]) -> str:
-        """A chunk holds the tokens of one step: accepted drafts, then the target's own choice."""
-        if not self.is_on or len(token_ids) < 2:
-            return text
-        drafted: str = self._tokenizer.decode(token_ids[:-1], skip_special_tokens=True)
-        if not text.startswith(drafted):
-            drafted = text
-        return f"{_TINT}{drafted}{_RESET}{text[len(drafted) :]}"
+    is_draft = [flag for num in num_accepted_per_step for flag in (*[True] * num, False)]
+    parts: list[str] = []
+    shown = ""
+    for end in range(1, len(token_ids) + 1):
+        text: str = tokenizer.decode(list(token_ids[:end]), skip_special_tokens=True)
+        if text.endswith("\ufffd") and end < len(token_ids):
+            continue  # a character is spread over several tokens
+        new, shown = text[len(shown) :], text
+        parts.append(f"{_TINT}{new}{_RESET}" if end <= len(is_draft) and is_draft[end - 1] else new)
+    return "".join(parts).replace(_RESET + _TINT, "")
 
 
 def _measure(
     server: ServerUnderTest, workload: Workload, settings: RequestSettings
 ) -> tuple[list[LoadResult], list[LoadResult]]:
-    """The same request plain and speculative, in turns."""
+    """The same request plain and speculative, in turns; the first turn warms up."""
     results: dict[bool, list[LoadResult]] = {False: [], True: []}
-    for turn in range(NUM_TURNS):
+    for turn in range(1 + NUM_TURNS):
         for speculative in (False, True):
             result = run_load(
                 server.address,
@@ -143,7 +123,8 @@ def _measure(
                 speculative=speculative,
                 cache_salt=f"{turn}/{speculative}",
             )
-            results[speculative].append(result)
+            if turn > 0:
+                results[speculative].append(result)
     return results[False], results[True]
 
 

@@ -246,21 +246,6 @@ def read_completion(sent_s: float, response: HttpResponse) -> Completion:
     return completion
 
 
-def read_chunk(data: bytes) -> Iterator[tuple[str, list[int]]]:
-    """(text, token ids) of one event of a streamed answer.
-
-    Raises:
-        ClientError: the event reports an error.
-    """
-    chunk = _CHUNK_DECODER.decode(data)
-    if chunk.error is not None:
-        raise ClientError(f"the server broke off: {chunk.error}")
-    for choice in chunk.choices:
-        text, token_ids = choice.content(), choice.token_ids or []
-        if text or token_ids:
-            yield text, token_ids
-
-
 def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
     if chunk.metrics is not None and chunk.metrics.speculative_decoding is not None:
         completion.speculation = chunk.metrics.speculative_decoding

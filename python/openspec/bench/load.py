@@ -24,6 +24,8 @@ class RequestSettings:
     temperature: float
     seed: int
     ignore_eos: bool
+    detailed: bool = False
+    """Ask for acceptance step by step."""
     timeout_s: float = 600.0
 
 
@@ -64,6 +66,8 @@ def request_body(
         body["ignore_eos"] = True
     if not speculative:
         body["speculative"] = {"enabled": False}
+    elif settings.detailed:
+        body["speculative"] = {"detailed": True}
     return msgspec.json.encode(body)
 
 
