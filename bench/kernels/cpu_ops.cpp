@@ -1,7 +1,7 @@
 // Micro-benchmark of the CPU ops: time, GB/s and GFLOP/s by op, shape and number of rows, beside
 // the memory bandwidth and multiply-add peak of the same run.
 //
-//   bench_cpu_ops [threads] [filter]     e.g. bench_cpu_ops 2 linear
+//   bench_cpu_ops [threads] [filter] [isa]     e.g. bench_cpu_ops 2 "linear tiny" avx2
 //
 // Every figure is the best of several repetitions: other work on the machine only ever adds time.
 // Weights are walked through copies of themselves, so that a matrix comes from where the rest of
@@ -77,12 +77,13 @@ Aligned<float> normals(size_t count, float scale = 1.0f) {
 // Twelve independent chains keep two units of latency four busy. In assembly, because this file is
 // compiled for any CPU.
 #define OPENSPEC_CHAIN(width, i) "vfmadd132ps %%" width #i ", %%" width #i ", %%" width #i "\n"
-#define OPENSPEC_CHAINS(width)                                                       \
-  OPENSPEC_CHAIN(width, 0)                                                           \
-  OPENSPEC_CHAIN(width, 1) OPENSPEC_CHAIN(width, 2) OPENSPEC_CHAIN(width, 3)         \
-      OPENSPEC_CHAIN(width, 4) OPENSPEC_CHAIN(width, 5) OPENSPEC_CHAIN(width, 6)     \
-          OPENSPEC_CHAIN(width, 7) OPENSPEC_CHAIN(width, 8) OPENSPEC_CHAIN(width, 9) \
-              OPENSPEC_CHAIN(width, 10) OPENSPEC_CHAIN(width, 11)
+#define OPENSPEC_CHAINS(width)                                                        \
+  OPENSPEC_CHAIN(width, 0)                                                            \
+  OPENSPEC_CHAIN(width, 1)                                                            \
+  OPENSPEC_CHAIN(width, 2) OPENSPEC_CHAIN(width, 3) OPENSPEC_CHAIN(width, 4)          \
+      OPENSPEC_CHAIN(width, 5) OPENSPEC_CHAIN(width, 6) OPENSPEC_CHAIN(width, 7)      \
+          OPENSPEC_CHAIN(width, 8) OPENSPEC_CHAIN(width, 9) OPENSPEC_CHAIN(width, 10) \
+              OPENSPEC_CHAIN(width, 11)
 #define OPENSPEC_RUN_CHAINS(width)                                                           \
   asm volatile(OPENSPEC_CHAINS(width)::                                                      \
                    : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
@@ -281,6 +282,9 @@ void bench_choose_all(int vocab_size, int num_rows) {
   p = {};
   p.temperature = 0.8f;
   bench_choose(vocab_size, num_rows, "sampled", p);
+  p.temperature = 50.0f;
+  bench_choose(vocab_size, num_rows, "sampled, flat", p);
+  p.temperature = 0.8f;
   p.top_k = 20;
   p.top_p = 0.95f;
   bench_choose(vocab_size, num_rows, "top_k 20, top_p .95", p);
@@ -374,6 +378,9 @@ void bench_ngram(int num_seqs, int history) {
 int main(int argc, char** argv) {
   if (argc > 1) num_threads = std::atoi(argv[1]);
   if (argc > 2) filter = argv[2];
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    if (argc > 3 && std::string(argv[3]) == isa_name(isa)) force_isa(isa);
+  }
   ThreadPool threads(num_threads);
   pool = &threads;
   std::printf(

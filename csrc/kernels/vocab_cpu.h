@@ -174,20 +174,18 @@ inline uint64_t mass_from(const float* weights, int64_t size, float threshold) {
 }
 
 /// argmax of logit + gumbel over the whole row, lowest id among equals; 0 where all are -inf.
+///
+/// The noise rises with its bits, so a block's largest logit and largest bits bound its scores;
+/// most blocks cannot win and need no logarithms.
 inline int32_t draw(const Logits& logits, uint64_t seed, int32_t position) {
-  constexpr int kBlock = 64;  // ids of 16 Philox calls
+  constexpr int kBlock = 64;       // ids of 16 Philox calls
+  constexpr float kSlack = 1e-4f;  // far above the error of gumbel_of_bits
   Vf best = splat(kMinusInfinity);
   Vi best_id = {};
   Vi lane = {};
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  float best_of_all = kMinusInfinity;
   for (int64_t base = 0; base < logits.size; base += kBlock) {
-    uint32_t bits[kBlock];
-    float scores[kBlock];
-    for (int i = 0; i < 16; ++i) {
-      const sm::Philox philox =
-          sm::noise_of_counter(seed, position, static_cast<uint32_t>(base / 4 + i));
-      for (int word = 0; word < 4; ++word) bits[word * 16 + i] = philox.word[word];
-    }
     const float* from = logits.values + base;
     float padded[kBlock];
     if (logits.size - base < kBlock) {
@@ -196,15 +194,28 @@ inline int32_t draw(const Logits& logits, uint64_t seed, int32_t position) {
       }
       from = padded;
     }
-    for (int i = 0; i < kBlock; ++i) {
-      scores[i] = sm::sanitize(from[i] * logits.scale) + sm::gumbel_of_bits(bits[i]);
+    float scores[kBlock];
+    uint32_t bits[kBlock];
+    for (int i = 0; i < kBlock; ++i) scores[i] = sm::sanitize(from[i] * logits.scale);
+    for (int i = 0; i < 16; ++i) {
+      const sm::Philox philox =
+          sm::noise_of_counter(seed, position, static_cast<uint32_t>(base / 4 + i));
+      for (int word = 0; word < 4; ++word) bits[word * 16 + i] = philox.word[word];
     }
+    Vf largest = load(scores);
+    for (int i = kLanes; i < kBlock; i += kLanes) largest = max(load(scores + i), largest);
+    uint32_t most_bits = 0;
+    for (int i = 0; i < kBlock; ++i) most_bits = max_of(most_bits, bits[i]);
+    if (max_lanes(largest) + (sm::gumbel_of_bits(most_bits) + kSlack) < best_of_all) continue;
+
+    for (int i = 0; i < kBlock; ++i) scores[i] += sm::gumbel_of_bits(bits[i]);
     for (int i = 0; i < kBlock; i += kLanes) {
       const Vf score = load(scores + i);
       const Vi is_better = score > best;
       best = is_better ? score : best;
       best_id = is_better ? lane + static_cast<int32_t>(base + i) : best_id;
     }
+    best_of_all = max_lanes(best);
   }
   float result = kMinusInfinity;
   int32_t id = 0;
