@@ -1,0 +1,1 @@
+"""The embedded tiny Qwen3 model: data, tokenizer, training, export and evaluation."""
