@@ -74,6 +74,15 @@ def test_validate_refuses(change: dict[str, object], message: str) -> None:
         get_drafter(config.method).validate(config, MODEL)
 
 
+def test_one_bound_moves_the_default_of_the_other() -> None:
+    spec = get_drafter("ngram")
+    assert spec.complete_options({"prompt_lookup_max": 1})["ngram_min"] == 1
+    assert spec.complete_options({"ngram_min": 9})["ngram_max"] == 9
+    completed = spec.complete_options({"ngram_min": 3})
+    assert (completed["ngram_min"], completed["ngram_max"]) == (3, 4)
+    assert spec.complete_options(completed) == completed
+
+
 def test_crossed_options() -> None:
     config = EngineConfig(method="ngram", method_options={"ngram_min": 5, "ngram_max": 3})
     with pytest.raises(ConfigError, match=r"ngram_min \(5\) must not exceed ngram_max \(3\)"):

@@ -77,6 +77,8 @@ class DrafterSpec:
     """Other names of the method in vLLM's speculative config."""
     is_default: bool = False
     needs_draft_model: bool = False
+    adjust_defaults: Callable[[Options, dict[str, OptionValue]], None] | None = None
+    """Fits defaults (second argument, by name) to the options that were given (first)."""
     check: Callable[[EngineConfig, ModelConfig], None] | None = None
     """Crosses the drafter's needs with the configuration; raises ConfigError with the remedy."""
     build: Callable[[int, Options], _C.Drafter] | None = None
@@ -91,14 +93,17 @@ class DrafterSpec:
         by_name = {
             name: option for option in self.options for name in (option.name, *option.aliases)
         }
-        completed = {option.name: option.default for option in self.options}
+        checked: dict[str, OptionValue] = {}
         for name, value in given.items():
             if name not in by_name:
                 raise ConfigError(
                     f"method {self.name!r} has no option {name!r}{nearest(name, by_name)}"
                 )
-            completed[by_name[name].name] = by_name[name].check(value)
-        return completed
+            checked[by_name[name].name] = by_name[name].check(value)
+        defaults = {option.name: option.default for option in self.options}
+        if self.adjust_defaults is not None:
+            self.adjust_defaults(checked, defaults)
+        return {**defaults, **checked}
 
     def validate(self, config: EngineConfig, model_config: ModelConfig) -> None:
         """Refuses what cannot work with this drafter.

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openspec.drafters import DrafterOption, DrafterSpec
+from openspec.drafters import DrafterOption, DrafterSpec, Options, OptionValue
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from openspec.config import EngineConfig
     from openspec.model_config import ModelConfig
+
+
+def _adjust_defaults(given: Options, defaults: dict[str, OptionValue]) -> None:
+    """One bound alone moves the other one's default out of its way."""
+    if "ngram_max" in given:
+        defaults["ngram_min"] = min(int(defaults["ngram_min"]), int(given["ngram_max"]))
+    if "ngram_min" in given:
+        defaults["ngram_max"] = max(int(defaults["ngram_max"]), int(given["ngram_min"]))
 
 
 def _check(config: EngineConfig, model_config: ModelConfig) -> None:
@@ -57,5 +65,6 @@ SPEC = DrafterSpec(
             help="Which of several matches of the same length is copied.",
         ),
     ),
+    adjust_defaults=_adjust_defaults,
     check=_check,
 )
