@@ -20,7 +20,6 @@ from openspec.messages import (
     TokenLogprobs,
 )
 from openspec.metrics import add_counters, record_draft
-
 from tests.serve.fake_model import MAX_POSITIONS, vocab_size
 
 NUM_DRAFTS = 4
@@ -218,6 +217,10 @@ class FakeEngineClient:
                 break
         sequence.num_done += len(tokens)
         sequence.spec.num_steps += 1
+        if request.speculative.detailed:
+            sequence.spec.num_accepted_tokens_per_step.append(
+                0 if first else min(accepted, len(tokens))
+            )
         if reason is None and len(tokens) == budget:
             reason = "length"
         prompt_logprobs = None
@@ -252,7 +255,7 @@ class FakeEngineClient:
         """Even tokens are the most likely ones, odd ones come third."""
         rank = 1 if token % 2 == 0 else 3
         others = [other for other in range(token + 1, token + 21) if other != token]
-        best = others[: rank - 1] + [token] + others[rank - 1 :]
+        best = [*others[: rank - 1], token, *others[rank - 1 :]]
         value = [math.log(0.5 / (place + 1)) for place in range(len(best))]
         return TokenLogprobs(
             token_ids=[token, *(other % 300 for other in best[:num_top])],

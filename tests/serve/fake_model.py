@@ -15,7 +15,7 @@ MAX_POSITIONS = 2048
 CORPUS = """the quick brown fox jumps over the lazy dog. one two three four five six seven eight.
 What is the answer? The answer is 42. Let me think about it. {"name": "add", "arguments": {"a": 1}}
 def add(first, second): return first + second
-import json; print(json.dumps({"key": [1, 2, 3]})) # naïve café – “quotes” 😀 日本語
+import json; print(json.dumps({"key": [1, 2, 3]})) # naïve café «quotes» 😀 日本語
 """
 
 TEMPLATE = """\

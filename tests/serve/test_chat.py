@@ -120,10 +120,8 @@ def test_unknown_template_kwargs_are_refused(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_reasoning_is_split_off(server: RunningServer, streamed: bool) -> None:
-    server.engine.script = lambda _: (
-        "<think>\nLet me think.\n</think>\n\nThe answer is 42.<|im_end|>"
-    )
-    server.engine.script = lambda _, text=server.engine.script(None): server.ids(text)
+    thought = "<think>\nLet me think.\n</think>\n\nThe answer is 42.<|im_end|>"
+    server.engine.script = lambda _: server.ids(thought)
     if streamed:
         reasoning = content = ""
         for chunk in stream(server.client, PATH, {"messages": HI}):
@@ -139,7 +137,7 @@ def test_reasoning_is_split_off(server: RunningServer, streamed: bool) -> None:
         details = answer["usage"]["completion_tokens_details"]
         num_thinking = len(server.ids("<think>\nLet me think.\n</think>"))
         assert details["reasoning_tokens"] == num_thinking
-    assert reasoning.strip() == "Let me think." and content == "The answer is 42."
+    assert reasoning == "Let me think." and content == "The answer is 42."
     hidden = server.chat(include_reasoning=False)["choices"][0]["message"]
     assert (hidden["reasoning"], hidden["content"]) == (None, "The answer is 42.")
 

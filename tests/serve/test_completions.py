@@ -276,7 +276,7 @@ def test_stop_string_is_not_streamed(server: RunningServer) -> None:
 
 
 def test_characters_are_never_cut(server: RunningServer) -> None:
-    text = "naïve – “quotes” 😀 日本語"
+    text = "naïve «quotes» 😀 日本語"
     server.engine.script = lambda _: text
     num = len(server.ids(text))
     body = {"prompt": "a", "max_tokens": num}
@@ -377,6 +377,14 @@ def test_speculation_statistics(server: RunningServer) -> None:
     expected = 1 + stats["num_accepted_tokens"] / stats["num_drafts"]
     assert stats["mean_acceptance_length"] == pytest.approx(expected)
     assert answer["metrics"]["time_to_first_token_ms"] > 0
+
+
+def test_speculation_step_by_step(server: RunningServer) -> None:
+    answer = server.complete(prompt="a", max_tokens=100, speculative={"detailed": True})
+    stats = answer["metrics"]["speculative_decoding"]
+    assert len(stats["num_accepted_tokens_per_step"]) == stats["num_steps"]
+    plain = server.complete(prompt="a")["metrics"]["speculative_decoding"]
+    assert "num_accepted_tokens_per_step" not in plain
 
 
 def test_speculation_statistics_can_be_off(start_server) -> None:

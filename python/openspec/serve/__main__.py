@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             level=config.log_level.upper(),
             format="%(asctime)s %(levelname)s server: %(message)s",
         )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
         # Here, so that --help and a wrong flag do not wait for the web framework.
         from openspec.serve.server import serve
 

@@ -17,7 +17,7 @@ import openspec
 from openspec.errors import EngineError, RequestError
 from openspec.serve import admin_routes, chat, completions, info_routes, text_routes
 from openspec.serve.context import ServerContext
-from openspec.serve.gate import Gate
+from openspec.serve.gate import PUBLIC_PATHS, Gate
 from openspec.serve.http_errors import ApiError, error_response, handle_exception
 from openspec.serve.request_models import (
     AbortRequest,
@@ -67,11 +67,13 @@ def build_app(context: ServerContext) -> ASGIApp:
         redirect_slashes=False,
     )
     schemas: dict[str, Any] = {}
-    for path, handler in GET_ROUTES.items():
-        _add(app, context, path, ["GET", "HEAD"], handler, None)
+    # Routes are tried in order, so the ones that matter come first.
     for path, (handler, model) in POST_ROUTES.items():
         extra = None if model is None else _request_body(model, schemas)
         _add(app, context, path, ["POST"], handler, extra)
+    for path, handler in GET_ROUTES.items():
+        methods = ["GET", "HEAD"] if path in PUBLIC_PATHS else ["GET"]
+        _add(app, context, path, methods, handler, None)
     for kind in (ApiError, RequestError, EngineError, Exception):
         app.add_exception_handler(kind, handle_exception)
     app.add_exception_handler(HTTPException, _handle_http_exception)

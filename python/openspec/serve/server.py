@@ -19,14 +19,12 @@ import openspec
 from openspec.config import EngineConfig
 from openspec.engine_client import EngineClient
 from openspec.errors import ConfigError
-from openspec.messages import EngineInfo
 from openspec.model_config import ModelConfig
 from openspec.serve.app import build_app
 from openspec.serve.context import Engine, ServerContext
 from openspec.serve.http_protocol import MAX_HEAD_BYTES, timed_protocol
 from openspec.serve.listening import address_of, bound_socket
 from openspec.serve.serve_config import ServeConfig
-from openspec.settings import format_bytes
 from openspec.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -56,8 +54,7 @@ async def serve(
             if context is None:
                 return
             try:
-                _log_start(context, address_of(sock, config), time.monotonic() - started)
-                await _run(context, sock, signals)
+                await _run(context, sock, signals, started)
             finally:
                 context.text_pool.close()
                 await context.engine.close()
@@ -108,10 +105,10 @@ def model_names(engine_config: EngineConfig, config: ServeConfig) -> list[str]:
     return names
 
 
-def http_server(context: ServerContext) -> uvicorn.Server:
+def http_server(context: ServerContext) -> HttpServer:
     """The HTTP side of a server; run it with `serve(sockets=[...])`."""
     config = context.config
-    return _QuietServer(
+    return HttpServer(
         uvicorn.Config(
             build_app(context),
             loop="none",
@@ -129,8 +126,12 @@ def http_server(context: ServerContext) -> uvicorn.Server:
     )
 
 
-async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+async def _run(
+    context: ServerContext, sock: socket.socket, signals: _Signals, started: float
+) -> None:
     server = http_server(context)
+    address = address_of(sock, context.config)
+    server.on_listening = lambda: _log_ready(context, address, time.monotonic() - started)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
     gc.collect()
     gc.freeze()
@@ -140,13 +141,22 @@ async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -
         ending.cancel()
 
 
-class _QuietServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn without signal handlers of its own."""
+
+    on_listening: Callable[[], None] | None = None
+    """Called once connections are accepted."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to listen."""
+        await super().startup(sockets)
+        if self.on_listening is not None:
+            self.on_listening()
 
 
 async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals: _Signals) -> None:
@@ -203,25 +213,17 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _log_start(context: ServerContext, address: str, seconds: float) -> None:
-    info = context.engine.info
-    plan = ", ".join(f"{name} {format_bytes(size)}" for name, size in info.memory_plan.items())
-    logger.info("openspec %s, model %s", openspec.__version__, ", ".join(context.model_names))
-    logger.info("%s", _engine_line(info))
-    logger.info("memory: %s", plan)
-    if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
-        logger.warning("anybody who can reach %s can use this server: no --api-key", address)
-    logger.info("ready after %.1f s: %s", seconds, address)
-
-
-def _engine_line(info: EngineInfo) -> str:
-    method = info.method
-    if info.num_speculative_tokens:
-        method += f", {info.num_speculative_tokens} draft tokens"
-    return (
-        f"speculation: {method}; {info.dtype} on {info.device}; at most {info.max_num_seqs} "
-        f"sequences of {info.max_model_len} tokens; {info.num_pages} KV pages of {info.page_size}"
+def _log_ready(context: ServerContext, address: str, seconds: float) -> None:
+    # The engine's own lines before this one tell the method and the memory plan.
+    logger.info(
+        "openspec %s serves %s on %s, ready after %.1f s",
+        openspec.__version__,
+        " alias ".join(context.model_names),
+        address,
+        seconds,
     )
+    if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
+        logger.warning("whoever can reach %s can use this server: no API key is set", address)
 
 
 def _raise_file_limit() -> None:

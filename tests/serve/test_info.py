@@ -1,0 +1,164 @@
+"""Endpoints that describe the server, the tokenizer's endpoints, abort and flush."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+import openspec
+from tests.serve.conftest import MODEL_NAME, RunningServer
+
+
+def get(server: RunningServer, path: str) -> dict:
+    response = server.client.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_models(server: RunningServer) -> None:
+    models = server.openai.models.list().data
+    assert [model.id for model in models] == [MODEL_NAME]
+    assert models[0].model_extra["max_model_len"] == server.engine.info.max_model_len
+    assert server.openai.models.retrieve(MODEL_NAME).owned_by == "openspec"
+    response = server.client.get("/v1/models/other/name")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_health_and_ready(server: RunningServer) -> None:
+    for path in ("/health", "/ready"):
+        response = server.client.get(path)
+        assert response.status_code == 200 and response.content == b""
+        assert server.client.head(path).status_code == 200
+
+
+def test_health_tells_when_the_engine_is_gone(start_server) -> None:
+    server = start_server({"step_s": 0.01})
+    failures: list[int] = []
+
+    def ask() -> None:
+        body = {"prompt": "a", "max_tokens": 2000}
+        response = server.client.post("/v1/completions", json=body)
+        failures.append(response.status_code)
+        assert "0x" not in response.text and "dead" not in response.text
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not server.engine.requests:
+        time.sleep(0.01)
+    server.call(server.engine.die)
+    thread.join(5)
+    assert failures == [500]
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/health").status_code == 503
+        assert client.get("/ready").status_code == 503
+        response = client.post("/v1/completions", json={"prompt": "a"})
+        assert response.status_code == 503 and response.headers["retry-after"]
+        assert client.get("/metrics").status_code == 200
+
+
+def test_versions_and_descriptions(server: RunningServer) -> None:
+    assert get(server, "/version") == {"version": openspec.__version__}
+    info = get(server, "/server_info")
+    assert info == get(server, "/get_server_info")
+    assert info["method"] == "ngram" and info["num_speculative_tokens"] == 4
+    assert info["internal_states"][0]["avg_spec_accept_length"] >= 1
+    model = get(server, "/model_info")
+    assert model == get(server, "/get_model_info")
+    assert model["is_generation"] and model["preferred_sampling_params"]["top_k"] == 20
+
+
+def test_load(server: RunningServer) -> None:
+    assert get(server, "/load") == {"server_load": 0}
+    loads = get(server, "/v1/loads?include=core,disagg,queues,memory")
+    assert loads["loads"][0]["num_running_reqs"] == 0
+    assert "memory" in loads["loads"][0] and "speculative" not in loads["loads"][0]
+    assert "speculative" in get(server, "/v1/loads")["loads"][0]
+    assert loads["aggregate"]["total_reqs"] == 0
+
+
+@pytest.mark.parametrize("text", ["", "one two", "naïve 😀", "<|im_start|>user", "x" * 20_000])
+def test_tokenize_and_back(server: RunningServer, text: str) -> None:
+    response = server.client.post(
+        "/tokenize", json={"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    ).json()
+    assert response["tokens"] == server.ids(text)
+    assert response["count"] == len(response["tokens"]) == len(response["token_strs"])
+    back = server.client.post("/detokenize", json={"tokens": response["tokens"]}).json()
+    assert back == {"prompt": text}
+
+
+def test_tokenize_a_chat(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tokens = server.client.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    server.chat(messages=messages, max_tokens=1)
+    assert tokens == server.engine.requests[-1].prompt_token_ids
+    server.error("/tokenize")
+    server.error("/tokenize", prompt="a", messages=messages)
+
+
+def test_detokenize_refuses_unknown_ids(server: RunningServer) -> None:
+    for tokens in ([10**6], [-1], "abc", [1.5], None):
+        assert server.error("/detokenize", tokens=tokens)["param"] == "tokens"
+
+
+def test_tokenizer_info_as_lm_eval_reads_it(server: RunningServer) -> None:
+    info = get(server, "/tokenizer_info")
+    assert info["eos_token"] == "<|im_end|>"
+    tokens = server.client.post(
+        "/tokenize", json={"prompt": info["eos_token"], "add_special_tokens": False}
+    ).json()["tokens"]
+    assert tokens == [info["eos_token_id"]]
+
+
+def test_openapi_describes_the_real_requests(server: RunningServer) -> None:
+    document = get(server, "/openapi.json")
+    post = document["paths"]["/v1/completions"]["post"]
+    reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schemas = document["components"]["schemas"]
+    completion = schemas[reference.rpartition("/")[2]]
+    assert completion["required"] == ["prompt"]
+    assert completion["properties"]["logprobs"]["anyOf"][0]["maximum"] == 20
+    assert "SpeculativeField" in schemas
+    text = json.dumps(document)
+    for reference in set(text.split('"$ref": "')[1:]):
+        name = reference.partition('"')[0].removeprefix("#/components/schemas/")
+        assert name in schemas
+    assert "/v1/chat/completions" in document["paths"] and "/metrics" in document["paths"]
+
+
+def test_openapi_can_be_off(start_server) -> None:
+    assert start_server(docs=False).client.get("/openapi.json").status_code == 404
+
+
+def test_flush_cache(server: RunningServer) -> None:
+    assert server.client.post("/flush_cache?timeout=5").status_code == 200
+    assert server.engine.num_resets == 1
+    assert server.client.get("/flush_cache").status_code == 405
+
+
+@pytest.mark.parametrize("name", ["request_id", "rid"])
+def test_abort_by_either_id(start_server, name: str) -> None:
+    server = start_server({"step_s": 0.01})
+    answers: list[dict] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, headers={"x-request-id": "mine"}) as client:
+            body = {"prompt": "a", "max_tokens": 2000, "n": 2}
+            answers.append(client.post("/v1/completions", json=body).json())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while len(server.engine.requests) < 2:
+        time.sleep(0.01)
+    assert get(server, "/load") == {"server_load": 1}
+    assert server.client.post("/abort_request", json={name: "mine"}).json() == {"num_aborted": 1}
+    thread.join(5)
+    assert [choice["finish_reason"] for choice in answers[0]["choices"]] == ["abort"] * 2
+    assert server.client.post("/abort_request", json={name: "mine"}).json() == {"num_aborted": 0}
+    server.error("/abort_request")
+    assert server.client.post("/abort_request", json={"abort_all": True}).status_code == 200

@@ -1,0 +1,235 @@
+"""Disconnects, slow readers, the queue's limit, drain: in process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.serve.conftest import RunningServer
+from tests.serve.sse import parse_events
+
+JSON = "content-type: application/json"
+
+
+def wait_until(condition, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def post(server: RunningServer, path: str, body: dict) -> socket.socket:
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: {len(data)}\r\n\r\n"
+    sock.sendall(head.encode() + data)
+    return sock
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_disconnect_aborts_within_a_step(start_server, path: str, stream: bool) -> None:
+    step_s = 0.05
+    server = start_server({"step_s": step_s})
+    body = {"stream": stream, "n": 3, "max_tokens": 2000, "ignore_eos": True}
+    body |= (
+        {"prompt": "a"}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    sock = post(server, path, body)
+    wait_until(lambda: len(server.engine.requests) == 3)
+    if stream:
+        assert sock.recv(100)
+    sock.close()
+    started = time.monotonic()
+    wait_until(lambda: len(server.engine.aborted) == 3)
+    assert time.monotonic() - started < 2 * step_s
+    wait_until(lambda: server.context.lifecycle.num_jobs == 0)
+    assert server.context.num_sequences == 0
+    assert server.complete(prompt="a", max_tokens=2)
+
+
+def test_disconnect_while_waiting_for_a_place(start_server) -> None:
+    server = start_server({"step_s": 0.02, "max_num_seqs": 1})
+    first = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2000})
+    wait_until(lambda: len(server.engine.requests) == 1)
+    second = post(server, "/v1/completions", {"prompt": "b", "stream": True})
+    wait_until(lambda: len(server.engine.requests) == 2)
+    second.close()
+    wait_until(lambda: len(server.engine.aborted) == 1)
+    assert server.engine.aborted == [server.engine.requests[1].request_id]
+    first.close()
+
+
+def test_many_disconnects_leave_nothing_behind(start_server) -> None:
+    server = start_server({"step_s": 0.001})
+    for number in range(200):
+        sock = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True})
+        if number % 2:
+            sock.recv(10)
+        sock.close()
+    wait_until(lambda: server.context.num_sequences == 0, 20)
+    tasks = server.call(lambda: len(asyncio.all_tasks()))
+    assert tasks < 10
+    assert server.client.get("/load").json() == {"server_load": 0}
+
+
+def test_a_slow_reader_stalls_nobody(start_server) -> None:
+    server = start_server({"step_s": 0.002})
+    body = {"prompt": "a", "max_tokens": 2000, "stream": True, "n": 8, "logprobs": 20}
+    slow = post(server, "/v1/completions", body)
+    wait_until(lambda: len(server.engine.requests) == 8)
+    started = time.monotonic()
+    for _ in range(5):
+        server.complete(prompt="b", max_tokens=20)
+    assert time.monotonic() - started < 2
+    # The engine has long finished; what was not read was joined, and nothing is lost.
+    wait_until(lambda: not server.engine._running, 20)
+    slow.settimeout(10)
+    answer = b""
+    while b"[DONE]" not in answer:
+        answer += slow.recv(1 << 20)
+    num_tokens = answer.count(b'"finish_reason":"length"')
+    assert num_tokens == 8
+    slow.close()
+
+
+def test_queue_limit(start_server) -> None:
+    server = start_server({"step_s": 0.02, "max_num_seqs": 2}, max_num_queued_reqs=3)
+    socks = [post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2000}) for _ in range(5)]
+    wait_until(lambda: len(server.engine.requests) == 5)
+    response = server.client.post("/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "service_unavailable"
+    assert len(server.engine.requests) == 5
+    label = 'model_name="fake",engine="0",reason="queue_full"'
+    metrics = server.client.get("/metrics").text
+    assert f"vllm:admission_rejections_total{{{label}}} 1" in metrics
+    for sock in socks:
+        sock.close()
+    wait_until(lambda: server.context.num_sequences == 0)
+    assert server.complete(prompt="a", max_tokens=1)
+    assert server.complete(prompt=["a"] * 20, max_tokens=1), "one batch may exceed the limit"
+
+
+def test_load_beyond_the_limit_loses_nothing(start_server) -> None:
+    server = start_server({"step_s": 0.001, "max_num_seqs": 4}, max_num_queued_reqs=4)
+    statuses: list[int] = []
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=30) as client:
+
+            async def one() -> None:
+                body = {"prompt": "a", "max_tokens": 30}
+                response = await client.post("/v1/completions", json=body)
+                statuses.append(response.status_code)
+                if response.status_code == 200:
+                    assert response.json()["usage"]["completion_tokens"] == 30
+
+            await asyncio.gather(*(one() for _ in range(100)))
+
+    asyncio.run(run())
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) == len(server.engine.requests) >= 8
+
+
+def test_drain(start_server) -> None:
+    server = start_server({"step_s": 0.01})
+    bodies: dict[str, bytes] = {}
+
+    def read(name: str, max_tokens: int) -> None:
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            body = {
+                "prompt": "a",
+                "max_tokens": max_tokens,
+                "stream": True,
+                "return_token_ids": True,
+            }
+            bodies[name] = client.post("/v1/completions", json=body).content
+
+    threads = [
+        threading.Thread(target=read, args=("short", 60)),
+        threading.Thread(target=read, args=("long", 2000)),
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(server.engine.requests) == 2)
+    lifecycle = server.context.lifecycle
+    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.0, 1.0), server.loop)
+    wait_until(lambda: lifecycle.is_refusing)
+    assert server.client.get("/ready").status_code == 503
+    assert server.client.get("/health").status_code == 200
+    response = server.client.post("/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] and response.headers["connection"] == "close"
+    drain.result(10)
+    for thread in threads:
+        thread.join(5)
+    short, long = parse_events(bodies["short"]), parse_events(bodies["long"])
+    assert short[-1]["choices"][0]["finish_reason"] == "length"
+    assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in short) == 60
+    assert long[-1]["choices"][0]["finish_reason"] == "abort"
+
+
+def test_grace_period_still_accepts(start_server) -> None:
+    server = start_server()
+    lifecycle = server.context.lifecycle
+    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.5, 1.0), server.loop)
+    wait_until(lambda: lifecycle.is_draining)
+    assert server.client.get("/ready").status_code == 503
+    assert server.complete(prompt="a", max_tokens=1)
+    drain.result(5)
+    assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+
+
+def test_silence_is_filled_with_comments(start_server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from openspec.serve import event_stream
+
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.1)
+    server = start_server({"step_s": 0.35})
+    body = {"prompt": "a", "max_tokens": 12, "stream": True}
+    content = server.client.post("/v1/completions", json=body).content
+    assert b"\n\n: keep-alive\n\n" in content
+    assert parse_events(content)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.xfail(
+    reason="tokenizers' encode() holds the GIL; encode_batch_fast() does not", strict=False
+)
+def test_large_prompts_do_not_hold_up_others(start_server) -> None:
+    server = start_server()
+    big = {"prompt": "the quick brown fox " * 100_000}
+    thread = threading.Thread(
+        target=lambda: httpx.post(f"{server.url}/tokenize", json=big, timeout=60)
+    )
+    thread.start()
+    worst = 0.0
+    while thread.is_alive():
+        started = time.monotonic()
+        assert server.client.get("/health").status_code == 200
+        worst = max(worst, time.monotonic() - started)
+    assert worst < 1.0
+
+
+def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
+    server = start_server({"step_s": 0.02})
+    sock = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True})
+    wait_until(lambda: len(server.engine.requests) == 1)
+    sock.recv(10)
+    server.call(server.engine.die)
+    answer = b""
+    while b"[DONE]" not in answer:
+        chunk = sock.recv(65536)
+        assert chunk
+        answer += chunk
+    assert b'data: {"error":{"message":' in answer and b"0x7fff" not in answer
+    sock.close()

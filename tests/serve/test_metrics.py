@@ -1,0 +1,149 @@
+"""/metrics as dashboards and benchmark clients read it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from openspec.serve.prometheus import Family, Histogram, quote
+from tests.serve.conftest import RunningServer
+
+VLLM_NAMES = (
+    """
+num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total prompt_tokens_total
+generation_tokens_total spec_decode_num_drafts_total spec_decode_num_draft_tokens_total
+spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
+time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
+e2e_request_latency_seconds request_success_total cache_config_info admission_rejections_total
+"""
+).split()
+
+
+def scrape(server: RunningServer) -> dict[str, float]:
+    response = server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {}
+    for line in response.text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            assert name not in samples, "a sample twice"
+            samples[name] = float(value)
+    return samples
+
+
+def total(samples: dict[str, float], name: str) -> float:
+    found = [value for key, value in samples.items() if key.partition("{")[0] == name]
+    assert found, name
+    return sum(found)
+
+
+def test_everything_exists_at_zero_from_the_start(start_server) -> None:
+    samples = scrape(start_server())
+    names = {key.partition("{")[0] for key in samples}
+    for name in VLLM_NAMES:
+        for prefix in ("openspec:", "vllm:"):
+            if (prefix, name) != ("openspec:", "gpu_cache_usage_perc"):
+                assert {prefix + name, f"{prefix}{name}_bucket"} & names, name
+    spec = {key: value for key, value in samples.items() if key.startswith("vllm:spec_decode")}
+    assert set(spec.values()) == {0}
+    assert sum('position="' in key for key in spec) == 4
+    assert (
+        'vllm:request_success_total{model_name="fake",engine="0",finished_reason="stop"}' in samples
+    )
+    assert samples['openspec:ready{model_name="fake",engine="0"}'] == 1
+
+
+def test_the_format_is_prometheus(server: RunningServer) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    server.complete(prompt="a", max_tokens=20)
+    families = list(parser.text_string_to_metric_families(server.client.get("/metrics").text))
+    assert len({family.name for family in families}) == len(families) > 40
+
+
+def test_counts(start_server) -> None:
+    server = start_server()
+    answer = server.complete(prompt=["one", "two"], max_tokens=50)
+    server.engine.script = lambda _: server.ids("one<|im_end|>")
+    server.complete(prompt="three")
+    stats = answer["metrics"]["speculative_decoding"]
+    samples = scrape(server)
+    for prefix in ("openspec:", "vllm:"):
+        assert total(samples, f"{prefix}spec_decode_num_drafts_total") >= stats["num_drafts"]
+        per_pos = total(samples, f"{prefix}spec_decode_num_accepted_tokens_per_pos_total")
+        assert per_pos == total(samples, f"{prefix}spec_decode_num_accepted_tokens_total")
+        assert total(samples, f"{prefix}time_to_first_token_seconds_count") == 3
+        num_tokens = total(samples, f"{prefix}generation_tokens_total")
+        assert total(samples, f"{prefix}inter_token_latency_seconds_count") <= num_tokens - 3
+        label = 'model_name="fake",engine="0",finished_reason='
+        assert samples[f'{prefix}request_success_total{{{label}"length"}}'] == 2
+        assert samples[f'{prefix}request_success_total{{{label}"stop"}}'] == 1
+    path = 'model_name="fake",engine="0",path="/v1/completions",status="200"'
+    assert samples[f"openspec:http_requests_total{{{path}}}"] == 2
+
+
+def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:
+    for number in range(20):
+        server.client.get(f"/no/such/{number}")
+        server.client.get(f"/v1/models/x{number}")
+    paths = {key for key in scrape(server) if "http_requests_total" in key and "404" in key}
+    assert len(paths) == 2
+
+
+def test_scraping_asks_the_engine_seldom(server: RunningServer) -> None:
+    before = server.engine.num_stats_calls
+
+    def scrape_often() -> None:
+        for _ in range(25):
+            scrape(server)
+
+    threads = [threading.Thread(target=scrape_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.engine.num_stats_calls - before < 60
+
+
+def test_vllm_bench_finds_the_speculation_counters(server: RunningServer) -> None:
+    def read() -> dict[str, float]:
+        found: dict[str, float] = {}
+        for line in server.client.get("/metrics").text.splitlines():
+            if line.startswith("vllm:spec_decode"):
+                name = line.split("{")[0].split(" ")[0]
+                if name.endswith("_total"):
+                    found[name] = found.get(name, 0) + float(line.rsplit(" ", 1)[1])
+        return found
+
+    before = read()
+    server.complete(prompt="a", max_tokens=100)
+    import time
+
+    time.sleep(0.15)
+    after = read()
+    assert len(before) == 4
+    drafts = (
+        after["vllm:spec_decode_num_drafts_total"] - before["vllm:spec_decode_num_drafts_total"]
+    )
+    assert drafts > 10
+
+
+def test_primitives() -> None:
+    family = Family("x_total", "counter", "Help.")
+    family.add(path='a"b\\c\n')
+    family.add(2, path='a"b\\c\n')
+    lines = list(family.lines("p:", 'm="1"'))
+    assert lines[-1] == 'p:x_total{m="1",path="a\\"b\\\\c\\n"} 3'
+    histogram = Histogram("h", "Help.", [0.1, 1])
+    for value, times in ((0.1, 1), (0.5, 2), (7, 1)):
+        histogram.observe(value, times)
+    lines = list(histogram.lines("", ""))
+    assert lines[2:] == [
+        'h_bucket{le="0.1"} 1',
+        'h_bucket{le="1"} 3',
+        'h_bucket{le="+Inf"} 4',
+        "h_sum{} 8.1",
+        "h_count{} 4",
+    ]
+    assert quote("a") == '"a"'
