@@ -1,0 +1,240 @@
+"""Start and end of the server process: errors, signals, settings, orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.real_server import command, environment, is_running, real_server
+from tests.serve.sse import parse_events
+
+LONG = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+
+
+def run_to_its_end(*arguments: str, **variables: str) -> tuple[int, str, float]:
+    started = time.monotonic()
+    done = subprocess.run(
+        command(arguments),
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, done.stderr, time.monotonic() - started
+
+
+def fails_with_one_line(*arguments: str, says: str, **variables: str) -> None:
+    status, errors, seconds = run_to_its_end(*arguments, **variables)
+    assert status == 1, errors
+    lines = errors.strip().splitlines()
+    assert lines[-1].startswith("openspec.serve: ") and says in lines[-1], errors
+    assert "Traceback" not in errors and sum(": ERROR" in line for line in lines) == 0
+    assert seconds < 5
+
+
+def test_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        fails_with_one_line("--port", str(taken.getsockname()[1]), says="in use")
+
+
+def test_host_that_is_not_ours() -> None:
+    fails_with_one_line("--host", "203.0.113.7", says="cannot listen on")
+    fails_with_one_line("--host", "no.such.host.invalid", says="cannot listen on")
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    fails_with_one_line("--model", str(tmp_path / "none"), says="does not exist")
+    fails_with_one_line("--model", str(tmp_path), "--port", "0", says="config.json")
+    fails_with_one_line("--prot", "1", says="--port")
+    fails_with_one_line("--port", "70000", says="port must be in")
+    fails_with_one_line("--method", "nope", says="nope")
+    fails_with_one_line("--api-key", "has space", says="API key")
+    fails_with_one_line(says="does not fit", OPENSPEC_PORT="x")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("portt: 1")
+    fails_with_one_line("--config", str(bad), says="port")
+
+
+def test_help() -> None:
+    done = subprocess.run(
+        command(["--help"]), capture_output=True, text=True, env=environment(), check=True
+    )
+    for flag in ("--host", "--port", "--api-key", "--max-num-queued-reqs", "--method", "--model"):
+        assert flag in done.stdout
+
+
+def test_the_front_process_does_not_load_torch() -> None:
+    code = "import sys, openspec.serve.server; sys.exit('torch' in sys.modules)"
+    subprocess.run([command([])[0], "-c", code], env=environment(), check=True)
+
+
+class TestRunning:
+    """Needs the engine."""
+
+    @pytest.fixture(autouse=True)
+    def _built(self) -> None:
+        pytest.importorskip("openspec._C", exc_type=ImportError)
+
+    def test_settings_from_file_and_environment(self, tmp_path: Path) -> None:
+        config = tmp_path / "config.yaml"
+        config.write_text("served_model_name: [first, second]\nmax_num_seqs: 3\nmethod: none\n")
+        with real_server("--config", str(config), OPENSPEC_API_KEY="k1,k2") as server:
+            assert server.client.get("/v1/models").status_code == 401
+            headers = {"authorization": "Bearer k2"}
+            models = server.client.get("/v1/models", headers=headers).json()["data"]
+            assert [model["id"] for model in models] == ["first", "second"]
+            info = server.client.get("/server_info", headers=headers).json()
+            assert info["max_num_seqs"] == 3 and info["method"] == "none"
+            assert "k1" not in server.log
+            assert server.stop() == 0
+
+    def test_unix_socket(self, tmp_path: Path) -> None:
+        path = tmp_path / "sock"
+        process = subprocess.Popen(
+            command(["--uds", str(path)]), env=environment(), stderr=subprocess.DEVNULL
+        )
+        try:
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://x") as client:
+                deadline = time.monotonic() + 20
+                while True:
+                    try:
+                        assert client.get("/ready").status_code == 200
+                        break
+                    except httpx.ConnectError:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.05)
+            process.terminate()
+            assert process.wait(10) == 0
+            assert not path.exists()
+        finally:
+            process.kill()
+
+    def test_sigterm_lets_streams_finish(self) -> None:
+        with real_server("--shutdown-timeout", "30") as server:
+            engine = server.engine_pid
+            answers: list[bytes] = []
+
+            def ask() -> None:
+                body = {**LONG, "max_tokens": 400}
+                answers.append(server.client.post("/v1/completions", json=body).content)
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            _wait_for_load(server.url)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+            _expect_refusal(server.url)
+            thread.join(30)
+            assert server.process.wait(10) == 0
+            assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "length"
+            assert not is_running(engine)
+
+    def test_shutdown_timeout_ends_streams_with_abort(self) -> None:
+        with real_server("--shutdown-timeout", "0") as server:
+            engine = server.engine_pid
+            answers: list[bytes] = []
+
+            def ask() -> None:
+                answers.append(server.client.post("/v1/completions", json=LONG).content)
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            _wait_for_load(server.url)
+            started = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - started < 4
+            thread.join(5)
+            assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "abort"
+            assert not is_running(engine)
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_second_signal_ends_at_once(self, number: int) -> None:
+        with real_server("--shutdown-timeout", "60") as server:
+            engine = server.engine_pid
+            client = server.client
+            with client.stream("POST", "/v1/completions", json=LONG) as response:
+                chunks = response.iter_raw()
+                next(chunks)
+                server.process.send_signal(number)
+                time.sleep(0.3)
+                assert server.process.poll() is None
+                started = time.monotonic()
+                assert server.stop(number) == 0
+                assert time.monotonic() - started < 4
+            assert not is_running(engine)
+
+    def test_a_slow_reader_does_not_hold_up_the_end(self) -> None:
+        with real_server("--shutdown-timeout", "0") as server:
+            body = {**LONG, "n": 16, "logprobs": 20}
+            with server.client.stream("POST", "/v1/completions", json=body) as response:
+                chunks = response.iter_raw()
+                next(chunks)
+                time.sleep(3)
+                started = time.monotonic()
+                assert server.stop() == 0
+                assert time.monotonic() - started < 15
+
+    def test_sigterm_while_idle_and_while_loading(self) -> None:
+        with real_server() as server:
+            engine = server.engine_pid
+            started = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - started < 3
+            assert not is_running(engine)
+        process = subprocess.Popen(command(["--port", "0"]), env=environment())
+        time.sleep(0.5)
+        process.terminate()
+        assert process.wait(10) in (0, -signal.SIGTERM)
+
+    def test_the_engine_does_not_outlive_a_killed_server(self) -> None:
+        with real_server() as server:
+            engine = server.engine_pid
+            server.process.kill()
+            server.process.wait(5)
+            deadline = time.monotonic() + 10
+            while is_running(engine):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def test_a_killed_engine_shows(self) -> None:
+        with real_server() as server:
+            with server.client.stream("POST", "/v1/completions", json=LONG) as response:
+                chunks = response.iter_raw()
+                next(chunks)
+                os.kill(server.engine_pid, signal.SIGKILL)
+                rest = b"".join(chunks)
+            assert b'"error":{' in rest and rest.endswith(b"data: [DONE]\n\n")
+            assert server.client.get("/health").status_code == 503
+            assert server.client.get("/ready").status_code == 503
+            response = server.client.post("/v1/completions", json={"prompt": "a"})
+            assert response.status_code == 503
+            assert server.client.get("/metrics").status_code == 200
+            assert server.stop() == 0
+
+
+def _wait_for_load(url: str) -> None:
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{url}/load").json()["server_load"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _expect_refusal(url: str) -> None:
+    try:
+        assert httpx.get(f"{url}/ready").status_code == 503
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+        assert response.status_code == 503 and "retry-after" in response.headers
+    except httpx.TransportError:
+        pass  # already closed

@@ -1,0 +1,244 @@
+"""The whole thing: server process, engine process, embedded model, real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.serve.real_server import RealServer, real_server, resident_bytes
+from tests.serve.sse import parse_events, stream
+
+pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
+
+MAX_READY_S = 5.0
+MAX_IDLE_BYTES = 600e6
+REPEAT = "one two three four five six seven eight nine ten. " * 6
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealServer]:
+    with real_server("--kv-cache-memory", "128MiB") as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+def test_ready_in_time_and_small(real: RealServer) -> None:
+    assert real.seconds_to_ready < MAX_READY_S
+    used = resident_bytes(real.process.pid) + resident_bytes(real.engine_pid)
+    assert used < MAX_IDLE_BYTES
+
+
+def test_chat_with_speculation_statistics(real: RealServer) -> None:
+    answer = real.openai.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}],
+        max_tokens=64,
+        temperature=0,
+    )
+    message = answer.choices[0].message
+    assert (message.content or "") + (message.model_extra["reasoning_content"] or "")
+    stats = answer.model_extra["metrics"]["speculative_decoding"]
+    assert sum(stats["acceptance_histogram"]) == stats["num_spec_steps"] == stats["num_drafts"]
+    assert len(stats["acceptance_histogram"]) == len(stats["num_accepted_tokens_per_pos"]) + 1
+    assert 0 < stats["num_steps"] <= answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 11}])
+def test_speculation_changes_nothing_but_speed(real: RealServer, sampling: dict) -> None:
+    texts = []
+    for speculative in ({"enabled": False}, {"method": "ngram"}, {"num_speculative_tokens": 1}):
+        body = {
+            "prompt": [REPEAT, "def add(a, b):"],
+            "max_tokens": 60,
+            "logprobs": 2,
+            "speculative": speculative,
+            **sampling,
+        }
+        answer = real.client.post("/v1/completions", json=body).json()
+        texts.append(answer["choices"])
+        drafts = answer["metrics"]["speculative_decoding"]["num_drafts"]
+        assert (drafts == 0) == (speculative.get("enabled") is False)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_stop_string_within_an_accepted_run(real: RealServer) -> None:
+    body = {"prompt": REPEAT, "max_tokens": 100, "temperature": 0}
+    free = real.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    stop = free[40:46]
+    cut = real.client.post("/v1/completions", json={**body, "stop": stop}).json()["choices"][0]
+    assert cut["text"] == free[: free.index(stop)]
+    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
+    chunks = stream(real.client, "/v1/completions", {**body, "stop": stop})
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == cut["text"]
+    assert chunks[-1]["metrics"]["speculative_decoding"]["num_steps"] > 0
+
+
+def test_loglikelihood_as_lm_eval_asks_for_it(real: RealServer) -> None:
+    client = real.client
+    info = client.get("/tokenizer_info").json()
+    assert info["eos_token"]
+
+    def ids(text: str) -> list[int]:
+        body = {"prompt": text, "add_special_tokens": False}
+        return client.post("/tokenize", json=body).json()["tokens"]
+
+    context = ids("Question: What is 2 + 2?\nAnswer:")
+    body = {"prompt": context, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    greedy = client.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+    other = ids(" zebra purple")
+    answer = client.post(
+        "/v1/completions",
+        json={
+            "prompt": [context + greedy, context + other],
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "echo": True,
+            "seed": 1234,
+        },
+    ).json()
+    for choice, continuation, is_greedy in zip(
+        answer["choices"], (greedy, other), (True, False), strict=True
+    ):
+        values = choice["logprobs"]["token_logprobs"][len(context) : -1]
+        tops = choice["logprobs"]["top_logprobs"][len(context) : -1]
+        assert len(values) == len(continuation)
+        equal = [value == max(top.values()) for value, top in zip(values, tops, strict=True)]
+        assert all(equal) == is_greedy
+        assert all(value <= 0 for value in values)
+
+
+def test_generated_logprobs_are_floats_of_their_own_candidates(real: RealServer) -> None:
+    body = {"prompt": REPEAT, "max_tokens": 30, "temperature": 0, "logprobs": 3}
+    logprobs = real.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    for token, value, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert top[token] == value == max(top.values())
+        assert len(top) == 3
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_stream_as_vllm_bench_reads_it(real: RealServer, chat: bool) -> None:
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body: dict = {
+        "model": "tiny",
+        "repetition_penalty": 1.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+    if chat:
+        body["messages"] = [{"role": "user", "content": [{"type": "text", "text": REPEAT}]}]
+        body["max_completion_tokens"] = 40
+    else:
+        body |= {"prompt": REPEAT, "max_tokens": 40, "logprobs": None}
+    buffer, text, usage, num_chunks = "", "", None, 0
+    with real.client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200
+        for piece in response.iter_text():
+            buffer += piece
+            while "\n\n" in buffer:
+                message, buffer = buffer.split("\n\n", 1)
+                if message.startswith(":") or message == "data: [DONE]":
+                    continue
+                data = json.loads(message.removeprefix("data: "))
+                if choices := data.get("choices"):
+                    if chat:
+                        delta = choices[0]["delta"]
+                        content = delta.get("content") or delta.get("reasoning")
+                    else:
+                        content = choices[0].get("text")
+                    num_chunks += bool(content)
+                    text += content or ""
+                elif data.get("usage"):
+                    usage = data["usage"]
+    assert usage["completion_tokens"] == 40 and text
+    assert 0 < num_chunks <= 40
+
+
+def test_prefix_cache_shows_in_the_usage(real: RealServer) -> None:
+    body = {"prompt": "a cache test. " + REPEAT, "max_tokens": 1, "cache_salt": "x"}
+    first = real.client.post("/v1/completions", json=body).json()
+    second = real.client.post("/v1/completions", json=body).json()
+    other = real.client.post("/v1/completions", json={**body, "cache_salt": "y"}).json()
+    cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in (first, second, other)]
+    assert cached[0] == cached[2] == 0 < cached[1]
+    real.client.post("/flush_cache")
+    third = real.client.post("/v1/completions", json=body).json()
+    assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_metrics_follow_the_engine(real: RealServer) -> None:
+    before = real.metric("vllm:generation_tokens_total")
+    real.client.post(
+        "/v1/completions",
+        json={"prompt": REPEAT, "max_tokens": 32, "temperature": 0, "ignore_eos": True},
+    )
+    time.sleep(0.2)
+    assert real.metric("vllm:generation_tokens_total") - before == 32
+    assert real.metric("vllm:spec_decode_num_drafts_total") > 0
+    assert real.metric("openspec:num_requests_running") == 0
+    info = real.client.get("/server_info").json()
+    assert info["internal_states"][0]["avg_spec_accept_length"] > 1
+
+
+def test_disconnect_frees_the_engine(real: RealServer) -> None:
+    body = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+    with real.client.stream("POST", "/v1/completions", json=body) as response:
+        chunks = response.iter_raw()
+        next(chunks)
+        assert real.client.get("/load").json() == {"server_load": 1}
+    deadline = time.monotonic() + 5
+    while real.metric("openspec:num_requests_running") or real.metric("openspec:server_load"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert real.metric("openspec:kv_cache_usage_perc") <= 1
+
+
+def test_many_streams_at_once(real: RealServer) -> None:
+    async def run() -> list[list[dict]]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=real.url, limits=limits, timeout=120) as client:
+
+            async def one(number: int) -> list[dict]:
+                body = {
+                    "prompt": f"{number} bottles of beer on the wall, {number}",
+                    "max_tokens": 24,
+                    "seed": number,
+                    "stream": True,
+                    "ignore_eos": True,
+                    "stream_options": {"include_usage": True},
+                }
+                response = await client.post("/v1/completions", json=body)
+                assert response.status_code == 200
+                return parse_events(response.content)
+
+            return await asyncio.gather(*(one(number) for number in range(100)))
+
+    answers = asyncio.run(run())
+    assert all(chunks[-1]["usage"]["completion_tokens"] == 24 for chunks in answers)
+
+
+def test_requests_the_engine_cannot_serve_are_the_clients_fault(real: RealServer) -> None:
+    limit = real.client.get("/v1/models").json()["data"][0]["max_model_len"]
+    for stream_ in (False, True):
+        body = {"prompt": [5] * limit, "stream": stream_}
+        response = real.client.post("/v1/completions", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_echo_alone(real: RealServer) -> None:
+    body = {"prompt": "one two three", "echo": True, "max_tokens": 0}
+    for extra in ({}, {"logprobs": 1}):
+        answer = real.client.post("/v1/completions", json={**body, **extra}).json()
+        assert answer["choices"][0]["text"] == "one two three"
+        assert answer["usage"]["completion_tokens"] == 0
