@@ -120,23 +120,29 @@ class EngineCore:
         self._executor.check_integrity()
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
-        message = ""
-        for attempt in (plan, plan.without_drafts()):
-            try:
-                results = self._executor.step(attempt)
-            except OutOfPages as error:
-                # Plans count pages exactly, so this is unexpected, yet nothing is lost.
-                self._num_dry_steps += 1
-                if self._num_dry_steps <= MAX_DRY_STEPS and self._scheduler.preempt_last():
-                    return []
-                message = self._report(error)
-            except Exception as error:
-                message = self._report(error)
-            else:
-                self._num_dry_steps = 0
-                return self._scheduler.update(attempt, results)
-        self._executor.check_integrity()
-        return self._scheduler.fail(plan.requests, message)
+        try:
+            results = self._executor.step(plan)
+        except Exception as error:
+            return self._recover(plan, error)
+        self._num_dry_steps = 0
+        return self._scheduler.update(plan, results)
+
+    def _recover(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
+        """Runs a failed step again without drafts; then gives its requests up."""
+        if isinstance(error, OutOfPages):
+            # Plans count pages exactly, so this is unexpected, yet nothing is lost.
+            self._num_dry_steps += 1
+            if self._num_dry_steps <= MAX_DRY_STEPS and self._scheduler.preempt_last():
+                return []
+        self._report(error)
+        plan = plan.without_drafts()
+        try:
+            results = self._executor.step(plan)
+        except Exception as again:
+            message = self._report(again)
+            self._executor.check_integrity()
+            return self._scheduler.fail(plan.requests, message)
+        return self._scheduler.update(plan, results)
 
     def _report_drafter(self) -> None:
         stats = self._executor.stats

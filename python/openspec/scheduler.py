@@ -160,7 +160,7 @@ class Scheduler:
             raise EngineError(f"slot {result.slot} chose tokens before its prompt was computed")
 
     def _take_tokens(self, request: Request, result: SpanResult) -> EngineOutput:
-        token_ids = result.token_ids
+        token_ids = result.token_ids  # read once: the core makes a new list each time
         num_left = request.max_tokens - len(request.output_token_ids)
         if not 0 < len(token_ids) <= max(num_left, 1):
             raise EngineError(f"{len(token_ids)} tokens where 1 to {num_left} were due")
@@ -175,7 +175,7 @@ class Scheduler:
             output.finish_reason = "length"
         else:
             request.append(token_ids)
-            self._count(request, result)
+            self._count(request, len(token_ids), result)
             if request.source.sampling.logprobs is not None:
                 output.logprobs = _logprobs(result.logprobs)
             output.finish_reason = result.finish_reason or None
@@ -190,8 +190,8 @@ class Scheduler:
             self._queue.finish(request)
         return output
 
-    def _count(self, request: Request, result: SpanResult) -> None:
-        self._stats.num_generation_tokens += len(result.token_ids)
+    def _count(self, request: Request, num_tokens: int, result: SpanResult) -> None:
+        self._stats.num_generation_tokens += num_tokens
         request.spec_decode.num_steps += 1
         if request.source.speculative.detailed:
             request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)

@@ -49,7 +49,7 @@ class SchedulerConfig:
     num_speculative_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
     """Spans of one step and, in the same order, the requests that they belong to."""
 
