@@ -131,3 +131,15 @@ def test_a_broken_invariant_ends_the_engine() -> None:
     runner.check_integrity = broken  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="page 1"):
         core.step()
+
+
+def test_a_failing_drafter_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner = FakeRunner(max_model_len=1024, num_pages=512)
+    core = make_core(runner)
+    runner.stats.num_drafter_failures = 3
+    runner.stats.last_drafter_failure = "out of ideas"
+    with caplog.at_level(logging.ERROR):
+        run(core, [make_request(max_tokens=900)])
+    assert [message for message in caplog.messages if "out of ideas" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+    assert core.stats().num_drafter_failures == 3
