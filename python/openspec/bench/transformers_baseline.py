@@ -5,6 +5,7 @@ Run as a module it is that process: requests and answers are lines of JSON on st
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ class TransformersBaseline:
             [sys.executable, "-m", module, str(model_folder), str(num_threads or 0)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
 
     def __enter__(self) -> TransformersBaseline:
