@@ -272,7 +272,7 @@ def test_slow_heads_and_bodies_are_cut_off(start_server) -> None:
 def test_errors_tell_nothing_about_the_machine(server: RunningServer) -> None:
     from openspec.serve.http_errors import sanitise
 
-    assert sanitise("cannot open /home/me/models/x.json at 0x7ffdeadbeef0") == (
+    assert sanitise("cannot open /srv/models/x.json at 0x7ffdeadbeef0") == (
         "cannot open <path> at <address>"
     )
     trace = "boom\nTraceback (most recent call last):\n  File x"

@@ -19,10 +19,10 @@ class ServeConfig:
     """Port to listen on; 0 lets the system pick one, which the log names."""
     uds: str | None = None
     """Unix domain socket to listen on instead of host and port."""
-    api_key: list[str] | None = None
+    api_key: list[str] | None = field(default=None, repr=False)
     """Keys that clients may send as "Authorization: Bearer KEY", separated by commas. Better set
     through OPENSPEC_API_KEY than on the command line, which other users can see."""
-    admin_api_key: str | None = None
+    admin_api_key: str | None = field(default=None, repr=False)
     """Key for /flush_cache and aborting all requests. Default: the API keys."""
     served_model_name: list[str] | None = None
     """Names the model answers to, separated by commas; answers carry the first. Default: the

@@ -170,6 +170,12 @@ _ENGINE_METRICS = (
         mean_acceptance_length,
         OWN,
     ),
+    _gauge(
+        "spec_decode_mean_accepted_length",
+        "The same, under the name that dashboards of vLLM read.",
+        mean_acceptance_length,
+        VLLM,
+    ),
     _EngineMetric("engine_steps_total", "counter", OWN, "Engine steps.", lambda s: s.num_steps),
     _EngineMetric(
         "engine_step_failures_total",
