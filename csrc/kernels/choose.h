@@ -21,13 +21,13 @@ struct SamplingParams {
   uint64_t seed = 0;
   int32_t num_stop_ids = 0;
   int32_t num_bias = 0;
-  int32_t num_allowed = 0;  // 0: every token is allowed
-  const int32_t* stop_ids = nullptr;     // [num_stop_ids] masked while fewer than min_tokens are out
-  const int32_t* bias_ids = nullptr;     // [num_bias]
-  const float* bias_values = nullptr;    // [num_bias] added to the logits; -inf bans
+  int32_t num_allowed = 0;             // 0: every token is allowed
+  const int32_t* stop_ids = nullptr;   // [num_stop_ids] masked while fewer than min_tokens are out
+  const int32_t* bias_ids = nullptr;   // [num_bias]
+  const float* bias_values = nullptr;  // [num_bias] added to the logits; -inf bans
   const int32_t* allowed_ids = nullptr;  // [num_allowed]
   int32_t num_logprobs = -1;             // -1: none; 0: the chosen token's only; n: and the n best
-  bool raw_logprobs = true;  // of the model's logits; false: of the distribution drawn from
+  bool raw_logprobs = true;          // of the model's logits; false: of the distribution drawn from
   int32_t num_prompt_logprobs = -1;  // as num_logprobs, for rows that score prompt tokens
 };
 
@@ -36,22 +36,29 @@ inline constexpr int kMaxLogprobs = 20;
 /// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
 /// seed and the position (design: "position-keyed choice").
 ///
-///   1. logit_bias is added; tokens outside allowed_ids become -inf; stop ids become -inf while fewer
+///   1. logit_bias is added; tokens outside allowed_ids become -inf; stop ids become -inf while
+///   fewer
 ///      than min_tokens tokens are out;
 ///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
 ///      output, each counting the row's own draft ancestors as output;
-///   3. temperature 0: argmax (lowest id among equals). Otherwise logits / temperature, then min_p,
-///      top_k (ties with the k-th largest stay), top_p (the smallest set of values, ties together, whose
-///      mass reaches top_p), and argmax of logit + gumbel(seed, position, id).
+///   3. temperature 0 (below 1e-5): argmax (lowest id among equals). Otherwise logits * (1 /
+///      temperature), then min_p, top_k (ties with the k-th largest stay), top_p (the smallest set
+///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
+///      position, id), `position` being the chosen token's own index: the row's position + 1.
+///
+/// NaN counts as -inf and +inf as the largest number; where every logit is -inf, token 0 is chosen.
+/// Token ids outside the vocabulary, in history or parameters, are ignored.
 ///
 /// Sums that decide a filter are taken in fixed point, and exp and log come from sample_math.h, so
 /// that the result does not depend on the order of summation or on the device.
 ///
 /// A row whose `score_token` is not -1 is a prompt row: nothing is chosen, the log-probability
-/// reported is that of score_token (model's own distribution).
+/// reported is that of score_token (model's own distribution), whether or not its sequence asks for
+/// log-probabilities.
 struct ChooseParams {
   RowBatch rows;
-  const int32_t* sample_row = nullptr;   // [num_samples] row of the batch that each logits row belongs to
+  const int32_t* sample_row =
+      nullptr;  // [num_samples] row of the batch that each logits row belongs to
   const int32_t* score_token = nullptr;  // [num_samples] token to score, or -1: choose
   int num_samples = 0;
   const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
@@ -63,12 +70,14 @@ struct ChooseParams {
   const int32_t* prompt_len = nullptr;  // [max_num_seqs]
   int32_t* chosen = nullptr;            // out [num_samples]; score_token's own id for prompt rows
   // Log-probabilities; written for rows whose sequence asks for them. Entry 0 is the chosen (or
-  // scored) token, entries 1..n the best n in falling order (equal values: lower id first). The
-  // chosen token's value is bitwise equal to its value among the best.
+  // scored) token, entries 1..n the best n in falling order (equal values: lower id first); entries
+  // behind those are not written. The chosen token's value is bitwise equal to its value among the
+  // best. Tokens that the filters dropped have -inf and follow by id; past the vocabulary the id is
+  // -1.
   int32_t* logprob_ids = nullptr;  // out [num_samples, 1 + kMaxLogprobs] or null
   float* logprobs = nullptr;       // out [num_samples, 1 + kMaxLogprobs] or null
-  int32_t* ranks = nullptr;        // out [num_samples] 1-based rank of entry 0, or null
-  float* workspace = nullptr;      // choose_workspace_bytes_cpu(...)
+  int32_t* ranks = nullptr;    // out [num_samples] 1-based place of entry 0 in that order, or null
+  float* workspace = nullptr;  // choose_workspace_bytes_cpu(...)
 };
 
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);

@@ -131,8 +131,7 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
 
 size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype) {
   // Few fp32 rows are read where they are; else a copy is made in fp32, tile by tile.
-  constexpr int kRowsReadInPlace = 6;
-  if (dtype == DType::kF32 && max_num_rows <= kRowsReadInPlace) return 0;
+  if (dtype == DType::kF32 && max_num_rows <= kLinearInPlaceRows) return 0;
   return static_cast<size_t>(max_num_rows) * static_cast<size_t>(num_inputs) * sizeof(float);
 }
 

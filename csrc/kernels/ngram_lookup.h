@@ -11,13 +11,13 @@ namespace openspec {
 /// after that occurrence are the draft.
 ///
 /// The longest length wins; among equal lengths the most recent occurrence, or the earliest when
-/// `earliest` is set (vLLM's choice). A match may overlap the suffix; where the copy runs past the end
-/// of the history it goes on through the draft itself (a history of period p is continued with
+/// `earliest` is set (vLLM's choice). A match may overlap the suffix; where the copy runs past the
+/// end of the history it goes on through the draft itself (a history of period p is continued with
 /// period p). O(max_lookback) per sequence, by the prefix function of the reversed window.
 ///
 /// Source: prompt lookup decoding; Knuth, Morris, Pratt.
 struct NgramLookupParams {
-  const int32_t* tokens = nullptr;      // [max_num_seqs, tokens_stride] token history by slot
+  const int32_t* tokens = nullptr;  // [max_num_seqs, tokens_stride] token history by slot
   int64_t tokens_stride = 0;
   const int32_t* num_tokens = nullptr;  // [max_num_seqs] history length
   const int32_t* seq = nullptr;         // [num_seqs] slots to look up

@@ -5,8 +5,8 @@
 
 namespace openspec {
 
-/// cos_sin[r] = [cos(a_0) .. cos(a_{d/2-1}), sin(a_0) ..] * scale with a_j = position[r] * inv_freq[j],
-/// angles in fp32. Taken once per step and read by every layer.
+/// cos_sin[r] = [cos(a_0) .. cos(a_{d/2-1}), sin(a_0) ..] * scale with a_j = position[r] *
+/// inv_freq[j], angles in fp32. Taken once per step and read by every layer.
 struct RopeAnglesParams {
   const int32_t* position = nullptr;  // [num_rows]
   const float* inv_freq = nullptr;    // [head_dim / 2]

@@ -16,15 +16,15 @@ struct RowBatch {
   const int32_t* row_token = nullptr;     // [num_rows] token id fed to the embedding
   const int32_t* row_position = nullptr;  // [num_rows] kv_len + depth of the row in its span
   const int32_t* row_span = nullptr;      // [num_rows] index of the span
-  const int32_t* row_parent = nullptr;    // [num_rows] row this one follows; -1: the committed prefix
-  const int64_t* row_kv_slot = nullptr;   // [num_rows] page * page_size + offset; -1: write no KV
-  const int32_t* span_begin = nullptr;    // [num_spans + 1] first row of each span
-  const int32_t* span_kv_len = nullptr;   // [num_spans] tokens whose KV is committed
-  const int32_t* span_seq = nullptr;      // [num_spans] slot in the sequence table
+  const int32_t* row_parent = nullptr;  // [num_rows] row this one follows; -1: the committed prefix
+  const int64_t* row_kv_slot = nullptr;  // [num_rows] page * page_size + offset; -1: write no KV
+  const int32_t* span_begin = nullptr;   // [num_spans + 1] first row of each span
+  const int32_t* span_kv_len = nullptr;  // [num_spans] tokens whose KV is committed
+  const int32_t* span_seq = nullptr;     // [num_spans] slot in the sequence table
 };
 
-/// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size, head_dim].
-/// The element type is the op's activation type.
+/// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size,
+/// head_dim]. The element type is the op's activation type.
 struct KvLayerView {
   void* data = nullptr;
   int num_kv_heads = 0;

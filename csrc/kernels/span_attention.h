@@ -11,7 +11,10 @@ namespace openspec {
 /// Row r of a span keeps its KV at token index span_kv_len + (r - span_begin). For a chain that is
 /// the row's position, so a row sees the same tokens in the same order whether they are committed
 /// or drafted: scores, maximum, exponentials and the weighted sum are taken in token order, and a
-/// row's output is a bitwise function of its own prefix.
+/// row's output is a bitwise function of its own prefix. (Blocks of 128 visible tokens, merged in
+/// order; see span_attention_cpu.cpp.)
+///
+/// On the CPU head_dim is a multiple of 32 up to 256, and pages should be aligned to 64 bytes.
 struct SpanAttentionParams {
   RowBatch rows;
   const void* q = nullptr;  // [num_rows, num_q_heads * head_dim] dtype
@@ -25,7 +28,8 @@ struct SpanAttentionParams {
   int max_tokens = 0;          // longest context (prefix + span) the workspace was sized for
 };
 
-/// Scratch for scores: one stripe per thread.
+/// Scratch for every thread, and room for the blocks of one long context that several threads
+/// share.
 size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens);
 void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
 

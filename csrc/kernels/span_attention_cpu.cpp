@@ -24,6 +24,9 @@ using attention::kPanelTokens;
 using attention::kScoreStride;
 using attention::Scratch;
 
+// Units that one pass over the values covers at most.
+constexpr int kWeighUnits = 4;
+
 // A few rows of one span and the q heads of one KV head.
 struct Item {
   int span;
@@ -182,7 +185,7 @@ void Attention::score(const float* queries, int count, const float* keys, float*
   for (int t = 0; t < num_tiles; ++t) {
     const int begin = count * t / num_tiles;
     const int rows = count * (t + 1) / num_tiles - begin;
-    const int step = max_units(rows);
+    const int step = min_of(kUnitsPerPanel, max_units(rows));
     args.x = queries + begin * head_dim_;
     args.sums = scores + begin * kScoreStride;
     for (int unit = 0; unit < kUnitsPerPanel; unit += step) {
@@ -191,7 +194,7 @@ void Attention::score(const float* queries, int count, const float* keys, float*
         args.column[u] = unit_column(unit + u);
         args.weight[u] = reinterpret_cast<const char*>(keys + args.column[u]);
       }
-      kTiles<Lines::kF32Panel, true>.at[rows][units](args);
+      kTiles<Lines::kF32Panel, true, kUnitsPerPanel>.at[rows][units](args);
     }
   }
 }
@@ -228,12 +231,13 @@ void Attention::weigh(const float* weights, const float* const* lines, int begin
     const int heads = group_ * (t + 1) / num_tiles - first_head;
     args.x = weights + first_head * kScoreStride + begin;
     args.sums = sums + first_head * head_dim_;
-    const int num_steps = static_cast<int>(ceil_div(num_units, max_units(heads)));
+    const int num_steps =
+        static_cast<int>(ceil_div(num_units, min_of(kWeighUnits, max_units(heads))));
     for (int step = 0; step < num_steps; ++step) {
       const int unit = num_units * step / num_steps;
       const int units = num_units * (step + 1) / num_steps - unit;
       for (int u = 0; u < units; ++u) args.column[u] = unit_column(unit + u);
-      kTiles<Lines::kPointers, true>.at[heads][units](args);
+      kTiles<Lines::kPointers, true, kWeighUnits>.at[heads][units](args);
     }
   }
 }

@@ -18,7 +18,10 @@ inline constexpr int kMaxTileRows = (kNumRegisters - 3) / 2;
 inline constexpr int kMaxUnits = 6;
 /// Up to so many rows are read where they are, each by its own pointer; for more, x is a copy that
 /// holds the tile's rows of one k contiguously.
-inline constexpr int kMaxInPlaceRows = 6;
+inline constexpr int kMaxInPlaceRows = kLinearInPlaceRows;
+
+/// Rows of a copied tile where more than kMaxInPlaceRows are spread evenly over tiles.
+inline constexpr int kMinCopiedRows = (kMaxTileRows + 1) / 2;
 
 /// Units that a tile of so many rows holds at most.
 constexpr int max_units(int rows) {
@@ -30,6 +33,13 @@ constexpr int max_units(int rows) {
 constexpr int unit_column(int u) {
   return u / kUnitsPerPanel * kLinearPanel + u % kUnitsPerPanel * kLanes;
 }
+
+// Sanitizers turn every load into a check: unrolled, tiles would take minutes to compile.
+#if defined(__SANITIZE_ADDRESS__)
+#define OPENSPEC_UNROLL
+#else
+#define OPENSPEC_UNROLL _Pragma("GCC unroll 4")
+#endif
 
 /// How line k of the weights is found.
 enum class Lines {
@@ -99,13 +109,17 @@ void tile(const TileArgs& args) {
       }
     }
   };
+  // In two parts: up to where the lines fetched ahead are the next tile's.
   const int64_t num_inputs = args.num_inputs;
   const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
   int64_t k = 0;
-#pragma GCC unroll 4
-  for (; k < turn; ++k) add_line(k, kPrefetchLines * kLineBytes);
-#pragma GCC unroll 4
-  for (; k < num_inputs; ++k) add_line(k, args.next_weight - turn * kLineBytes);
+  for (int part = 0; part < 2; ++part) {
+    const int64_t end = part == 0 ? turn : num_inputs;
+    const int64_t prefetch =
+        part == 0 ? kPrefetchLines * kLineBytes : args.next_weight - turn * kLineBytes;
+    OPENSPEC_UNROLL
+    for (; k < end; ++k) add_line(k, prefetch);
+  }
   for (int r = 0; r < R; ++r) {
     for (int u = 0; u < U; ++u) {
       float* to = args.sums + r * args.sums_stride + args.column[u];
@@ -116,11 +130,11 @@ void tile(const TileArgs& args) {
 }
 
 /// Tile functions by rows and units.
-template <Lines kLines, bool kInPlace>
+template <Lines kLines, bool kInPlace, int kUnitsAtMost = kMaxUnits>
 struct TileTable {
   TileFunction at[kMaxTileRows + 1][kMaxUnits + 1] = {};
 
-  constexpr TileTable() { fill_rows<1>(); }
+  constexpr TileTable() { fill_rows<kInPlace ? 1 : kMinCopiedRows>(); }
 
   template <int R>
   constexpr void fill_rows() {
@@ -130,11 +144,11 @@ struct TileTable {
   template <int R, int U>
   constexpr void fill_units() {
     at[R][U] = tile<R, U, kLines, kInPlace>;
-    if constexpr (kInPlace && U < max_units(R)) fill_units<R, U + 1>();
+    if constexpr (kInPlace && U < max_units(R) && U < kUnitsAtMost) fill_units<R, U + 1>();
   }
 };
 
-template <Lines kLines, bool kInPlace>
-inline constexpr TileTable<kLines, kInPlace> kTiles;
+template <Lines kLines, bool kInPlace, int kUnitsAtMost = kMaxUnits>
+inline constexpr TileTable<kLines, kInPlace, kUnitsAtMost> kTiles;
 
 }  // namespace openspec::OPENSPEC_ISA
