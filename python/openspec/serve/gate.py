@@ -7,6 +7,8 @@ can slip by.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -28,6 +30,7 @@ PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics"})
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
 MAX_URL_BYTES = 8 * 1024
+MAX_DISCARD_S = 1.0
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -80,7 +83,10 @@ class Gate:
             if status:
                 # The client must see a broken answer as broken: the connection is cut.
                 raise
-            await _send_error(to_api_error(exc), tagged_send)
+            error = to_api_error(exc)
+            if "connection" in (error.headers or {}):
+                await _discard_body(receive)
+            await _send_error(error, tagged_send)
         finally:
             path = _route_path(scope.get("route"))
             self._metrics.http.add(path=path, status=str(status))
@@ -130,6 +136,17 @@ def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 def _route_path(route: BaseRoute | None) -> str:
     return route.path if isinstance(route, Route) else "other"
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Reads a body nobody wants: closing on one that still arrives would lose the answer."""
+
+    async def discard() -> None:
+        while (await receive()).get("more_body", False):
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(discard(), MAX_DISCARD_S)
 
 
 async def _send_error(error: ApiError, send: Send) -> None:

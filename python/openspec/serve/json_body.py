@@ -59,9 +59,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(
-        413, f"The request body exceeds {max_bytes} bytes.", headers={"connection": "close"}
-    )
+    return ApiError(413, f"The request body exceeds {max_bytes} bytes.")
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:

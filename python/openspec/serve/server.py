@@ -63,13 +63,10 @@ async def serve(
 async def _load(
     engine_config: EngineConfig, config: ServeConfig, start_engine: StartEngine
 ) -> ServerContext:
+    model = ModelConfig.from_folder(engine_config.model_path)
     engine_task = asyncio.ensure_future(start_engine(engine_config))
     try:
-        path = engine_config.model_path
-        model, tokenizer = await asyncio.gather(
-            asyncio.to_thread(ModelConfig.from_folder, path),
-            asyncio.to_thread(Tokenizer.from_folder, path),
-        )
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
     except BaseException:
         engine_task.cancel()
         with contextlib.suppress(BaseException):
