@@ -269,8 +269,9 @@ def test_large_broken_bodies_are_refused_quickly(server: RunningServer) -> None:
         b"[" * 8_000_000,
         b'{"a":' * 1_500_000,
     ):
-        started = time.monotonic()
+        # Of the processor: the machine may be busy with other things.
+        started = time.process_time()
         response = server.client.post("/v1/completions", content=body, headers=headers)
         assert response.status_code == 400, response.text
         assert len(response.content) < 4000
-        assert time.monotonic() - started < 10
+        assert time.process_time() - started < 10
