@@ -22,22 +22,23 @@ from openspec.bench.workloads import Prompt, Workload
 from openspec.config import EMBEDDED_MODEL
 from openspec.errors import ConfigError
 
-DEFAULT_PROMPT = '''Rewrite this code with `total` renamed to `result`:
+DEFAULT_PROMPT = '''Rewrite this code with `start` renamed to `first`:
 
 ```python
-def moving_average(values, width):
-    """Return the averages of all windows of the given width."""
-    if width <= 0:
-        raise ValueError("width must be positive")
-    averages = []
-    total = 0
-    for index, value in enumerate(values):
-        total += value
-        if index >= width:
-            total -= values[index - width]
-        if index >= width - 1:
-            averages.append(total / width)
-    return averages
+def shortest_path(graph, start, goal):
+    """Return the shortest list of nodes from start to goal, or None."""
+    queue = [[start]]
+    seen = {start}
+    while queue:
+        path = queue.pop(0)
+        node = path[-1]
+        if node == goal:
+            return path
+        for other in graph.get(node, ()):
+            if other not in seen:
+                seen.add(other)
+                queue.append(path + [other])
+    return None
 ```'''
 NUM_TURNS = 3
 _TINT, _DIM, _RESET = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"

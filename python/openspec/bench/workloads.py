@@ -25,7 +25,6 @@ _REPEAT = (
     "{text}\n\nRepeat the text above exactly.",
     "Copy this text without any change:\n\n{text}",
 )
-_REPEAT_THRICE = "Repeat this text three times:\n\n{text}"
 _RENAME = "Rewrite this code with `{old}` renamed to `{new}`:\n\n```python\n{text}\n```"
 _QUOTE = '{text}\n\nQuote the passage from "{start}" to the end.'
 _NEW_NAMES = ("data", "entry", "result", "first", "number")
@@ -131,8 +130,6 @@ def _repeat_prompt(index: int, rng: random.Random) -> Prompt:
         lines = [line for line in re.split(r"\n|(?<=\.) ", text) if len(line.split()) > 3]
         line = rng.choice(lines[: max(1, len(lines) // 2)])
         user = _QUOTE.format(text=text, start=" ".join(line.split()[:3]))
-    elif len(text) < 350:
-        user = _REPEAT_THRICE.format(text=text)
     else:
         user = rng.choice(_REPEAT).format(text=text)
     return Prompt(user=user, thinking=False)
