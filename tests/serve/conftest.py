@@ -78,7 +78,8 @@ class RunningServer:
 def run_fake_server(
     model: Path, engine_options: dict | None = None, **config: object
 ) -> Iterator[RunningServer]:
-    sock = socket.socket()
+    # As listening.py does it.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     started: dict[str, object] = {}

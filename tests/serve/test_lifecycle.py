@@ -233,3 +233,12 @@ def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
         answer += chunk
     assert b'data: {"error":{"message":' in answer and b"0x7fff" not in answer
     sock.close()
+
+
+def test_small_writes_are_not_delayed() -> None:
+    from openspec.serve.listening import bound_socket
+    from openspec.serve.serve_config import ServeConfig
+
+    # asyncio sets TCP_NODELAY on connections only if the socket says that it is TCP.
+    with bound_socket(ServeConfig(port=0)) as sock:
+        assert sock.proto == socket.IPPROTO_TCP

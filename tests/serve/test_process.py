@@ -16,6 +16,9 @@ import pytest
 from tests.serve.real_server import command, environment, is_running, real_server
 from tests.serve.sse import parse_events
 
+MAX_FAILURE_S = 10.0
+"""5 on an idle machine."""
+
 LONG = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 
 
@@ -38,7 +41,7 @@ def fails_with_one_line(*arguments: str, says: str, **variables: str) -> None:
     lines = errors.strip().splitlines()
     assert lines[-1].startswith("openspec.serve: ") and says in lines[-1], errors
     assert "Traceback" not in errors and sum(": ERROR" in line for line in lines) == 0
-    assert seconds < 5
+    assert seconds < MAX_FAILURE_S
 
 
 def test_port_in_use() -> None:

@@ -16,7 +16,12 @@ from openspec.serve.chat_prompt import RenderedChat, render_chat
 from openspec.serve.context import ServerContext
 from openspec.serve.event_stream import EventStream, abort_on_disconnect
 from openspec.serve.generation import Job, Prompt
-from openspec.serve.handling import json_response, receive_request, stream_events
+from openspec.serve.handling import (
+    answer_size,
+    json_response,
+    receive_request,
+    stream_events,
+)
 from openspec.serve.request_models import ChatCompletionRequest, refuse_unsupported
 from openspec.serve.request_options import (
     check_stream_options,
@@ -69,7 +74,7 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
         return EventStream(stream_events(job, answer.events()), job.abort)
     async with abort_on_disconnect(request.receive, job.abort), job:
         await job.run()
-        return json_response(answer.full())
+    return await context.text_pool.run(answer_size(job), lambda: json_response(answer.full()))
 
 
 class _Answer:

@@ -16,7 +16,12 @@ from openspec.serve import answer_parts as parts
 from openspec.serve.context import ServerContext
 from openspec.serve.event_stream import EventStream, abort_on_disconnect
 from openspec.serve.generation import Job, Prompt
-from openspec.serve.handling import json_response, receive_request, stream_events
+from openspec.serve.handling import (
+    answer_size,
+    json_response,
+    receive_request,
+    stream_events,
+)
 from openspec.serve.request_models import MAX_SEQUENCES, CompletionRequest, refuse_unsupported
 from openspec.serve.request_options import (
     check_stream_options,
@@ -58,12 +63,13 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     job = Job(
         context, f"cmpl-{arrival.unique}", arrival.external_id, prompts, options, arrival.time
     )
-    answer = _Answer(context, body, job)
+    num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    answer = await context.text_pool.run(num_prompt_tokens, lambda: _Answer(context, body, job))
     if body.stream:
         return EventStream(stream_events(job, answer.events()), job.abort)
     async with abort_on_disconnect(request.receive, job.abort), job:
         await job.run()
-        return json_response(answer.full())
+    return await context.text_pool.run(answer_size(job), lambda: json_response(answer.full()))
 
 
 class _Answer:

@@ -59,6 +59,18 @@ async def receive_request(
     return Arrival(now, uuid.uuid4().hex, external_id), body
 
 
+def answer_size(job: Job) -> int:
+    """How much work it is to write the answer, in characters (see `TextPool.run`)."""
+    sampling = job.sampling
+    size = sum(processor.num_output_tokens for processor in job.processors)
+    if sampling.logprobs is not None:
+        size *= 8 + 4 * sampling.logprobs
+    if sampling.prompt_logprobs is not None:
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
+        size += num_prompt_tokens * (8 + 4 * sampling.prompt_logprobs)
+    return size
+
+
 def json_response(value: object) -> Response:
     """200 with JSON."""
     return Response(encode(value), media_type="application/json")

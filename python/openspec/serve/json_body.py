@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from typing import NoReturn, TypeVar
 
@@ -73,7 +74,10 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
     """
     try:
         value: object = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
         )
     except RequestError:
         raise
@@ -111,6 +115,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(name: str) -> NoReturn:
     raise RequestError(f"The request body is not valid JSON: {name} is not a JSON value.")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RequestError("The request body has a number beyond the range of floats.")
+    return value
 
 
 def _validation_error(exc: ValidationError) -> RequestError:

@@ -24,8 +24,8 @@ def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
             yield sock
         return
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, a stream's
-    # second write waits for the client's delayed acknowledgement, 40 ms.
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
+    # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
