@@ -36,6 +36,7 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
         **plan.server_settings,
         "method": plan.method,
     }
+    del flags["json"]
     where = environment(flags, server.info)
     print(_headline(where, server, plan), flush=True)
     cells = run_benchmark(plan, server)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import openspec
 
-_PACKAGES = ("openspec", "torch", "transformers", "uvicorn", "fastapi", "msgspec", "tokenizers")
+_PACKAGES = ("torch", "transformers", "uvicorn", "fastapi", "msgspec", "tokenizers")
+_CHANGES_WHILE_IT_RUNS = ("spec_decode", "internal_states")
 
 
 def environment(flags: dict[str, object], server_info: dict[str, object]) -> dict[str, object]:
@@ -20,11 +21,11 @@ def environment(flags: dict[str, object], server_info: dict[str, object]) -> dic
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": gpu_models(),
-        "os": f"{platform.system()} {platform.release()}",
+        "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": versions(_PACKAGES),
+        "versions": {"openspec": openspec.__version__, **versions(_PACKAGES)},
         "commit": commit(),
-        "server": server_info,
+        "server": {k: v for k, v in server_info.items() if k not in _CHANGES_WHILE_IT_RUNS},
         "flags": flags,
     }
 
