@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Iterator
 
@@ -29,15 +30,8 @@ def real() -> Iterator[RealServer]:
 
 
 def test_ready_in_time_and_small(real: RealServer) -> None:
-    seconds = real.seconds_to_ready
-    for _ in range(3):
-        if seconds < MAX_READY_S:
-            break
-        # Another try, as the machine may be busy with other things.
-        with real_server("--kv-cache-memory", "128MiB") as again:
-            seconds = again.seconds_to_ready
-            again.stop()
-    assert seconds < MAX_READY_S
+    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    assert real.seconds_to_ready < (4 if is_busy else 1) * MAX_READY_S
     used = resident_bytes(real.process.pid) + resident_bytes(real.engine_pid)
     assert used < MAX_IDLE_BYTES
 
