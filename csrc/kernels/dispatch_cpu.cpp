@@ -1,3 +1,9 @@
+#if defined(OPENSPEC_X86_ISAS) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "core/check.h"
 #include "kernels/attention_layout.h"
 #include "kernels/choose_layout.h"
@@ -63,6 +69,23 @@ bool has_isa(Isa isa) {
   return isa == Isa::kBaseline;
 }
 
+bool has_matrix_unit() {
+#if defined(OPENSPEC_X86_ISAS) && defined(__linux__)
+  // Bits of CPUID leaf 7, subleaf 0; the kernel then has to grant the process the tile registers.
+  static const bool is_granted = [] {
+    unsigned a, b, c, d;
+    if (!has_isa(Isa::kAvx512) || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+    if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return is_granted;
+#else
+  return false;
+#endif
+}
+
 Isa cpu_isa() { return current_isa(); }
 
 void force_isa(Isa isa) {
@@ -74,12 +97,24 @@ const char* isa_name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "baseline";
 }
 
+LinearLayout linear_layout_cpu(int num_inputs, DType dtype) {
+  const bool fits = dtype == DType::kBF16 && num_inputs % 32 == 0;
+  return fits && has_matrix_unit() ? LinearLayout::kPairs : LinearLayout::kLines;
+}
+
 void linear_cpu(const ExecContext& exec, const LinearParams& params) {
-  OPENSPEC_CHECK(
-      params.workspace != nullptr ||
-          linear_workspace_bytes_cpu(params.num_rows, params.weight.num_inputs, params.dtype) == 0,
-      "linear over ", params.num_rows, " rows needs a workspace");
-  ops().linear(exec, params);
+  OPENSPEC_CHECK(params.workspace != nullptr ||
+                     linear_workspace_bytes_cpu(params.num_rows, params.weight.num_inputs,
+                                                params.dtype, params.weight.layout) == 0,
+                 "linear over ", params.num_rows, " rows needs a workspace");
+  if (params.weight.layout == LinearLayout::kLines) {
+    ops().linear(exec, params);
+    return;
+  }
+  OPENSPEC_CHECK(has_matrix_unit(), "weights in pairs need a CPU with AMX");
+#ifdef OPENSPEC_X86_ISAS
+  isa_amx::linear(exec, params);
+#endif
 }
 
 void rms_norm_cpu(const ExecContext& exec, const RmsNormParams& params) {

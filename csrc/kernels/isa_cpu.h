@@ -34,6 +34,8 @@ struct CpuOps {
 
 /// Whether this build and this CPU have the instruction set.
 bool has_isa(Isa isa);
+/// Whether linears can run on the CPU's bf16 matrix unit (AMX), which Linux grants on request.
+bool has_matrix_unit();
 /// The one in use: the best there is, or the one forced.
 Isa cpu_isa();
 /// For tests and benchmarks; not while an op runs.
@@ -56,5 +58,10 @@ OPENSPEC_DECLARE_CPU_OPS(isa_baseline)
 OPENSPEC_DECLARE_CPU_OPS(isa_avx2)
 OPENSPEC_DECLARE_CPU_OPS(isa_avx512)
 #undef OPENSPEC_DECLARE_CPU_OPS
+
+/// For weights in LinearLayout::kPairs.
+namespace isa_amx {
+void linear(const ExecContext&, const LinearParams&);
+}
 
 }  // namespace openspec

@@ -12,17 +12,26 @@ enum class LinearEpilogue : uint8_t {
   kSwiGlu,  // W holds gate and up; out[:, j] = silu(gate_j) * up_j, out has num_outputs / 2 columns
 };
 
+/// The order of the weights within a panel of 32 output columns.
+enum class LinearLayout : uint8_t {
+  kLines,  // [num_inputs][32]; a bf16 line interleaves columns i and i + 16, so that a shift and a
+           // mask of 32-bit lanes unpack it
+  kPairs,  // [num_inputs / 32][2 halves][16 pairs of k][16 columns][2]: what a matrix unit takes
+};
+
+/// The layout that is fastest on this CPU for a matrix of so many inputs.
+LinearLayout linear_layout_cpu(int num_inputs, DType dtype);
+
 /// A weight matrix repacked for streaming. On the CPU: panels of `kLinearPanel` output columns,
-/// each panel [num_inputs][kLinearPanel], zero-padded to whole panels; a SwiGLU matrix alternates
-/// gate and up panels. A bf16 line interleaves columns i and i + 16, so that a shift and a mask of
-/// 32-bit lanes unpack it. Made once at load by linear_pack_cpu. `data` should be aligned to 64
-/// bytes: a line is then one cache line.
+/// zero-padded to whole panels; a SwiGLU matrix alternates gate and up panels. Made once at load by
+/// linear_pack_cpu. `data` should be aligned to 64 bytes: a line is then one cache line.
 struct PackedLinear {
   const void* data = nullptr;
   int num_outputs = 0;  // N, gate and up together for SwiGLU
   int num_inputs = 0;   // K
   DType dtype = DType::kBF16;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
+  LinearLayout layout = LinearLayout::kLines;
 };
 
 inline constexpr int kLinearPanel = 32;       // output columns
@@ -41,8 +50,10 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
 
 /// out[r, n] = sum_k x[r, k] * W[n, k], fp32 accumulation.
 ///
-/// Row-invariant: every output element is one chain of fused multiply-adds over k = 0 .. K-1,
-/// whatever the number of rows, the row's place among them and the number of threads.
+/// Row-invariant, whatever the number of rows, the row's place among them and the number of
+/// threads: in kLines every output element is one chain of fused multiply-adds over k = 0 .. K-1;
+/// in kPairs an activation is cut into three bf16 parts that add up to it exactly, each part has a
+/// chain of its own in the matrix unit, and the three sums are added in the order of the parts.
 struct LinearParams {
   PackedLinear weight;
   const void* x = nullptr;  // [num_rows, num_inputs] dtype
@@ -51,10 +62,11 @@ struct LinearParams {
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
   float* workspace =
-      nullptr;  // linear_workspace_bytes_cpu(num_rows, num_inputs, dtype) bytes, may be null if 0
+      nullptr;  // linear_workspace_bytes_cpu(...) bytes, may be null if 0; 64-byte aligned
 };
 
-size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype);
+size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
+                                  LinearLayout layout = LinearLayout::kLines);
 void linear_cpu(const ExecContext& exec, const LinearParams& params);
 
 }  // namespace openspec

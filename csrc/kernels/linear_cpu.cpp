@@ -1,5 +1,6 @@
 #include "kernels/isa_cpu.h"
 #include "kernels/linear.h"
+#include "kernels/linear_epilogue_cpu.h"
 #include "kernels/simd_cpu.h"
 #include "kernels/tile_cpu.h"
 
@@ -24,12 +25,6 @@ TileFunction find_tile(DType dtype, bool is_in_place, int rows, int units) {
   }
   return is_in_place ? kTiles<Lines::kF32Panel, true>.at[rows][units]
                      : kTiles<Lines::kF32Panel, false>.at[rows][units];
-}
-
-OPENSPEC_INLINE Vf silu(Vf x) {
-  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
-  const Vf sigmoid = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
-  return x * sigmoid;
 }
 
 // The whole product: how it is cut, and where its operands are.
@@ -58,8 +53,6 @@ struct Product {
   void run(int first_tile, int last_tile, int first_panel, int last_panel) const;
   void add_products(int first_tile, int last_tile, int first_panel, int last_panel, float* sums,
                     int64_t sums_stride) const;
-  void write(const float* sums, int64_t sums_stride, int first_row, int last_row, int first_panel,
-             int last_panel) const;
 };
 
 OPENSPEC_INLINE Vf load_activations(const LinearParams& params, int64_t at) {
@@ -147,34 +140,6 @@ void Product::add_products(int first_tile, int last_tile, int first_panel, int l
   }
 }
 
-// The epilogue: from the sums of panels [first_panel, last_panel) to the output.
-void Product::write(const float* sums, int64_t sums_stride, int first_row, int last_row,
-                    int first_panel, int last_panel) const {
-  const int64_t width = is_swiglu() ? params.weight.num_outputs / 2 : params.weight.num_outputs;
-  const int panels_per_output = is_swiglu() ? 2 : 1;
-  for (int row = first_row; row < last_row; ++row) {
-    const float* from = sums + (row - first_row) * sums_stride;
-    for (int panel = first_panel; panel < last_panel; panel += panels_per_output) {
-      const int64_t column = static_cast<int64_t>(panel / panels_per_output) * kLinearPanel;
-      float values[kLinearPanel];
-      for (int i = 0; i < kLinearPanel; i += kLanes) {
-        const Vf value = load(from + i);
-        store(values + i, is_swiglu() ? silu(value) * load(from + kLinearPanel + i) : value);
-      }
-      from += panels_per_output * kLinearPanel;
-      const int64_t count = min_of<int64_t>(kLinearPanel, width - column);
-      const int64_t offset = row * width + column;
-      if (params.out_dtype == DType::kBF16) {
-        float_to_bf16(values, static_cast<uint16_t*>(params.out) + offset, count);
-      } else if (count == kLinearPanel) {
-        std::memcpy(static_cast<float*>(params.out) + offset, values, sizeof values);
-      } else {
-        std::memcpy(static_cast<float*>(params.out) + offset, values, count * sizeof(float));
-      }
-    }
-  }
-}
-
 void Product::run(int first_tile, int last_tile, int first_panel, int last_panel) const {
   alignas(64) float sums[kBlockRows * kBlockPanels * kLinearPanel];
   static_assert(kSingleTilePanels * kMaxTileRows <= kBlockPanels * kBlockRows);
@@ -183,7 +148,7 @@ void Product::run(int first_tile, int last_tile, int first_panel, int last_panel
     const int end = min_of(panel + group, last_panel);
     const int64_t stride = (end - panel) * kLinearPanel;
     add_products(first_tile, last_tile, panel, end, sums, stride);
-    write(sums, stride, tile_begin(first_tile), tile_begin(last_tile), panel, end);
+    write_outputs(params, sums, stride, tile_begin(first_tile), tile_begin(last_tile), panel, end);
   }
 }
 

@@ -9,6 +9,7 @@ namespace openspec {
 namespace {
 
 constexpr int kHalf = kLinearPanel / 2;
+constexpr int kPairsBlock = 32;  // k's of a block
 
 // Where the panels of a matrix lie: a SwiGLU matrix is two matrices whose panels alternate.
 struct PanelMap {
@@ -45,6 +46,22 @@ void pack_whole_bf16_panel(const uint16_t* rows, int64_t num_inputs, uint16_t* p
         lines[k * kHalf + i] = low[k] | (static_cast<uint32_t>(high[k]) << 16);
       }
     }
+  }
+}
+
+// kPairs: the 32-bit word that holds columns' pair of k's; see LinearLayout.
+int64_t pair_word(int64_t k, int column) {
+  constexpr int64_t kBlockWords = kLinearPanel * kPairsBlock / 2;
+  return k / kPairsBlock * kBlockWords + column / kHalf * (kBlockWords / 2) +
+         k % kPairsBlock / 2 * kHalf + column % kHalf;
+}
+
+// One row, or zeros, as a column of a panel of pairs.
+void pack_pairs(const uint16_t* row, int64_t num_inputs, int column, uint16_t* panel) {
+  for (int64_t k = 0; k < num_inputs; k += 2) {
+    uint16_t* to = panel + 2 * pair_word(k, column);
+    to[0] = row != nullptr ? row[k] : 0;
+    to[1] = row != nullptr ? row[k + 1] : 0;
   }
 }
 
@@ -90,6 +107,9 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
   const uint16_t* const source_bf16 = static_cast<const uint16_t*>(rows);
   const float* const source_f32 = static_cast<const float*>(rows);
 
+  const bool is_pairs = shape.layout == LinearLayout::kPairs;
+  OPENSPEC_CHECK(!is_pairs || (is_bf16 && num_inputs % kPairsBlock == 0),
+                 "pairs hold bf16 and a multiple of ", kPairsBlock, " inputs, not ", num_inputs);
   int row = 0;
   while (row < num_rows) {
     const int output = first_output + row;
@@ -99,12 +119,14 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
     const int64_t panel = map.panel(part, column / kLinearPanel) * panel_elements;
     const int left_in_part = std::min(num_rows - row, map.part_outputs - column);
     const int64_t source = row * num_inputs;
-    if (is_bf16 && lane == 0 && left_in_part >= kLinearPanel) {
+    if (is_bf16 && !is_pairs && lane == 0 && left_in_part >= kLinearPanel) {
       pack_whole_bf16_panel(source_bf16 + source, num_inputs, packed_bf16 + panel);
       row += kLinearPanel;
       continue;
     }
-    if (is_bf16) {
+    if (is_pairs) {
+      pack_pairs(source_bf16 + source, num_inputs, lane, packed_bf16 + panel);
+    } else if (is_bf16) {
       pack_row(source_bf16 + source, num_inputs, packed_bf16 + panel, bf16_position(lane),
                [](uint16_t bits) { return bits; });
     } else if (source_dtype == DType::kBF16) {
@@ -117,6 +139,10 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
     if (column + 1 < map.part_outputs) continue;
     // The last column of a matrix: the panel's remaining columns are zero.
     for (int pad = lane + 1; pad < kLinearPanel; ++pad) {
+      if (is_pairs) {
+        pack_pairs(nullptr, num_inputs, pad, packed_bf16 + panel);
+        continue;
+      }
       for (int64_t k = 0; k < num_inputs; ++k) {
         const int64_t line = panel + k * kLinearPanel;
         if (is_bf16) {
@@ -129,10 +155,16 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_d
   }
 }
 
-size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype) {
+size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
+                                  LinearLayout layout) {
+  const auto rows = static_cast<size_t>(max_num_rows), inputs = static_cast<size_t>(num_inputs);
+  if (layout == LinearLayout::kPairs) {
+    // Three bf16 parts of every row, in tiles of 16.
+    return (3 * rows + 15) / 16 * 16 * inputs * sizeof(uint16_t);
+  }
   // Few fp32 rows are read where they are; else a copy is made in fp32, tile by tile.
   if (dtype == DType::kF32 && max_num_rows <= kLinearInPlaceRows) return 0;
-  return static_cast<size_t>(max_num_rows) * static_cast<size_t>(num_inputs) * sizeof(float);
+  return rows * inputs * sizeof(float);
 }
 
 }  // namespace openspec

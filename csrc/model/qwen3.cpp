@@ -74,6 +74,7 @@ PackedLinear Qwen3::add_linear(const std::string& prefix, const std::vector<std:
   linear.num_inputs = inputs;
   linear.dtype = kWeights;
   linear.epilogue = epilogue;
+  linear.layout = linear_layout_cpu(inputs, kWeights);
   weights_.emplace_back(linear_packed_bytes_cpu(linear.num_outputs, inputs, kWeights, epilogue));
   void* packed = weights_.back().data();
   std::memset(packed, 0, weights_.back().bytes());
@@ -82,8 +83,7 @@ PackedLinear Qwen3::add_linear(const std::string& prefix, const std::vector<std:
   for (size_t i = 0; i < parts.size(); ++i) {
     const int count = outputs[i];
     destinations_[prefix + parts[i]] = {
-        {count, inputs},
-        [linear, packed, first, count](const void* data, DType source) {
+        {count, inputs}, [linear, packed, first, count](const void* data, DType source) {
           linear_pack_cpu(linear, data, source, first, count, packed);
         }};
     first += count;
@@ -110,8 +110,8 @@ void Qwen3::plan_weights() {
     Layer layer;
     layer.qkv = add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
                            {q_width, kv_width, kv_width}, c.hidden_size, LinearEpilogue::kNone);
-    layer.o = add_linear(attention, {"o_proj.weight"}, {c.hidden_size}, q_width,
-                         LinearEpilogue::kNone);
+    layer.o =
+        add_linear(attention, {"o_proj.weight"}, {c.hidden_size}, q_width, LinearEpilogue::kNone);
     layer.gate_up = add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},
                                {c.intermediate_size, c.intermediate_size}, c.hidden_size,
                                LinearEpilogue::kSwiGlu);
@@ -125,8 +125,7 @@ void Qwen3::plan_weights() {
   }
   final_norm_ = add_norm("model.norm.weight", c.hidden_size);
   head_ = add_linear("", {"lm_head.weight"}, {c.vocab_size}, c.hidden_size, LinearEpilogue::kNone);
-  embedding_ =
-      Buffer(static_cast<size_t>(c.vocab_size) * c.hidden_size * dtype_bytes(kWeights));
+  embedding_ = Buffer(static_cast<size_t>(c.vocab_size) * c.hidden_size * dtype_bytes(kWeights));
   const auto pack_head = destinations_.at("lm_head.weight").store;
   destinations_["model.embed_tokens.weight"] = {
       {c.vocab_size, c.hidden_size}, [this, pack_head](const void* data, DType source) {
@@ -146,8 +145,7 @@ void Qwen3::load_tensor(const std::string& name, const void* data, size_t bytes,
   const auto found = destinations_.find(name);
   OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
   Destination& destination = found->second;
-  const size_t expected =
-      static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
+  const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
   OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
                      expected);
   const bool is_matrix = destination.shape.size() == 2;
@@ -168,12 +166,11 @@ size_t Qwen3::weight_bytes(const TargetConfig& c, DType weights) {
     return linear_packed_bytes_cpu(outputs, inputs, weights, epilogue);
   };
   const int q_width = c.num_q_heads * c.head_dim;
-  const size_t layer =
-      packed(c.qkv_width(), c.hidden_size, LinearEpilogue::kNone) +
-      packed(c.hidden_size, q_width, LinearEpilogue::kNone) +
-      packed(2 * c.intermediate_size, c.hidden_size, LinearEpilogue::kSwiGlu) +
-      packed(c.hidden_size, c.intermediate_size, LinearEpilogue::kNone) +
-      sizeof(float) * static_cast<size_t>(2 * c.hidden_size + 2 * c.head_dim);
+  const size_t layer = packed(c.qkv_width(), c.hidden_size, LinearEpilogue::kNone) +
+                       packed(c.hidden_size, q_width, LinearEpilogue::kNone) +
+                       packed(2 * c.intermediate_size, c.hidden_size, LinearEpilogue::kSwiGlu) +
+                       packed(c.hidden_size, c.intermediate_size, LinearEpilogue::kNone) +
+                       sizeof(float) * static_cast<size_t>(2 * c.hidden_size + 2 * c.head_dim);
   return layer * static_cast<size_t>(c.num_layers) +
          packed(c.vocab_size, c.hidden_size, LinearEpilogue::kNone) +
          static_cast<size_t>(c.vocab_size) * c.hidden_size * dtype_bytes(weights) +
@@ -201,9 +198,16 @@ Qwen3::Scratch Qwen3::plan_scratch(const TargetConfig& c, DType dtype, int max_r
   at.activated = take(rows_of(c.intermediate_size));
   at.gathered = take(static_cast<size_t>(max_logits_rows) * static_cast<size_t>(c.hidden_size) *
                      dtype_bytes(dtype));
-  at.cos_sin = take(static_cast<size_t>(max_rows) * static_cast<size_t>(c.head_dim) * sizeof(float));
+  at.cos_sin =
+      take(static_cast<size_t>(max_rows) * static_cast<size_t>(c.head_dim) * sizeof(float));
   const int widest = std::max({c.hidden_size, q_width, c.intermediate_size});
-  at.linear = take(linear_workspace_bytes_cpu(std::max(max_rows, max_logits_rows), widest, dtype));
+  size_t linear_bytes = 0;
+  for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest, kWeights)}) {
+    linear_bytes = std::max(
+        linear_bytes,
+        linear_workspace_bytes_cpu(std::max(max_rows, max_logits_rows), widest, dtype, layout));
+  }
+  at.linear = take(linear_bytes);
   at.attention =
       take(span_attention_workspace_bytes_cpu(num_threads, c.num_q_heads, max_model_len));
   return at;

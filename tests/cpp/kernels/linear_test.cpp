@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernel_testing.h"
+#include "kernels/isa_cpu.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -19,13 +20,14 @@ struct Matrix {
   PackedLinear view;
 
   // Packs in pieces of random size.
-  Matrix(Rng& rng, int outputs, int inputs, DType type, LinearEpilogue what, DType source_dtype)
+  Matrix(Rng& rng, int outputs, int inputs, DType type, LinearEpilogue what, DType source_dtype,
+         LinearLayout layout = LinearLayout::kLines)
       : num_outputs(outputs), num_inputs(inputs), dtype(type), epilogue(what) {
     values = rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f);
     Buffer source(values, source_dtype);
     for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
     packed.assign(linear_packed_bytes_cpu(outputs, inputs, type, what), 0xff);
-    view = {packed.data(), outputs, inputs, type, what};
+    view = {packed.data(), outputs, inputs, type, what, layout};
     for (int row = 0; row < outputs;) {
       const int count = std::min(outputs - row, rng.integer(1, 100));
       const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);
@@ -54,8 +56,8 @@ Buffer run(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num
            DType out_dtype) {
   ThreadPool pool(num_threads);
   Buffer out(static_cast<size_t>(num_rows * matrix.width()), out_dtype);
-  std::vector<float> workspace =
-      poisoned_floats(linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, x.dtype()));
+  std::vector<float> workspace = poisoned_floats(
+      linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, x.dtype(), matrix.view.layout));
   LinearParams params;
   params.weight = matrix.view;
   params.x = static_cast<char*>(x.data()) +
@@ -71,11 +73,12 @@ Buffer run(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num
 }
 
 void check_against_reference(int num_outputs, int num_inputs, int num_rows, DType weight_dtype,
-                             DType dtype, DType out_dtype, LinearEpilogue epilogue) {
+                             DType dtype, DType out_dtype, LinearEpilogue epilogue,
+                             LinearLayout layout = LinearLayout::kLines) {
   Rng rng(static_cast<uint64_t>(num_outputs * 1000 + num_inputs));
   const DType source =
       weight_dtype == DType::kF32 && num_inputs % 2 == 0 ? DType::kF32 : DType::kBF16;
-  const Matrix matrix(rng, num_outputs, num_inputs, weight_dtype, epilogue, source);
+  const Matrix matrix(rng, num_outputs, num_inputs, weight_dtype, epilogue, source, layout);
   Buffer x(rng.normals(static_cast<size_t>(num_rows * num_inputs)), dtype);
   const Buffer out = run(matrix, x, 0, num_rows, 2, out_dtype);
   for (int row = 0; row < num_rows; ++row) {
@@ -126,34 +129,66 @@ TEST(long_inner_dimension_is_cut_without_a_trace) {
   });
 }
 
+namespace {
+
+void check_row_invariance(Rng& rng, int num_inputs, DType weight, DType dtype,
+                          LinearEpilogue epilogue, LinearLayout layout) {
+  const Matrix matrix(rng, 204, num_inputs, weight, epilogue, DType::kBF16, layout);
+  constexpr int kRows = 200;
+  Buffer x(rng.normals(static_cast<size_t>(kRows * matrix.num_inputs)), dtype);
+  const size_t width = static_cast<size_t>(matrix.width());
+  Buffer alone(kRows * width, DType::kF32);
+  for (int row = 0; row < kRows; ++row) {
+    const Buffer one = run(matrix, x, row, 1, 1, DType::kF32);
+    for (size_t i = 0; i < width; ++i) alone.set(static_cast<size_t>(row) * width + i, one[i]);
+  }
+  std::vector<int> counts = {97, 200};
+  for (int count = 1; count <= 70; ++count) counts.push_back(count);
+  for (const int num_rows : counts) {
+    const int first = rng.integer(0, kRows - num_rows);
+    const Buffer out = run(matrix, x, first, num_rows, rng.integer(1, 5), DType::kF32);
+    CHECK(out.same(0, alone, static_cast<size_t>(first) * width,
+                   static_cast<size_t>(num_rows) * width));
+  }
+}
+
+}  // namespace
+
 TEST(rows_are_invariant_bit_for_bit) {
   for_each_isa([] {
     Rng rng(3);
     for (const DType dtype : both_dtypes()) {
       for (const DType weight : both_dtypes()) {
         for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
-          const Matrix matrix(rng, 204, 700, weight, epilogue, DType::kBF16);
-          constexpr int kRows = 200;
-          Buffer x(rng.normals(static_cast<size_t>(kRows * matrix.num_inputs)), dtype);
-          const size_t width = static_cast<size_t>(matrix.width());
-          Buffer alone(kRows * width, DType::kF32);
-          for (int row = 0; row < kRows; ++row) {
-            const Buffer one = run(matrix, x, row, 1, 1, DType::kF32);
-            for (size_t i = 0; i < width; ++i)
-              alone.set(static_cast<size_t>(row) * width + i, one[i]);
-          }
-          std::vector<int> counts = {97, 200};
-          for (int count = 1; count <= 70; ++count) counts.push_back(count);
-          for (const int num_rows : counts) {
-            const int first = rng.integer(0, kRows - num_rows);
-            const Buffer out = run(matrix, x, first, num_rows, rng.integer(1, 5), DType::kF32);
-            CHECK(out.same(0, alone, static_cast<size_t>(first) * width,
-                           static_cast<size_t>(num_rows) * width));
-          }
+          check_row_invariance(rng, 700, weight, dtype, epilogue, LinearLayout::kLines);
         }
       }
     }
   });
+}
+
+TEST(matrix_unit_matches_reference_and_is_row_invariant) {
+  if (!has_matrix_unit()) {
+    CHECK(linear_layout_cpu(320, DType::kBF16) == LinearLayout::kLines);
+    return;
+  }
+  CHECK(linear_layout_cpu(320, DType::kBF16) == LinearLayout::kPairs);
+  CHECK(linear_layout_cpu(48, DType::kBF16) == LinearLayout::kLines);
+  CHECK(linear_layout_cpu(320, DType::kF32) == LinearLayout::kLines);
+  Rng rng(5);
+  for (const DType dtype : both_dtypes()) {
+    for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+      for (const DType out : both_dtypes()) {
+        for (const int num_outputs : {2, 34, 250}) {
+          for (const int num_rows : {1, 5, 6, 11, 16, 17, 50}) {
+            check_against_reference(num_outputs, 96, num_rows, DType::kBF16, dtype, out, epilogue,
+                                    LinearLayout::kPairs);
+          }
+        }
+      }
+      check_row_invariance(rng, 704, DType::kBF16, dtype, epilogue, LinearLayout::kPairs);
+    }
+  }
 }
 
 TEST(packing_pads_with_zeros) {
@@ -172,7 +207,8 @@ TEST(packing_pads_with_zeros) {
 }
 
 TEST(fp32_weights_are_not_packed_as_bf16) {
-  const PackedLinear shape = {nullptr, 32, 4, DType::kBF16, LinearEpilogue::kNone};
+  const PackedLinear shape = {
+      nullptr, 32, 4, DType::kBF16, LinearEpilogue::kNone, LinearLayout::kLines};
   std::vector<float> rows(32 * 4);
   std::vector<uint8_t> packed(linear_packed_bytes_cpu(32, 4, DType::kBF16, LinearEpilogue::kNone));
   CHECK_THROWS(linear_pack_cpu(shape, rows.data(), DType::kF32, 0, 32, packed.data()), EngineError,
