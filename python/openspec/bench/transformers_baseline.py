@@ -27,6 +27,8 @@ class _Request(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     token_ids: list[list[int]]
+    has_ended: list[bool]
+    """By the model's own end token."""
     seconds: float
 
 
@@ -76,10 +78,9 @@ class TransformersBaseline:
             start_s = perf_counter()
             answer = self._ask(_Request(batch, settings.max_tokens, settings.ignore_eos))
             total_s += answer.seconds
-            for token_ids in answer.token_ids:
+            for token_ids, has_ended in zip(answer.token_ids, answer.has_ended, strict=True):
                 completion = Completion(start_s, token_ids=token_ids)
-                is_full = len(token_ids) == settings.max_tokens
-                completion.finish_reason = "length" if is_full else "stop"
+                completion.finish_reason = "stop" if has_ended else "length"
                 completions.append(completion)
         return LoadResult(completions, total_s)
 
@@ -125,14 +126,15 @@ def serve_baseline(model_folder: str, num_threads: int) -> None:
             )
         seconds = perf_counter() - start_s
         rows: list[list[int]] = output[:, longest:].tolist()
-        if not request.ignore_eos:
-            rows = [_until_eos(row, eos_ids) for row in rows]
-        sys.stdout.buffer.write(msgspec.json.encode(_Answer(rows, seconds)) + b"\n")
+        stops = [] if request.ignore_eos else eos_ids
+        rows = [_until_any(row, stops) for row in rows]
+        answer = _Answer(rows, [row[-1] in stops for row in rows], seconds)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _until_eos(row: list[int], eos_ids: list[int]) -> list[int]:
-    ends = [row.index(eos) + 1 for eos in eos_ids if eos in row]
+def _until_any(row: list[int], stops: list[int]) -> list[int]:
+    ends = [row.index(stop) + 1 for stop in stops if stop in row]
     return row[: min(ends)] if ends else row
 
 
