@@ -202,7 +202,9 @@ class Tokenizer:
         if not text:
             return []
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            # The batch form lets other threads run meanwhile; `encode` does not.
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids: list[int] = batch[0].ids
         except (TypeError, UnicodeEncodeError):
             raise RequestError("the text holds lone surrogates, which no text has") from None
         return ids

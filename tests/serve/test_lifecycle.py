@@ -202,9 +202,6 @@ def test_silence_is_filled_with_comments(start_server, monkeypatch: pytest.Monke
     assert parse_events(content)[-1]["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.xfail(
-    reason="tokenizers' encode() holds the GIL; encode_batch_fast() does not", strict=False
-)
 def test_large_prompts_do_not_hold_up_others(start_server) -> None:
     server = start_server()
     big = {"prompt": "the quick brown fox " * 100_000}
