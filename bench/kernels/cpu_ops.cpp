@@ -1,3 +1,4 @@
+// clang-format off
 // Micro-benchmark of the CPU ops: time, GB/s and GFLOP/s by op, shape and number of rows, beside
 // the memory bandwidth and multiply-add peak of the same run.
 //
@@ -77,13 +78,16 @@ Aligned<float> normals(size_t count, float scale = 1.0f) {
 // Twelve independent chains keep two units of latency four busy. In assembly, because this file is
 // compiled for any CPU.
 #define OPENSPEC_CHAIN(width, i) "vfmadd132ps %%" width #i ", %%" width #i ", %%" width #i "\n"
-#define OPENSPEC_CHAINS(width)                                                   \
-  OPENSPEC_CHAIN(width, 0)                                                       \
-  OPENSPEC_CHAIN(width, 1)                                                       \
-  OPENSPEC_CHAIN(width, 2)                                                       \
-  OPENSPEC_CHAIN(width, 3) OPENSPEC_CHAIN(width, 4) OPENSPEC_CHAIN(width, 5)     \
-      OPENSPEC_CHAIN(width, 6) OPENSPEC_CHAIN(width, 7) OPENSPEC_CHAIN(width, 8) \
-          OPENSPEC_CHAIN(width, 9) OPENSPEC_CHAIN(width, 10) OPENSPEC_CHAIN(width, 11)
+#define OPENSPEC_CHAINS(width)                                               \
+  OPENSPEC_CHAIN(width, 0)                                                   \
+  OPENSPEC_CHAIN(width, 1)                                                   \
+  OPENSPEC_CHAIN(width, 2)                                                   \
+  OPENSPEC_CHAIN(width, 3)                                                   \
+  OPENSPEC_CHAIN(width, 4)                                                   \
+  OPENSPEC_CHAIN(width, 5)                                                   \
+  OPENSPEC_CHAIN(width, 6)                                                   \
+  OPENSPEC_CHAIN(width, 7) OPENSPEC_CHAIN(width, 8) OPENSPEC_CHAIN(width, 9) \
+      OPENSPEC_CHAIN(width, 10) OPENSPEC_CHAIN(width, 11)
 #define OPENSPEC_RUN_CHAINS(width)                                                           \
   asm volatile(OPENSPEC_CHAINS(width)::                                                      \
                    : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \

@@ -128,15 +128,16 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
 py::list rows_of(std::span<const float> values, size_t width) {
   py::list rows;
   for (size_t at = 0; width > 0 && at + width <= values.size(); at += width) {
-    rows.append(py::cast(std::vector<float>(values.begin() + static_cast<std::ptrdiff_t>(at),
-                                            values.begin() + static_cast<std::ptrdiff_t>(at + width))));
+    rows.append(
+        py::cast(std::vector<float>(values.begin() + static_cast<std::ptrdiff_t>(at),
+                                    values.begin() + static_cast<std::ptrdiff_t>(at + width))));
   }
   return rows;
 }
 
 py::list captured_rows(const Runner& runner) {
-  const size_t width = runner.capture_layers().size() *
-                       static_cast<size_t>(runner.config().target.hidden_size);
+  const size_t width =
+      runner.capture_layers().size() * static_cast<size_t>(runner.config().target.hidden_size);
   const size_t count = width * static_cast<size_t>(runner.num_captured_rows());
   std::vector<float> values(count);
   if (runner.config().dtype == DType::kF32) {
@@ -180,9 +181,10 @@ void bind_values(py::module_& m) {
       .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
                        int head_dim, int intermediate_size, int vocab_size, float rms_norm_eps,
                        bool tie_word_embeddings, std::vector<float> inv_freq, float rope_scale) {
-             TargetConfig config{hidden_size,  num_layers,        num_q_heads, num_kv_heads,
-                                 head_dim,     intermediate_size, vocab_size,  rms_norm_eps,
-                                 tie_word_embeddings, std::move(inv_freq), rope_scale};
+             TargetConfig config{hidden_size,         num_layers,   num_q_heads,
+                                 num_kv_heads,        head_dim,     intermediate_size,
+                                 vocab_size,          rms_norm_eps, tie_word_embeddings,
+                                 std::move(inv_freq), rope_scale};
              config.validate();
              return config;
            }),
@@ -263,69 +265,76 @@ void bind_runner(py::module_& m) {
            })
       .def("load_tensor", &load_tensor, py::arg("name"), py::arg("data"), py::arg("dtype"))
       .def("finish_loading", [](Runner& runner) { runner.target().finish_loading(); })
-      .def("measure_step_times",
-           [](Runner& runner, double budget_s) {
-             return runner.measure_step_times(budget_s).points();
-           },
-           py::arg("budget_s"), Nogil())
-      .def("add_sequence",
-           [](Runner& runner, const std::vector<int32_t>& tokens, int prompt_len,
-              const SequenceParams& params, const std::string& cache_salt) {
-             return runner.add_sequence(
-                 tokens, prompt_len, params,
-                 {reinterpret_cast<const uint8_t*>(cache_salt.data()), cache_salt.size()});
-           },
-           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
-           py::arg("cache_salt") = py::bytes())
+      .def(
+          "measure_step_times",
+          [](Runner& runner, double budget_s) {
+            return runner.measure_step_times(budget_s).points();
+          },
+          py::arg("budget_s"), Nogil())
+      .def(
+          "add_sequence",
+          [](Runner& runner, const std::vector<int32_t>& tokens, int prompt_len,
+             const SequenceParams& params, const std::string& cache_salt) {
+            return runner.add_sequence(
+                tokens, prompt_len, params,
+                {reinterpret_cast<const uint8_t*>(cache_salt.data()), cache_salt.size()});
+          },
+          py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
+          py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
-      .def("num_tokens",
-           [](const Runner& runner, int slot) {
-             runner.table().check_slot(slot);
-             return runner.table().num_tokens(slot);
-           },
-           py::arg("slot"))
-      .def("kv_len",
-           [](const Runner& runner, int slot) {
-             runner.table().check_slot(slot);
-             return runner.table().kv_len(slot);
-           },
-           py::arg("slot"))
-      .def("token_ids",
-           [](const Runner& runner, int slot) {
-             runner.table().check_slot(slot);
-             const auto tokens = runner.table().tokens(slot);
-             return std::vector<int32_t>(tokens.begin(), tokens.end());
-           },
-           py::arg("slot"))
+      .def(
+          "num_tokens",
+          [](const Runner& runner, int slot) {
+            runner.table().check_slot(slot);
+            return runner.table().num_tokens(slot);
+          },
+          py::arg("slot"))
+      .def(
+          "kv_len",
+          [](const Runner& runner, int slot) {
+            runner.table().check_slot(slot);
+            return runner.table().kv_len(slot);
+          },
+          py::arg("slot"))
+      .def(
+          "token_ids",
+          [](const Runner& runner, int slot) {
+            runner.table().check_slot(slot);
+            const auto tokens = runner.table().tokens(slot);
+            return std::vector<int32_t>(tokens.begin(), tokens.end());
+          },
+          py::arg("slot"))
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
       .def("reset_prefix_cache", &Runner::reset_prefix_cache)
       .def("check_integrity", &Runner::check_integrity)
-      .def("reserve",
-           [](Runner& runner, const std::vector<std::tuple<int, int, int>>& spans) {
-             std::vector<SpanRequest> requests;
-             requests.reserve(spans.size());
-             for (const auto& [slot, num_new_tokens, max_drafts] : spans) {
-               requests.push_back({slot, num_new_tokens, max_drafts});
-             }
-             return runner.reserve(requests);
-           },
-           py::arg("spans"), py::keep_alive<0, 1>())
+      .def(
+          "reserve",
+          [](Runner& runner, const std::vector<std::tuple<int, int, int>>& spans) {
+            std::vector<SpanRequest> requests;
+            requests.reserve(spans.size());
+            for (const auto& [slot, num_new_tokens, max_drafts] : spans) {
+              requests.push_back({slot, num_new_tokens, max_drafts});
+            }
+            return runner.reserve(requests);
+          },
+          py::arg("spans"), py::keep_alive<0, 1>())
       .def("launch", &Runner::launch, py::arg("lease"), Nogil())
       .def("collect", &Runner::collect, py::arg("lease"), py::return_value_policy::copy)
       .def("commit", &Runner::commit, py::arg("lease"))
-      .def("set_stage_hook",
-           [](Runner& runner, const py::object& hook) {
-             if (hook.is_none()) {
-               runner.set_stage_hook(nullptr);
-             } else {
-               // std::function from pybind11 takes the GIL for the call and for its own end.
-               runner.set_stage_hook(hook.cast<Runner::StageHook>());
-             }
-           },
-           py::arg("hook"))
+      .def(
+          "set_stage_hook",
+          [](Runner& runner, const py::object& hook) {
+            if (hook.is_none()) {
+              runner.set_stage_hook(nullptr);
+            } else {
+              // std::function from pybind11 takes the GIL for the call and for its own end.
+              runner.set_stage_hook(hook.cast<Runner::StageHook>());
+            }
+          },
+          py::arg("hook"))
       .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
       .def("captured", &captured_rows)
       .def("last_logits",

@@ -30,13 +30,13 @@ template <typename Error, typename... Parts>
 }  // namespace openspec
 
 /// For values that cross a layer: throws ArgumentError with the given message parts.
-#define OPENSPEC_CHECK_ARG(condition, ...) \
-  do {                                     \
+#define OPENSPEC_CHECK_ARG(condition, ...)                                              \
+  do {                                                                                  \
     if (!(condition)) ::openspec::detail::fail<::openspec::ArgumentError>(__VA_ARGS__); \
   } while (false)
 
 /// For what must hold inside the engine: throws EngineError with the given message parts.
-#define OPENSPEC_CHECK(condition, ...) \
-  do {                                 \
+#define OPENSPEC_CHECK(condition, ...)                                                \
+  do {                                                                                \
     if (!(condition)) ::openspec::detail::fail<::openspec::EngineError>(__VA_ARGS__); \
   } while (false)

@@ -34,9 +34,8 @@ double StepTimes::seconds(double num_rows) const {
   return left->second + slope * (num_rows - left->first);
 }
 
-std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows,
-                                  int num_sampled, int max_rows, const StepTimes& times,
-                                  double fixed_seconds) {
+std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
+                                  int max_rows, const StepTimes& times, double fixed_seconds) {
   struct Candidate {
     double survival;
     size_t offer;

@@ -56,9 +56,9 @@ struct DraftOffer {
 ///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
 /// over every count, so that a step in the cost is looked across. Returns one count per offer.
 ///
-/// Source: the rule of vLLM's and DSpark's schedulers, with measured times, over all sequences at once.
-std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows,
-                                  int num_sampled, int max_rows, const StepTimes& times,
-                                  double fixed_seconds);
+/// Source: the rule of vLLM's and DSpark's schedulers, with measured times, over all sequences at
+/// once.
+std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
+                                  int max_rows, const StepTimes& times, double fixed_seconds);
 
 }  // namespace openspec

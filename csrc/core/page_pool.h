@@ -60,8 +60,8 @@ class PagePool {
   void forget(PageId page);
 
   std::vector<Page> pages_;
-  std::vector<PageId> free_;   // used as a stack
-  std::list<PageId> cached_;   // least recently used first
+  std::vector<PageId> free_;  // used as a stack
+  std::list<PageId> cached_;  // least recently used first
   std::unordered_map<PageHash, PageId, PageHashHasher> index_;
 };
 

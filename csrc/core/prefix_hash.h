@@ -18,8 +18,8 @@ struct PageHashHasher {
   size_t operator()(const PageHash& hash) const { return static_cast<size_t>(hash.low); }
 };
 
-/// Hashes page contents under a secret key, so that a client can neither find two prompts that share
-/// a page by accident of the hash nor guess another tenant's salt.
+/// Hashes page contents under a secret key, so that a client can neither find two prompts that
+/// share a page by accident of the hash nor guess another tenant's salt.
 class PrefixHasher {
  public:
   using Key = std::array<uint64_t, 2>;
@@ -34,7 +34,8 @@ class PrefixHasher {
   Key key_;
 };
 
-/// SipHash-2-4 with 128 bits of output. Source: Aumasson and Bernstein, 2012; reference vectors in the tests.
+/// SipHash-2-4 with 128 bits of output. Source: Aumasson and Bernstein, 2012; reference vectors in
+/// the tests.
 PageHash siphash128(PrefixHasher::Key key, std::span<const uint8_t> data);
 
 }  // namespace openspec

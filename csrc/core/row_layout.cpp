@@ -43,7 +43,8 @@ void RowLayout::append(const Span& item, std::span<const int32_t> tokens,
     const int at = item.kv_len + i;
     const int32_t row = num_rows();
     add_row(tokens[static_cast<size_t>(at)], at, i == 0 ? -1 : row - 1);
-    if (at >= score_from && at + 1 < prompt_len) add_sample(row, tokens[static_cast<size_t>(at) + 1]);
+    if (at >= score_from && at + 1 < prompt_len)
+      add_sample(row, tokens[static_cast<size_t>(at) + 1]);
     if (at + 1 == item.num_tokens) {
       first_choice.back() = static_cast<int32_t>(sample_row.size());
       add_sample(row, -1);

@@ -30,7 +30,8 @@ class ThreadPool {
       for (int64_t i = 0; i < count; ++i) body(i);
       return;
     }
-    run(count, [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); },
+    run(
+        count, [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); },
         &body);
   }
 
@@ -42,8 +43,8 @@ class ThreadPool {
   void drain();
 
   std::vector<std::thread> workers_;
-  // epoch | number of iterations | next iteration: one value, so that a claim is decided by one atomic
-  // addition and a late worker can never mistake one loop's index for another's.
+  // epoch | number of iterations | next iteration: one value, so that a claim is decided by one
+  // atomic addition and a late worker can never mistake one loop's index for another's.
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> num_done_{0};
   std::atomic<Trampoline> call_{nullptr};

@@ -96,6 +96,7 @@ void Product::cut_row(int row) const {
 }
 
 void Product::clear_padding() const {
+  if (num_tiles_ == 1) return;  // a single tile is as tall as its rows: see run
   const int first = kParts * params_.num_rows - (num_tiles_ - 1) * kTileRows;
   for (int block = 0; block < num_blocks_; ++block) {
     std::memset(tile(block, num_tiles_ - 1) + first * kBlockInputs, 0,
@@ -165,7 +166,13 @@ void Product::run(int first_output, int last_output) const {
   alignas(64) float sums[kGroupRows * kMaxPanels * kLinearPanel];
   const int num_panels = panels_per_output();
   const int64_t stride = num_panels * kLinearPanel;
-  const TileConfig config;
+  TileConfig config;
+  if (num_tiles_ == 1) {
+    // Rows and sums as tall as they are; 6 and 7 hold weights then.
+    for (int t = 0; t < 6; ++t) {
+      config.num_rows[t] = static_cast<uint8_t>(kParts * params_.num_rows);
+    }
+  }
   _tile_loadconfig(&config);
   for (int output = first_output; output < last_output; ++output) {
     for (int first_tile = 0; first_tile < num_tiles_; first_tile += kGroupTiles) {

@@ -1,5 +1,9 @@
 #pragma once
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -9,16 +13,23 @@
 namespace openspec {
 
 /// Host memory aligned for vector loads. Large buffers are touched by the operating system only
-/// where they are used, so a pool sized for the worst case costs nothing while idle.
+/// where they are used, so a pool sized for the worst case costs nothing while idle; they ask for
+/// huge pages, since a decode step walks through all weights and would miss the TLB at every small
+/// page.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
-    constexpr size_t kAlignment = 64;
-    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded)));
+    constexpr size_t kHugePage = size_t{2} << 20;
+    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
     if (!data_) throw std::bad_alloc();
+#ifdef __linux__
+    // A wish: where it is not granted, small pages serve as well.
+    if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
+#endif
   }
 
   size_t bytes() const { return bytes_; }

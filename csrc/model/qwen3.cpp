@@ -15,6 +15,9 @@ namespace {
 // Weights stay as published: bf16, converted in registers.
 constexpr DType kWeights = DType::kBF16;
 
+// Tensors and scratch areas start on cache lines.
+size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
 int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (int64_t size : shape) count *= size;
@@ -75,9 +78,8 @@ PackedLinear Qwen3::add_linear(const std::string& prefix, const std::vector<std:
   linear.dtype = kWeights;
   linear.epilogue = epilogue;
   linear.layout = linear_layout_cpu(inputs, kWeights);
-  weights_.emplace_back(linear_packed_bytes_cpu(linear.num_outputs, inputs, kWeights, epilogue));
-  void* packed = weights_.back().data();
-  std::memset(packed, 0, weights_.back().bytes());
+  void* packed =
+      take_weights(linear_packed_bytes_cpu(linear.num_outputs, inputs, kWeights, epilogue));
   linear.data = packed;
   int first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -91,9 +93,15 @@ PackedLinear Qwen3::add_linear(const std::string& prefix, const std::vector<std:
   return linear;
 }
 
+void* Qwen3::take_weights(size_t bytes) {
+  void* data = weights_.at(num_weight_bytes_);
+  num_weight_bytes_ += round_up(bytes);
+  OPENSPEC_CHECK(num_weight_bytes_ <= weights_.bytes(), "weights outgrow their plan");
+  return data;
+}
+
 const float* Qwen3::add_norm(const std::string& name, int width) {
-  weights_.emplace_back(static_cast<size_t>(width) * sizeof(float));
-  float* weight = weights_.back().floats();
+  auto* weight = static_cast<float*>(take_weights(static_cast<size_t>(width) * sizeof(float)));
   destinations_[name] = {{width}, [weight, width](const void* data, DType source) {
                            copy_to_float(data, source, width, weight);
                          }};
@@ -102,6 +110,7 @@ const float* Qwen3::add_norm(const std::string& name, int width) {
 
 void Qwen3::plan_weights() {
   const TargetConfig& c = config_;
+  weights_ = Buffer(weight_bytes(c, kWeights));
   const int q_width = c.num_q_heads * c.head_dim;
   const int kv_width = c.num_kv_heads * c.head_dim;
   for (int i = 0; i < c.num_layers; ++i) {
@@ -125,11 +134,14 @@ void Qwen3::plan_weights() {
   }
   final_norm_ = add_norm("model.norm.weight", c.hidden_size);
   head_ = add_linear("", {"lm_head.weight"}, {c.vocab_size}, c.hidden_size, LinearEpilogue::kNone);
-  embedding_ = Buffer(static_cast<size_t>(c.vocab_size) * c.hidden_size * dtype_bytes(kWeights));
+  const size_t embedding_bytes = static_cast<size_t>(c.vocab_size) *
+                                 static_cast<size_t>(c.hidden_size) * dtype_bytes(kWeights);
+  embedding_ = take_weights(embedding_bytes);
   const auto pack_head = destinations_.at("lm_head.weight").store;
   destinations_["model.embed_tokens.weight"] = {
-      {c.vocab_size, c.hidden_size}, [this, pack_head](const void* data, DType source) {
-        std::memcpy(embedding_.data(), data, embedding_.bytes());
+      {c.vocab_size, c.hidden_size},
+      [this, pack_head, embedding_bytes](const void* data, DType source) {
+        std::memcpy(embedding_, data, embedding_bytes);
         if (config_.tie_word_embeddings) pack_head(data, source);
       }};
   if (c.tie_word_embeddings) destinations_.erase("lm_head.weight");
@@ -163,18 +175,19 @@ void Qwen3::finish_loading() const {
 
 size_t Qwen3::weight_bytes(const TargetConfig& c, DType weights) {
   const auto packed = [&](int outputs, int inputs, LinearEpilogue epilogue) {
-    return linear_packed_bytes_cpu(outputs, inputs, weights, epilogue);
+    return round_up(linear_packed_bytes_cpu(outputs, inputs, weights, epilogue));
   };
+  const auto norm = [](int width) { return round_up(static_cast<size_t>(width) * sizeof(float)); };
   const int q_width = c.num_q_heads * c.head_dim;
   const size_t layer = packed(c.qkv_width(), c.hidden_size, LinearEpilogue::kNone) +
                        packed(c.hidden_size, q_width, LinearEpilogue::kNone) +
                        packed(2 * c.intermediate_size, c.hidden_size, LinearEpilogue::kSwiGlu) +
                        packed(c.hidden_size, c.intermediate_size, LinearEpilogue::kNone) +
-                       sizeof(float) * static_cast<size_t>(2 * c.hidden_size + 2 * c.head_dim);
-  return layer * static_cast<size_t>(c.num_layers) +
+                       2 * norm(c.hidden_size) + 2 * norm(c.head_dim);
+  return layer * static_cast<size_t>(c.num_layers) + norm(c.hidden_size) +
          packed(c.vocab_size, c.hidden_size, LinearEpilogue::kNone) +
-         static_cast<size_t>(c.vocab_size) * c.hidden_size * dtype_bytes(weights) +
-         sizeof(float) * static_cast<size_t>(c.hidden_size);
+         round_up(static_cast<size_t>(c.vocab_size) * static_cast<size_t>(c.hidden_size) *
+                  dtype_bytes(weights));
 }
 
 Qwen3::Scratch Qwen3::plan_scratch(const TargetConfig& c, DType dtype, int max_rows,
@@ -182,7 +195,7 @@ Qwen3::Scratch Qwen3::plan_scratch(const TargetConfig& c, DType dtype, int max_r
   Scratch at{};
   const auto take = [&](size_t bytes) {
     const size_t offset = at.total;
-    at.total += (bytes + 63) / 64 * 64;
+    at.total += round_up(bytes);
     return offset;
   };
   const auto rows_of = [&](int width) {
@@ -269,7 +282,7 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
   };
 
   ops::embedding(exec, {.token = rows.row_token,
-                        .table = embedding_.data(),
+                        .table = embedding_,
                         .out = residual,
                         .num_rows = n,
                         .width = c.hidden_size,

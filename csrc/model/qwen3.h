@@ -54,9 +54,10 @@ class Qwen3 {
   /// Throws ArgumentError naming a tensor that was not given.
   void finish_loading() const;
 
-  /// Runs all layers over `rows`, writing K and V to `kv[layer]`. Afterwards `logits` may be asked for any
-  /// of the rows. `capture_layers` (rising) names layers whose output, the residual stream after
-  /// the layer, is copied to `captured` [num_rows, num_captures * hidden_size] in the activation type.
+  /// Runs all layers over `rows`, writing K and V to `kv[layer]`. Afterwards `logits` may be asked
+  /// for any of the rows. `capture_layers` (rising) names layers whose output, the residual stream
+  /// after the layer, is copied to `captured` [num_rows, num_captures * hidden_size] in the
+  /// activation type.
   void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
                const std::vector<KvLayerView>& kv, const std::vector<int>& capture_layers,
                void* captured);
@@ -90,6 +91,7 @@ class Qwen3 {
   void plan_weights();
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                           const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue);
+  void* take_weights(size_t bytes);
   const float* add_norm(const std::string& name, int width);
   void apply(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
              int num_rows, DType out_dtype);
@@ -100,8 +102,9 @@ class Qwen3 {
   std::vector<Layer> layers_;
   PackedLinear head_;
   const float* final_norm_ = nullptr;
-  Buffer embedding_;
-  std::vector<Buffer> weights_;
+  Buffer weights_;  // all of them, in the order of use
+  size_t num_weight_bytes_ = 0;
+  void* embedding_ = nullptr;
   std::map<std::string, Destination> destinations_;
   Buffer inv_freq_;
   Scratch at_;

@@ -22,11 +22,11 @@ struct KvLayerSpec {
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
 struct DrafterNeeds {
-  int num_speculative_tokens = 0;     // rows of look-ahead per sequence
-  std::vector<int> capture_layers;    // target layers whose output it reads, rising
-  std::vector<KvLayerSpec> kv_layers; // layers it keeps in the page pool
-  size_t fixed_bytes = 0;             // memory of its own: weights and scratch
-  int max_context = 0;                // tokens it can serve; 0: no limit of its own
+  int num_speculative_tokens = 0;      // rows of look-ahead per sequence
+  std::vector<int> capture_layers;     // target layers whose output it reads, rising
+  std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool
+  size_t fixed_bytes = 0;              // memory of its own: weights and scratch
+  int max_context = 0;                 // tokens it can serve; 0: no limit of its own
 };
 
 struct ProposeRequest {
@@ -67,14 +67,16 @@ struct DrafterConfig {
   int vocab_size = 0;
   std::map<std::string, DrafterOption> options;  // the method's own; unknown names are refused
 
-  /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside [low, high].
+  /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside
+  /// [low, high].
   int integer(const std::string& name, int fallback, int low, int high) const;
   std::string text(const std::string& name, const std::string& fallback) const;
 };
 
 using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);
 
-/// Makes a drafter known under a name; a drafter's source file holds one of these at namespace scope.
+/// Makes a drafter known under a name; a drafter's source file holds one of these at namespace
+/// scope.
 struct DrafterRegistration {
   DrafterRegistration(const std::string& name, DrafterFactory factory);
 };

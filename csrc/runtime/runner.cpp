@@ -19,9 +19,8 @@ double seconds_since(Clock::time_point start) {
 constexpr double kLongestHostGap = 0.02;
 
 std::vector<KvLayerSpec> kv_layers_of(const RunnerConfig& config, const DrafterNeeds& needs) {
-  std::vector<KvLayerSpec> layers(
-      static_cast<size_t>(config.target.num_layers),
-      KvLayerSpec{config.target.num_kv_heads, config.target.head_dim});
+  std::vector<KvLayerSpec> layers(static_cast<size_t>(config.target.num_layers),
+                                  KvLayerSpec{config.target.num_kv_heads, config.target.head_dim});
   layers.insert(layers.end(), needs.kv_layers.begin(), needs.kv_layers.end());
   return layers;
 }
@@ -72,9 +71,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
       sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
           static_cast<size_t>(config.target.vocab_size) +
       choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size);
-  plan.table_bytes =
-      SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len, config.page_size,
-                                 config.num_speculative_tokens);
+  plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
+                                                config.page_size, config.num_speculative_tokens);
   plan.draft_fixed_bytes = needs.fixed_bytes;
   for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
     plan.page_bytes += kv_page_bytes(config, layer);
@@ -95,8 +93,8 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
              config.num_speculative_tokens) {
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
     kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages));
-    kv_layers_.push_back({kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim,
-                          config_.page_size});
+    kv_layers_.push_back(
+        {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
   }
   logits_ = Buffer(sizeof(float) * static_cast<size_t>(config_.max_num_logits_rows) *
                    static_cast<size_t>(config_.target.vocab_size));
@@ -200,10 +198,9 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
   for (const SpanRequest& request : requests) {
     table_.check_slot(request.slot);
     const int kv_len = table_.kv_len(request.slot), num_tokens = table_.num_tokens(request.slot);
-    OPENSPEC_CHECK_ARG(
-        request.num_new_tokens >= 1 && kv_len + request.num_new_tokens <= num_tokens, "slot ",
-        request.slot, " has ", num_tokens - kv_len, " tokens to compute, asked for ",
-        request.num_new_tokens);
+    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && kv_len + request.num_new_tokens <= num_tokens,
+                       "slot ", request.slot, " has ", num_tokens - kv_len,
+                       " tokens to compute, asked for ", request.num_new_tokens);
     const bool is_sampled = kv_len + request.num_new_tokens == num_tokens;
     const int max_drafts =
         is_sampled ? std::min(request.max_drafts, config_.num_speculative_tokens) : 0;
@@ -214,8 +211,8 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
                                pool_.num_available(), " are free");
     }
     // Entries past num_pages are the step's own until commit.
-    const auto row = table_.page_row(request.slot).subspan(
-        static_cast<size_t>(table_.num_pages(request.slot)));
+    const auto row =
+        table_.page_row(request.slot).subspan(static_cast<size_t>(table_.num_pages(request.slot)));
     std::copy(pages.pages().begin(), pages.pages().end(), row.begin());
     lease->requests.push_back({request.slot, request.num_new_tokens, max_drafts});
     lease->pages.push_back(std::move(pages));
@@ -322,9 +319,8 @@ void Runner::grant_drafts(StepLease& lease) {
     offers.push_back({lease.offered[i].size(), table_.acceptance(request.slot).ratio()});
   }
   if (!config_.adaptive || step_times_.empty()) return;
-  const std::vector<int> counts =
-      spend_row_budget(offers, num_rows, num_sampled, config_.max_num_batched_tokens, step_times_,
-                       host_seconds_);
+  const std::vector<int> counts = spend_row_budget(
+      offers, num_rows, num_sampled, config_.max_num_batched_tokens, step_times_, host_seconds_);
   for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
 }
 
@@ -332,10 +328,9 @@ void Runner::lay_out(StepLease& lease) {
   lease.layout.clear();
   for (const Span& span : lease.spans) {
     const bool scores_prompt = table_.params(span.slot).num_prompt_logprobs >= 0;
-    lease.layout.append(span, table_.tokens(span.slot), table_.page_row(span.slot),
-                        config_.page_size,
-                        /*score_from=*/scores_prompt ? 0 : config_.max_model_len,
-                        table_.prompt_len(span.slot));
+    lease.layout.append(
+        span, table_.tokens(span.slot), table_.page_row(span.slot), config_.page_size,
+        /*score_from=*/scores_prompt ? 0 : config_.max_model_len, table_.prompt_len(span.slot));
   }
 }
 
@@ -406,8 +401,8 @@ void Runner::accept(StepLease& lease) {
     const int first = lease.layout.first_choice[i];
     lease.accepted.push_back(
         first < 0 ? std::vector<int32_t>{}
-                  : accept_drafts(lease.spans[i].draft, std::span(lease.chosen).subspan(
-                                                            static_cast<size_t>(first))));
+                  : accept_drafts(lease.spans[i].draft,
+                                  std::span(lease.chosen).subspan(static_cast<size_t>(first))));
     lease.results.push_back(resolve(lease, i));
   }
 }
@@ -448,9 +443,9 @@ SpanResult Runner::resolve(const StepLease& lease, size_t index) const {
       result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
     }
     ++num_output;
-    const bool is_stop = num_output > params.min_tokens &&
-                         std::find(params.stop_ids.begin(), params.stop_ids.end(), token) !=
-                             params.stop_ids.end();
+    const bool is_stop =
+        num_output > params.min_tokens &&
+        std::find(params.stop_ids.begin(), params.stop_ids.end(), token) != params.stop_ids.end();
     if (is_stop) {
       result.finish = FinishReason::kStop;
     } else if (num_output >= params.max_tokens ||
@@ -468,8 +463,7 @@ void Runner::report_drafter_failure(const std::exception& error) {
 }
 
 void Runner::show_committed(const StepLease& lease) {
-  const size_t stride = capture_layers_.size() *
-                        static_cast<size_t>(config_.target.hidden_size) *
+  const size_t stride = capture_layers_.size() * static_cast<size_t>(config_.target.hidden_size) *
                         dtype_bytes(config_.dtype);
   std::vector<CommittedRows> committed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
@@ -502,8 +496,7 @@ void Runner::learn(const StepLease& lease, size_t index) {
          offered.tokens[num_right] == lease.chosen[static_cast<size_t>(first) + num_right]) {
     ++num_right;
   }
-  table_.acceptance(span.slot)
-      .observe(static_cast<int>(num_judged), static_cast<int>(num_right));
+  table_.acceptance(span.slot).observe(static_cast<int>(num_judged), static_cast<int>(num_right));
   acceptance_.observe(static_cast<int>(num_judged), static_cast<int>(num_right));
 }
 
@@ -541,7 +534,11 @@ const StepTimes& Runner::measure_step_times(double budget_seconds) {
     if (rows > std::min(most_rows, room - context)) break;
     double best = 0.0;
     for (int repeat = 0; repeat < 4; ++repeat) {
-      Span span{.slot = slot, .num_new_tokens = 1, .kv_len = context - 1, .num_tokens = context, .draft = {}};
+      Span span{.slot = slot,
+                .num_new_tokens = 1,
+                .kv_len = context - 1,
+                .num_tokens = context,
+                .draft = {}};
       for (int i = 1; i < rows; ++i) span.draft.append(0);
       StepLease lease;
       const int num_pages = table_.pages_for(context - 1 + rows);

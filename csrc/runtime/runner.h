@@ -80,8 +80,8 @@ class Runner {
   const RunnerConfig& config() const { return config_; }
   const SequenceTable& table() const { return table_; }
 
-  /// Times steps of rising row counts over a made-up sequence, for the row budget; stops after about
-  /// `budget_seconds`. Call before the first sequence.
+  /// Times steps of rising row counts over a made-up sequence, for the row budget; stops after
+  /// about `budget_seconds`. Call before the first sequence.
   const StepTimes& measure_step_times(double budget_seconds);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
@@ -142,7 +142,7 @@ class Runner {
   Qwen3 target_;
   PagePool pool_;
   SequenceTable table_;
-  std::vector<Buffer> kv_buffers_;       // by layer: the target's, then the drafter's
+  std::vector<Buffer> kv_buffers_;  // by layer: the target's, then the drafter's
   std::vector<KvLayerView> kv_layers_;
   Buffer logits_, choose_workspace_;
   int num_last_logits_ = 0;

@@ -30,8 +30,8 @@ struct SequenceParams {
 /// The running sequences: one slot each, holding token history, committed length, page table row
 /// and sampling parameters in flat arrays that ops read by slot.
 ///
-/// A sequence's *known* tokens are prompt and output, the last chosen token included; *committed* tokens
-/// are those whose KV is in its pages. In decode num_tokens == kv_len + 1 after every step.
+/// A sequence's *known* tokens are prompt and output, the last chosen token included; *committed*
+/// tokens are those whose KV is in its pages. In decode num_tokens == kv_len + 1 after every step.
 class SequenceTable {
  public:
   SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead);
@@ -40,8 +40,8 @@ class SequenceTable {
   int max_model_len() const { return max_model_len_; }
   int page_size() const { return page_size_; }
 
-  /// Takes a slot for `tokens`, of which the first `prompt_len` are the prompt. Throws ArgumentError
-  /// on an empty or too long sequence, EngineError if no slot is free.
+  /// Takes a slot for `tokens`, of which the first `prompt_len` are the prompt. Throws
+  /// ArgumentError on an empty or too long sequence, EngineError if no slot is free.
   int add(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
           const PageHash& root);
   /// Gives the slot back; its pages must have been released.
@@ -92,7 +92,7 @@ class SequenceTable {
   int max_model_len_, page_size_, max_pages_per_seq_;
   int64_t tokens_stride_;
   std::vector<Sequence> sequences_;
-  std::vector<int> free_slots_;  // used as a stack
+  std::vector<int> free_slots_;      // used as a stack
   std::vector<int32_t> tokens_;      // [max_num_seqs, tokens_stride]
   std::vector<int32_t> page_table_;  // [max_num_seqs, max_pages_per_seq]
   std::vector<int32_t> num_tokens_, kv_len_, prompt_len_, num_pages_;  // [max_num_seqs]

@@ -32,9 +32,10 @@ struct SpanResult {
   std::vector<int32_t> token_ids;  // chosen, cut after the first stop id or at the budget
   FinishReason finish = FinishReason::kRunning;
   int num_draft_tokens = 0;
-  int num_accepted_tokens = 0;  // drafts among token_ids
-  std::vector<TokenLogprobs> logprobs;         // of token_ids, if asked for
-  std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt tokens after the chunk's rows, if asked for
+  int num_accepted_tokens = 0;          // drafts among token_ids
+  std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
+  std::vector<TokenLogprobs>
+      prompt_logprobs;  // of the prompt tokens after the chunk's rows, if asked for
 };
 
 /// One optimistic transaction: pages for the worst case, the rows, and what came of them. Nothing
@@ -46,10 +47,10 @@ struct StepLease {
   std::vector<Span> spans;
   std::vector<Draft> offered;  // what the drafter proposed, before the row budget
   RowLayout layout;
-  std::vector<int32_t> chosen;                // [num_samples]
-  std::vector<int32_t> logprob_ids, ranks;    // [num_samples, 1 + kMaxLogprobs], [num_samples]
-  std::vector<float> logprobs;                // [num_samples, 1 + kMaxLogprobs]
-  std::vector<std::vector<int32_t>> accepted; // [num_spans] accepted drafts, before any cut
+  std::vector<int32_t> chosen;                 // [num_samples]
+  std::vector<int32_t> logprob_ids, ranks;     // [num_samples, 1 + kMaxLogprobs], [num_samples]
+  std::vector<float> logprobs;                 // [num_samples, 1 + kMaxLogprobs]
+  std::vector<std::vector<int32_t>> accepted;  // [num_spans] accepted drafts, before any cut
   std::vector<SpanResult> results;
 
   enum class State : uint8_t { kReserved, kLaunched, kClosed };

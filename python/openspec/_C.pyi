@@ -103,7 +103,7 @@ class SequenceParams:
 
 @final
 class Logprobs:
-    """One token's log-probabilities: entry 0 is the token itself, then the best in falling order."""
+    """One token's log-probabilities: entry 0 is the token itself, then the best in falling order."""  # noqa: E501
 
     token_ids: list[int]
     logprobs: list[float]
@@ -143,7 +143,7 @@ class StepStats:
     step_seconds: float
 
 class Drafter:
-    """Base for drafters written in Python (research and tests); C++ drafters register themselves."""
+    """Base for drafters written in Python (research and tests); C++ drafters register themselves."""  # noqa: E501
 
     def __init__(self, num_speculative_tokens: int) -> None: ...
     def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
@@ -152,7 +152,9 @@ class Drafter:
 class Runner:
     """One engine's state on one device. Not thread-safe; calls release the GIL while computing."""
 
-    def __init__(self, config: RunnerConfig, num_pages: int, drafter: Drafter | None = None) -> None: ...
+    def __init__(
+        self, config: RunnerConfig, num_pages: int, drafter: Drafter | None = None
+    ) -> None: ...
 
     # Weights: every expected tensor is given once, then finish_loading.
     def expected_tensors(self) -> list[tuple[str, list[int]]]: ...
@@ -171,7 +173,7 @@ class Runner:
         cache_salt: bytes = b"",
     ) -> int:
         """Takes a slot and attaches the cached prefix. `token_ids` holds prompt and, when a preempted
-        sequence resumes, the output so far."""
+        sequence resumes, the output so far."""  # noqa: E501
     def remove_sequence(self, slot: int) -> None: ...
     def num_tokens(self, slot: int) -> int: ...
     def kv_len(self, slot: int) -> int: ...
@@ -203,7 +205,7 @@ class Runner:
     def commit(self, lease: StepLease) -> None: ...
     def set_stage_hook(self, hook: Callable[[str], None] | None) -> None:
         """Called at the start of each stage (reserve, propose, layout, score, choose, accept, commit); an
-        exception it raises takes the path of a failure in that stage."""
+        exception it raises takes the path of a failure in that stage."""  # noqa: E501
     def set_capture(self, layer_ids: Sequence[int]) -> None: ...
     def captured(self) -> list[list[float]]:
         """Features of the last step's rows: concatenated outputs of the captured layers."""

@@ -30,7 +30,7 @@ class Job:
     abort_after: int | None = None
     """Tokens."""
     priority: int = 0
-    speculative: SpeculativeOptions = SpeculativeOptions()
+    speculative: SpeculativeOptions = SpeculativeOptions()  # noqa: RUF009
 
 
 @dataclass

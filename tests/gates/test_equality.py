@@ -73,9 +73,7 @@ def test_prefix_hit_equals_miss(drafter_name: str, reference: Reference) -> None
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("num_pages", [14, 24])
-def test_preemption(
-    drafter_name: str, num_pages: int, cache: bool, reference: Reference
-) -> None:
+def test_preemption(drafter_name: str, num_pages: int, cache: bool, reference: Reference) -> None:
     """Far too few pages: requests are preempted and resume, some more than once."""
     batch = as_jobs("mixed", 16)
     core = make_core(
@@ -156,4 +154,3 @@ def test_bfloat16(drafter_name: str) -> None:
     plain = run_alone(make_core(method="none", dtype="bfloat16"), batch)
     core = make_core(**drafter_settings(drafter_name), dtype="bfloat16")
     assert texts(run(core, batch)) == texts(plain)
-

@@ -1,4 +1,4 @@
-"""An exception in any stage of the step: nothing is lost, no page leaks, later text is unchanged."""
+"""An exception in any stage of the step: nothing is lost, no page leaks, later text is unchanged."""  # noqa: E501
 
 from __future__ import annotations
 

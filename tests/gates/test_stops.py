@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from openspec import LLM, SamplingParams, _C
+from openspec import _C, LLM, SamplingParams
 from tests.gates.conftest import Reference, drafter_settings
 from tests.gates.harness import make_core, run
 from tests.gates.workload import jobs, prompts

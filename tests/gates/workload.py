@@ -38,9 +38,7 @@ def prompts() -> tuple[tuple[int, ...], ...]:
     made = [chat_prompt(text) for text in texts]
     made += [tuple(tokenizer().encode(text)) for text in (f"import os\n\n\n{CODE}", "KING HENRY:")]
     noise = random.Random(5)
-    made += [
-        tuple(noise.randrange(300, 4000) for _ in range(length)) for length in (1, 33, 64)
-    ]
+    made += [tuple(noise.randrange(300, 4000) for _ in range(length)) for length in (1, 33, 64)]
     return tuple(made)
 
 

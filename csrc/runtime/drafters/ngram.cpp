@@ -1,8 +1,7 @@
-#include "kernels/ngram_lookup.h"
-
 #include <algorithm>
 
 #include "core/check.h"
+#include "kernels/ngram_lookup.h"
 #include "model/buffer.h"
 #include "runtime/drafter.h"
 
@@ -17,10 +16,9 @@ class NgramDrafter final : public Drafter {
     OPENSPEC_CHECK_ARG(num_drafts >= 1 && num_drafts <= 256,
                        "num_speculative_tokens must be in [1, 256], got ", num_drafts);
     for (const auto& [name, value] : config.options) {
-      OPENSPEC_CHECK_ARG(name == "ngram_min" || name == "ngram_max" || name == "max_lookback" ||
-                             name == "match",
-                         "unknown option ", name,
-                         "; there are: ngram_min, ngram_max, max_lookback, match");
+      OPENSPEC_CHECK_ARG(
+          name == "ngram_min" || name == "ngram_max" || name == "max_lookback" || name == "match",
+          "unknown option ", name, "; there are: ngram_min, ngram_max, max_lookback, match");
     }
     params_.max_drafts = num_drafts;
     params_.ngram_max = config.integer("ngram_max", 4, 1, 64);
@@ -74,10 +72,10 @@ class NgramDrafter final : public Drafter {
   Buffer workspace_;
 };
 
-const DrafterRegistration kRegistration("ngram",
-                                        [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
-                                          return std::make_unique<NgramDrafter>(config);
-                                        });
+const DrafterRegistration kRegistration(
+    "ngram", [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
+      return std::make_unique<NgramDrafter>(config);
+    });
 
 }  // namespace
 }  // namespace openspec

@@ -188,7 +188,8 @@ TEST(random_use_keeps_every_page_in_exactly_one_place) {
         if (!held.empty()) pool.publish(held[random() % held.size()], hash_of(next_token++ % 40));
         break;
       default:
-        if (const PageId page = pool.find(hash_of(static_cast<int32_t>(random() % 40))); page >= 0) {
+        if (const PageId page = pool.find(hash_of(static_cast<int32_t>(random() % 40)));
+            page >= 0) {
           held.push_back(page);
         }
     }

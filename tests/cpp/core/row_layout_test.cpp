@@ -25,8 +25,9 @@ Draft chain(const Ids& tokens) {
 TEST(decode_span_with_drafts) {
   RowLayout layout = fresh();
   const Ids tokens{5, 6, 7}, pages{3, 1};
-  layout.append({.slot = 2, .num_new_tokens = 1, .kv_len = 2, .num_tokens = 3, .draft = chain({8, 9})},
-                tokens, pages, 4, kNoScoring, 2);
+  layout.append(
+      {.slot = 2, .num_new_tokens = 1, .kv_len = 2, .num_tokens = 3, .draft = chain({8, 9})},
+      tokens, pages, 4, kNoScoring, 2);
   CHECK_EQ(layout.token, (Ids{7, 8, 9}));
   CHECK_EQ(layout.position, (Ids{2, 3, 4}));
   CHECK_EQ(layout.parent, (Ids{-1, 0, 1}));
@@ -40,12 +41,12 @@ TEST(decode_span_with_drafts) {
 TEST(prefill_chunk_samples_only_at_the_end) {
   RowLayout layout = fresh();
   const Ids tokens{1, 2, 3, 4, 5}, pages{0, 1, 2};
-  layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 5, .draft = {}}, tokens, pages, 2,
-                kNoScoring, 5);
+  layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 5, .draft = {}}, tokens,
+                pages, 2, kNoScoring, 5);
   CHECK(layout.sample_row.empty());
   CHECK_EQ(layout.first_choice, (Ids{-1}));
-  layout.append({.slot = 1, .num_new_tokens = 2, .kv_len = 3, .num_tokens = 5, .draft = {}}, tokens, pages, 2,
-                kNoScoring, 5);
+  layout.append({.slot = 1, .num_new_tokens = 2, .kv_len = 3, .num_tokens = 5, .draft = {}}, tokens,
+                pages, 2, kNoScoring, 5);
   CHECK_EQ(layout.span_begin, (Ids{0, 3, 5}));
   CHECK_EQ(layout.sample_row, (Ids{4}));
   CHECK_EQ(layout.parent, (Ids{-1, 0, 1, -1, 3}));
@@ -55,7 +56,8 @@ TEST(prefill_chunk_samples_only_at_the_end) {
 TEST(prompt_rows_score_the_token_that_follows) {
   RowLayout layout = fresh();
   const Ids tokens{1, 2, 3}, pages{0};
-  layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 3, .draft = {}}, tokens, pages, 4, 0, 3);
+  layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 3, .draft = {}}, tokens,
+                pages, 4, 0, 3);
   CHECK_EQ(layout.sample_row, (Ids{0, 1, 2}));
   CHECK_EQ(layout.score_token, (Ids{2, 3, -1}));
   CHECK_EQ(layout.first_choice, (Ids{2}));
@@ -67,8 +69,8 @@ TEST(tree_rows_take_their_position_from_the_depth) {
   tree.tokens = {10, 11, 12, 13};
   tree.parents = {-1, -1, 0, 2};
   const Ids tokens{7}, pages{0, 1};
-  layout.append({.slot = 0, .num_new_tokens = 1, .kv_len = 0, .num_tokens = 1, .draft = tree}, tokens, pages, 4,
-                kNoScoring, 1);
+  layout.append({.slot = 0, .num_new_tokens = 1, .kv_len = 0, .num_tokens = 1, .draft = tree},
+                tokens, pages, 4, kNoScoring, 1);
   CHECK_EQ(layout.position, (Ids{0, 1, 1, 2, 3}));
   CHECK_EQ(layout.parent, (Ids{-1, 0, 0, 1, 3}));
   CHECK_EQ(layout.kv_slot, (std::vector<int64_t>{0, 1, 2, 3, 4}));
@@ -77,13 +79,15 @@ TEST(tree_rows_take_their_position_from_the_depth) {
 TEST(impossible_spans_are_refused) {
   RowLayout layout = fresh();
   const Ids tokens{1, 2}, pages{0};
-  CHECK_THROWS(layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 2, .draft = {}}, tokens,
-                             pages, 4, kNoScoring, 2),
-               EngineError, "span");
-  CHECK_THROWS(layout.append({.slot = 0, .num_new_tokens = 1, .kv_len = 0, .num_tokens = 2,
-                              .draft = chain({3})},
-                             tokens, pages, 4, kNoScoring, 2),
-               EngineError, "drafts");
+  CHECK_THROWS(
+      layout.append({.slot = 0, .num_new_tokens = 3, .kv_len = 0, .num_tokens = 2, .draft = {}},
+                    tokens, pages, 4, kNoScoring, 2),
+      EngineError, "span");
+  CHECK_THROWS(
+      layout.append(
+          {.slot = 0, .num_new_tokens = 1, .kv_len = 0, .num_tokens = 2, .draft = chain({3})},
+          tokens, pages, 4, kNoScoring, 2),
+      EngineError, "drafts");
 }
 
 TEST(chain_is_accepted_up_to_the_first_difference) {

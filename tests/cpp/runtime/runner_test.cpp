@@ -124,8 +124,7 @@ std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk, in
     runner.check_integrity();
     for (size_t k = 0; k < results.size(); ++k) {
       const size_t i = job_of[k];
-      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(),
-                        results[k].token_ids.end());
+      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
       const SequenceTable& table = runner.table();
       if (!results[k].token_ids.empty()) {
         CHECK_EQ(table.num_tokens(slots[i]), table.kv_len(slots[i]) + 1);
@@ -189,7 +188,8 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
     for (size_t i = 0; i < jobs.size(); ++i) {
       Ids text = jobs[i].prompt;
       text.insert(text.end(), expected[i].begin(), expected[i].end());
-      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin())) continue;
+      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
+        continue;
       const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
       return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
                  text.begin() + static_cast<std::ptrdiff_t>(end));
@@ -207,7 +207,9 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
       [](std::span<const int32_t> known, int count) {
         return Ids(static_cast<size_t>(count), known.back());
       },
-      [](std::span<const int32_t>, int) { return Ids{3, -1, kVocab, INT32_MAX, INT32_MIN, 5, 5, 5}; },
+      [](std::span<const int32_t>, int) {
+        return Ids{3, -1, kVocab, INT32_MAX, INT32_MIN, 5, 5, 5};
+      },
       [](std::span<const int32_t>, int) -> Ids { throw std::runtime_error("no drafts today"); },
   };
   for (size_t k = 0; k < scripts.size(); ++k) {
@@ -274,7 +276,8 @@ TEST(failure_in_any_stage_loses_nothing) {
     Runner runner(config, 60);
     load_random_weights(runner);
     const Job& job = jobs[3];
-    const int slot = runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {});
+    const int slot =
+        runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {});
     Ids output;
     for (int step = 0; runner.table().num_tokens(slot) <
                        static_cast<int>(job.prompt.size()) + job.params.max_tokens;
@@ -332,7 +335,8 @@ TEST(stop_inside_an_accepted_run_ends_it) {
   text.insert(text.end(), expected[0].begin(), expected[0].end());
   RunnerConfig config = small_config();
   Runner runner(config, 60, std::make_unique<ScriptedDrafter>([&](auto known, int count) {
-                  const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
+                  const size_t end =
+                      std::min(text.size(), known.size() + static_cast<size_t>(count));
                   return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
                              text.begin() + static_cast<std::ptrdiff_t>(end));
                 }));
