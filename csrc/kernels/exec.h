@@ -12,12 +12,9 @@ enum class DType : uint8_t { kF32, kBF16 };
 
 inline size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-/// Where an op runs: a thread pool on the CPU; a stream on CUDA (`cudaStream_t`, kept opaque so
-/// that this header needs no CUDA).
+/// Where an op runs.
 struct ExecContext {
   ThreadPool* pool = nullptr;
-  void* stream = nullptr;
-  bool on_cuda = false;
 };
 
 }  // namespace openspec

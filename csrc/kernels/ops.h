@@ -7,8 +7,8 @@
 #include "kernels/rope.h"
 #include "kernels/span_attention.h"
 
-/// The ops of a forward pass by name, so that a model is written once: each call goes to the
-/// implementation for the device that `exec` stands for.
+/// The ops of a forward pass by name, so that a model is written without naming a device; here is
+/// the one place to choose between implementations. Today there is the CPU's.
 namespace openspec::ops {
 
 inline void embedding(const ExecContext& exec, const EmbeddingParams& params) {

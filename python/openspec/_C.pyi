@@ -159,7 +159,7 @@ class Runner:
     # Weights: every expected tensor is given once, then finish_loading.
     def expected_tensors(self) -> list[tuple[str, list[int]]]: ...
     def load_tensor(self, name: str, data: Buffer, dtype: str) -> None:
-        """Packs one tensor. `dtype` is "BF16" or "F32"; `data` may be unmapped afterwards."""
+        """Packs one tensor: "BF16", for vectors also "F32". `data` may be unmapped afterwards."""
     def finish_loading(self) -> None: ...
     def measure_step_times(self, budget_s: float) -> list[tuple[int, float]]:
         """Fills the cost table that adaptive drafting uses: (rows, seconds) pairs."""
@@ -204,8 +204,10 @@ class Runner:
     def collect(self, lease: StepLease) -> list[SpanResult]: ...
     def commit(self, lease: StepLease) -> None: ...
     def set_stage_hook(self, hook: Callable[[str], None] | None) -> None:
-        """Called at the start of each stage (reserve, propose, layout, score, choose, accept, commit); an
-        exception it raises takes the path of a failure in that stage."""  # noqa: E501
+        """Called at the start of each stage (reserve, propose, score, choose, accept, commit).
+
+        An exception it raises takes the path of a failure in that stage.
+        """
     def set_capture(self, layer_ids: Sequence[int]) -> None: ...
     def captured(self) -> list[list[float]]:
         """Features of the last step's rows: concatenated outputs of the captured layers."""
