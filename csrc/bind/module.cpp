@@ -97,7 +97,14 @@ SequenceParams make_sequence_params(double temperature, int top_k, double top_p,
   return params;
 }
 
-RunnerConfig make_runner_config(const TargetConfig& target, const std::string& dtype, int page_size,
+Device parse_device(const std::string& name) {
+  if (name == "cpu") return Device::kCpu;
+  if (name == "cuda") return Device::kCuda;
+  detail::fail<ArgumentError>("device must be cpu or cuda, got ", name);
+}
+
+RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
+                                const std::string& dtype, int page_size,
                                 int max_num_seqs, int max_model_len, int max_num_batched_tokens,
                                 int max_num_logits_rows, int num_threads,
                                 int num_speculative_tokens, const std::string& method,
@@ -106,6 +113,7 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
                                 const std::string& cache_key) {
   RunnerConfig config;
   config.target = target;
+  config.device = parse_device(device);
   config.dtype = parse_dtype(dtype);
   config.page_size = page_size;
   config.max_num_seqs = max_num_seqs;
@@ -125,7 +133,7 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
   return config;
 }
 
-py::list rows_of(std::span<const float> values, size_t width) {
+py::list rows_of(const std::vector<float>& values, size_t width) {
   py::list rows;
   for (size_t at = 0; width > 0 && at + width <= values.size(); at += width) {
     rows.append(
@@ -135,18 +143,10 @@ py::list rows_of(std::span<const float> values, size_t width) {
   return rows;
 }
 
-py::list captured_rows(const Runner& runner) {
-  const size_t width =
-      runner.capture_layers().size() * static_cast<size_t>(runner.config().target.hidden_size);
-  const size_t count = width * static_cast<size_t>(runner.num_captured_rows());
-  std::vector<float> values(count);
-  if (runner.config().dtype == DType::kF32) {
-    std::memcpy(values.data(), runner.captured().data(), count * sizeof(float));
-  } else {
-    const auto* source = reinterpret_cast<const uint16_t*>(runner.captured().data());
-    for (size_t i = 0; i < count; ++i) values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
-  }
-  return rows_of(values, width);
+py::list captured_rows(Runner& runner) {
+  return rows_of(runner.backend().last_features(),
+                 runner.backend().capture_layers().size() *
+                     static_cast<size_t>(runner.config().target.hidden_size));
 }
 
 const char* finish_name(FinishReason reason) {
@@ -172,7 +172,7 @@ void load_tensor(Runner& runner, const std::string& name, const py::buffer& data
     ~Release() { PyBuffer_Release(view); }
   } release{&view};
   py::gil_scoped_release nogil;
-  runner.target().load_tensor(name, view.buf, static_cast<size_t>(view.len),
+  runner.target().weights().load(name, view.buf, static_cast<size_t>(view.len),
                               dtype == "F32" ? DType::kF32 : DType::kBF16);
 }
 
@@ -193,7 +193,7 @@ void bind_values(py::module_& m) {
            py::arg("vocab_size"), py::arg("rms_norm_eps"), py::arg("tie_word_embeddings"),
            py::arg("inv_freq"), py::arg("rope_scale"));
   py::class_<RunnerConfig>(m, "RunnerConfig")
-      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("dtype"),
+      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"), py::arg("dtype"),
            py::arg("page_size"), py::arg("max_num_seqs"), py::arg("max_model_len"),
            py::arg("max_num_batched_tokens"), py::arg("max_num_logits_rows"),
            py::arg("num_threads"), py::arg("num_speculative_tokens"), py::arg("method"),
@@ -258,13 +258,14 @@ void bind_runner(py::module_& m) {
       .def("expected_tensors",
            [](Runner& runner) {
              std::vector<std::pair<std::string, std::vector<int64_t>>> tensors;
-             for (const TensorSpec& spec : runner.target().expected_tensors()) {
+             for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
                tensors.emplace_back(spec.name, spec.shape);
              }
              return tensors;
            })
       .def("load_tensor", &load_tensor, py::arg("name"), py::arg("data"), py::arg("dtype"))
-      .def("finish_loading", [](Runner& runner) { runner.target().finish_loading(); })
+      .def("finish_loading", &Runner::finish_loading, Nogil())
+      .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
       .def(
           "measure_step_times",
           [](Runner& runner, double budget_s) {
@@ -322,7 +323,7 @@ void bind_runner(py::module_& m) {
           },
           py::arg("spans"), py::keep_alive<0, 1>())
       .def("launch", &Runner::launch, py::arg("lease"), Nogil())
-      .def("collect", &Runner::collect, py::arg("lease"), py::return_value_policy::copy)
+      .def("collect", &Runner::collect, py::arg("lease"), py::return_value_policy::copy, Nogil())
       .def("commit", &Runner::commit, py::arg("lease"))
       .def(
           "set_stage_hook",
@@ -338,8 +339,8 @@ void bind_runner(py::module_& m) {
       .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
       .def("captured", &captured_rows)
       .def("last_logits",
-           [](const Runner& runner) {
-             return rows_of(runner.last_logits(),
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_logits(),
                             static_cast<size_t>(runner.config().target.vocab_size));
            })
       .def_property_readonly("stats", &Runner::stats, py::return_value_policy::copy)
@@ -368,4 +369,11 @@ PYBIND11_MODULE(_C, m) {
   openspec::bind_runner(m);
   m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
   m.def("drafter_names", &openspec::drafter_names);
+  m.def("has_cuda", [] { return openspec::device::why_unusable().empty(); });
+  m.def("why_no_cuda", &openspec::device::why_unusable);
+  m.def("cuda_device_name", &openspec::device::name);
+  m.def("cuda_memory", [] {
+    const auto memory = openspec::device::memory();
+    return std::make_pair(memory.free_bytes, memory.total_bytes);
+  });
 }

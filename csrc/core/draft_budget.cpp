@@ -15,7 +15,8 @@ void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
   tried_ = kDecay * tried_ + std::min(num_accepted + 1, num_drafted);
 }
 
-StepTimes::StepTimes(std::vector<std::pair<int, double>> points) : points_(std::move(points)) {
+StepTimes::StepTimes(std::vector<std::pair<int, double>> points, bool has_sizes)
+    : points_(std::move(points)), has_sizes_(has_sizes) {
   for (size_t i = 1; i < points_.size(); ++i) {
     OPENSPEC_CHECK_ARG(points_[i].first > points_[i - 1].first, "row counts must rise");
     // More rows never take less time; a smaller reading is noise.
@@ -29,6 +30,7 @@ double StepTimes::seconds(double num_rows) const {
   auto right = std::find_if(points_.begin(), points_.end(),
                             [&](const auto& point) { return point.first >= num_rows; });
   if (right == points_.end()) --right;
+  if (has_sizes_ && num_rows <= right->first) return right->second;
   const auto left = right - 1;
   const double slope = (right->second - left->second) / (right->first - left->first);
   return left->second + slope * (num_rows - left->first);
@@ -42,7 +44,7 @@ std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_ro
   };
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < offers.size(); ++i) {
-    double survival = 1.0;
+    double survival = offers[i].availability;
     for (int depth = 0; depth < offers[i].num_drafts; ++depth) {
       survival *= offers[i].ratio;
       candidates.push_back({survival, i});

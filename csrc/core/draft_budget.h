@@ -28,12 +28,13 @@ class AcceptanceEstimate {
 };
 
 /// Seconds of a step by its number of rows, measured on this machine; between the measured points a
-/// straight line, past the last one the slope of the last two.
+/// straight line, past the last one the slope of the last two. Where steps come in sizes, a count
+/// between two of them takes the time of the larger.
 class StepTimes {
  public:
   StepTimes() = default;
   /// `points` are (rows, seconds) with rising rows. Times are made non-decreasing.
-  explicit StepTimes(std::vector<std::pair<int, double>> points);
+  explicit StepTimes(std::vector<std::pair<int, double>> points, bool has_sizes = false);
 
   bool empty() const { return points_.empty(); }
   double seconds(double num_rows) const;
@@ -41,12 +42,14 @@ class StepTimes {
 
  private:
   std::vector<std::pair<int, double>> points_;
+  bool has_sizes_ = false;
 };
 
 /// A chain of drafts on offer.
 struct DraftOffer {
   int num_drafts = 0;
   double ratio = 0.0;  // conditional acceptance of each draft
+  double availability = 1.0;  // probability that they come at all
 };
 
 /// How many drafts of each offer to verify so that expected tokens per second are highest.

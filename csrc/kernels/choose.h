@@ -83,4 +83,11 @@ struct ChooseParams {
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
 void choose_cpu(const ExecContext& exec, const ChooseParams& params);
 
+#ifdef OPENSPEC_CUDA
+/// The same result, bit for bit. Samples whose sample_row is -1 are padding: nothing is written for
+/// them. Log-probabilities go to pinned host memory or to the device.
+size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size);
+int choose_cuda(const ChooseParams& params, void* stream);
+#endif
+
 }  // namespace openspec

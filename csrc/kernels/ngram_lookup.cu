@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/launch.cuh"
 #include "kernels/ngram_lookup.h"
 
 namespace openspec {
@@ -40,6 +41,8 @@ __device__ uint64_t block_max(uint64_t key) {
 /// the prefix function of the reference this does O(ngram_max) work where much matches, but all
 /// positions at once; ngram_max is small.
 __global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
   const int item = blockIdx.x;
   const int slot = params.seq[item];
   const int num_tokens = params.num_tokens[slot];
@@ -95,8 +98,7 @@ __global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParam
 
 int ngram_lookup_cuda(const NgramLookupParams& params, void* stream) {
   if (params.num_seqs == 0) return cudaSuccess;
-  ngram_lookup_kernel<<<params.num_seqs, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  return cuda::launch(ngram_lookup_kernel, params.num_seqs, kThreads, 0, stream, params);
 }
 
 }  // namespace openspec

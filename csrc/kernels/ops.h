@@ -1,36 +1,49 @@
 #pragma once
 
 #include "kernels/choose.h"
+#include "kernels/device.h"
 #include "kernels/embedding.h"
+#include "kernels/gather_rows.h"
 #include "kernels/linear.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/span_attention.h"
 
 /// The ops of a forward pass by name, so that a model is written without naming a device; here is
-/// the one place to choose between implementations. Today there is the CPU's.
+/// the one place that chooses between implementations.
 namespace openspec::ops {
 
-inline void embedding(const ExecContext& exec, const EmbeddingParams& params) {
-  embedding_cpu(exec, params);
+#ifdef OPENSPEC_CUDA
+#define OPENSPEC_ON_CUDA(op) device::check(op(params, exec.stream), #op)
+#else
+#define OPENSPEC_ON_CUDA(op) (void)params, device::check(-1, #op)
+#endif
+
+/// op(exec, params): `op_cuda` on CUDA, else `op_cpu`.
+#define OPENSPEC_DEFINE_OP(op, Params)                                \
+  inline void op(const ExecContext& exec, const Params& params) {     \
+    if (exec.device == Device::kCuda) {                               \
+      OPENSPEC_ON_CUDA(op##_cuda);                                    \
+    } else {                                                          \
+      op##_cpu(exec, params);                                         \
+    }                                                                 \
+  }
+
+OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)
+OPENSPEC_DEFINE_OP(rms_norm, RmsNormParams)
+OPENSPEC_DEFINE_OP(linear, LinearParams)
+OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)
+OPENSPEC_DEFINE_OP(rope_append, RopeAppendParams)
+OPENSPEC_DEFINE_OP(span_attention, SpanAttentionParams)
+OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
+OPENSPEC_DEFINE_OP(choose, ChooseParams)
+
+/// Once per step, before the first layer's attention.
+inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
+  if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);
 }
-inline void rms_norm(const ExecContext& exec, const RmsNormParams& params) {
-  rms_norm_cpu(exec, params);
-}
-inline void linear(const ExecContext& exec, const LinearParams& params) {
-  linear_cpu(exec, params);
-}
-inline void rope_angles(const ExecContext& exec, const RopeAnglesParams& params) {
-  rope_angles_cpu(exec, params);
-}
-inline void rope_append(const ExecContext& exec, const RopeAppendParams& params) {
-  rope_append_cpu(exec, params);
-}
-inline void span_attention(const ExecContext& exec, const SpanAttentionParams& params) {
-  span_attention_cpu(exec, params);
-}
-inline void choose(const ExecContext& exec, const ChooseParams& params) {
-  choose_cpu(exec, params);
-}
+
+#undef OPENSPEC_DEFINE_OP
+#undef OPENSPEC_ON_CUDA
 
 }  // namespace openspec::ops

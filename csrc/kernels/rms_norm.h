@@ -9,9 +9,12 @@ namespace openspec {
 ///
 /// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
 /// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
+/// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
   void* residual = nullptr;       // [num_rows, width] dtype, updated in place when delta is given
   const void* delta = nullptr;    // [num_rows, width] dtype, or null
+  const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
+  int num_partials = 0;
   const float* weight = nullptr;  // [width]
   void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
   int num_rows = 0;
@@ -21,5 +24,9 @@ struct RmsNormParams {
 };
 
 void rms_norm_cpu(const ExecContext& exec, const RmsNormParams& params);
+#ifdef OPENSPEC_CUDA
+/// Returns a cudaError_t, as every op below its CPU form does.
+int rms_norm_cuda(const RmsNormParams& params, void* stream);
+#endif
 
 }  // namespace openspec

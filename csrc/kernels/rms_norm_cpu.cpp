@@ -7,6 +7,14 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
+// Element `at` of delta that comes as partials, before rounding.
+OPENSPEC_INLINE float sum_partials(const RmsNormParams& params, int64_t at) {
+  const int64_t stride = static_cast<int64_t>(params.num_rows) * params.width;
+  float sum = params.delta_partials[at];
+  for (int64_t i = 1; i < params.num_partials; ++i) sum += params.delta_partials[i * stride + at];
+  return sum;
+}
+
 void norm_row_f32(const RmsNormParams& params, int64_t row) {
   const int64_t width = params.width;
   float* residual = static_cast<float*>(params.residual) + row * width;
@@ -14,6 +22,8 @@ void norm_row_f32(const RmsNormParams& params, int64_t row) {
   if (params.delta != nullptr) {
     const float* delta = static_cast<const float*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) residual[i] += delta[i];
+  } else if (params.delta_partials != nullptr) {
+    for (int64_t i = 0; i < width; ++i) residual[i] += sum_partials(params, row * width + i);
   }
   const float scale = inverse_rms(residual, width, params.eps);
   for (int64_t i = 0; i < width; ++i) out[i] = residual[i] * scale * params.weight[i];
@@ -28,6 +38,11 @@ void norm_row_bf16(const RmsNormParams& params, int64_t row) {
     const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) {
       residual[i] = float_to_bf16(bf16_to_float(residual[i]) + bf16_to_float(delta[i]));
+    }
+  } else if (params.delta_partials != nullptr) {
+    for (int64_t i = 0; i < width; ++i) {
+      const float delta = round_to_bf16(sum_partials(params, row * width + i));
+      residual[i] = float_to_bf16(bf16_to_float(residual[i]) + delta);
     }
   }
   SquareSum sum;

@@ -17,6 +17,9 @@ struct RopeAnglesParams {
 };
 
 void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params);
+#ifdef OPENSPEC_CUDA
+int rope_angles_cuda(const RopeAnglesParams& params, void* stream);
+#endif
 
 /// Per row: RMS norm of every q and k head over head_dim (weights shared by the heads; null skips
 /// the norm), half-rotation RoPE on q and k, then K and V are written to their KV slot.
@@ -36,5 +39,8 @@ struct RopeAppendParams {
 };
 
 void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params);
+#ifdef OPENSPEC_CUDA
+int rope_append_cuda(const RopeAppendParams& params, void* stream);
+#endif
 
 }  // namespace openspec

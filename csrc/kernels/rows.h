@@ -10,12 +10,17 @@ namespace openspec {
 /// (a prefill chunk, or the last committed token) followed by draft tokens. A row sees the
 /// committed prefix [0, span_kv_len) and its own ancestors inside the span. All arrays are on the
 /// device that runs the step, so that a captured graph stays right as lengths change.
+///
+/// On CUDA `num_rows` and `num_spans` are what the arrays and the captured graph have room for. Rows
+/// from span_begin[num_spans] on are padding: token 0, position 0, span -1, parent -1, kv_slot -1;
+/// ops may compute anything finite or not for them but touch no KV. Spans behind the last real one
+/// are empty (span_begin[s] == span_begin[s + 1], kv_len 0, seq 0).
 struct RowBatch {
   int num_rows = 0;
   int num_spans = 0;
   const int32_t* row_token = nullptr;     // [num_rows] token id fed to the embedding
   const int32_t* row_position = nullptr;  // [num_rows] kv_len + depth of the row in its span
-  const int32_t* row_span = nullptr;      // [num_rows] index of the span
+  const int32_t* row_span = nullptr;      // [num_rows] index of the span; -1: padding
   const int32_t* row_parent = nullptr;  // [num_rows] row this one follows; -1: the committed prefix
   const int64_t* row_kv_slot = nullptr;  // [num_rows] page * page_size + offset; -1: write no KV
   const int32_t* span_begin = nullptr;   // [num_spans + 1] first row of each span

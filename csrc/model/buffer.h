@@ -10,40 +10,76 @@
 #include <memory>
 #include <new>
 
+#include "kernels/device.h"
+
 namespace openspec {
 
-/// Host memory aligned for vector loads. Large buffers are touched by the operating system only
+enum class Memory : uint8_t { kHost, kPinned, kDevice };
+
+namespace detail {
+struct FreeMemory {
+  Memory memory = Memory::kHost;
+  void operator()(std::byte* data) const {
+    if (memory == Memory::kDevice) {
+      device::release(data);
+    } else if (memory == Memory::kPinned) {
+      device::release_pinned(data);
+    } else {
+      std::free(data);
+    }
+  }
+};
+}  // namespace detail
+
+/// Memory aligned for vector loads. Large host buffers are touched by the operating system only
 /// where they are used, so a pool sized for the worst case costs nothing while idle; they ask for
 /// huge pages, since a decode step walks through all weights and would miss the TLB at every small
-/// page.
+/// page. Device buffers are taken in full at once: nothing can run out of memory later.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes) : bytes_(bytes) {
+  explicit Buffer(size_t bytes, Memory memory = Memory::kHost)
+      : data_(nullptr, detail::FreeMemory{memory}), bytes_(bytes) {
     if (bytes == 0) return;
-    constexpr size_t kHugePage = size_t{2} << 20;
-    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
-    if (!data_) throw std::bad_alloc();
-#ifdef __linux__
-    // A wish: where it is not granted, small pages serve as well.
-    if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
-#endif
+    if (memory == Memory::kDevice) {
+      data_.reset(static_cast<std::byte*>(device::allocate(bytes)));
+    } else if (memory == Memory::kPinned) {
+      data_.reset(static_cast<std::byte*>(device::allocate_pinned(bytes)));
+    } else {
+      data_.reset(allocate_host(bytes));
+    }
   }
 
   size_t bytes() const { return bytes_; }
   void* data() { return data_.get(); }
   const void* data() const { return data_.get(); }
-  float* floats() { return reinterpret_cast<float*>(data_.get()); }
-  const float* floats() const { return reinterpret_cast<const float*>(data_.get()); }
+  template <typename T>
+  T* as() {
+    return reinterpret_cast<T*>(data_.get());
+  }
+  template <typename T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_.get());
+  }
+  float* floats() { return as<float>(); }
+  const float* floats() const { return as<float>(); }
   std::byte* at(size_t offset) { return data_.get() + offset; }
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  static std::byte* allocate_host(size_t bytes) {
+    constexpr size_t kHugePage = size_t{2} << 20;
+    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    auto* data = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
+    if (data == nullptr) throw std::bad_alloc();
+#ifdef __linux__
+    // A wish: where it is not granted, small pages serve as well.
+    if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);
+#endif
+    return data;
+  }
+
+  std::unique_ptr<std::byte, detail::FreeMemory> data_;
   size_t bytes_ = 0;
 };
 

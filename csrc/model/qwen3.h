@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +8,7 @@
 #include "kernels/linear.h"
 #include "kernels/rows.h"
 #include "model/buffer.h"
+#include "model/weights.h"
 
 namespace openspec {
 
@@ -32,27 +31,24 @@ struct TargetConfig {
   void validate() const;
 };
 
-/// A tensor that a checkpoint must hold.
-struct TensorSpec {
-  std::string name;
-  std::vector<int64_t> shape;
+/// The most that one forward pass has to hold.
+struct ForwardLimits {
+  int max_rows = 1;
+  int max_spans = 1;
+  int max_logits_rows = 1;  // at a time
+  int max_tokens = 1;       // of one sequence, drafts included
 };
 
 /// Qwen3 decoder: weights and one forward pass over ragged rows.
 class Qwen3 {
  public:
-  /// Room for `max_rows` rows a pass and `max_logits_rows` rows of logits at a time.
-  Qwen3(const TargetConfig& config, DType dtype, int max_rows, int max_logits_rows,
-        int max_model_len, int num_threads);
+  /// `num_threads`: of the CPU ops.
+  Qwen3(const TargetConfig& config, DType dtype, Device device, const ForwardLimits& limits,
+        int num_threads);
 
   const TargetConfig& config() const { return config_; }
-
-  /// Every tensor of the checkpoint, each to be given once to load_tensor.
-  std::vector<TensorSpec> expected_tensors() const;
-  /// Packs `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
-  void load_tensor(const std::string& name, const void* data, size_t bytes, DType dtype);
-  /// Throws ArgumentError naming a tensor that was not given.
-  void finish_loading() const;
+  Weights& weights() { return weights_; }
+  const Weights& weights() const { return weights_; }
 
   /// Runs all layers over `rows`, writing K and V to `kv[layer]`. Afterwards `logits` may be asked
   /// for any of the rows. `capture_layers` (rising) names layers whose output, the residual stream
@@ -62,50 +58,40 @@ class Qwen3 {
                const std::vector<KvLayerView>& kv, const std::vector<int>& capture_layers,
                void* captured);
 
-  /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32.
+  /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
+  /// lies on the device; what stands at a row of -1 is left undefined.
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
 
   /// Bytes of packed weights and of the forward pass's scratch, known before anything is allocated.
-  static size_t weight_bytes(const TargetConfig& config, DType weights);
-  static size_t scratch_bytes(const TargetConfig& config, DType dtype, int max_rows,
-                              int max_logits_rows, int max_model_len, int num_threads);
+  static size_t weight_bytes(const TargetConfig& config, Device device);
+  static size_t scratch_bytes(const TargetConfig& config, DType dtype, Device device,
+                              const ForwardLimits& limits, int num_threads);
 
  private:
   struct Layer {
     PackedLinear qkv, o, gate_up, down;
     const float *input_norm, *post_norm, *q_norm, *k_norm;
   };
-  /// Where the rows of one checkpoint tensor go.
-  struct Destination {
-    std::vector<int64_t> shape;
-    std::function<void(const void* data, DType dtype)> store;
-    bool loaded = false;
-  };
   struct Scratch {
     size_t residual, normed, qkv, q, attended, delta, activated, gathered, cos_sin, linear,
-        attention, total;
+        attention, partials, total;
   };
 
-  static Scratch plan_scratch(const TargetConfig& config, DType dtype, int max_rows,
-                              int max_logits_rows, int max_model_len, int num_threads);
-  void plan_weights();
-  PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
-                          const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue);
-  void* take_weights(size_t bytes);
-  const float* add_norm(const std::string& name, int width);
+  static Scratch plan_scratch(const TargetConfig& config, DType dtype, Device device,
+                              const ForwardLimits& limits, int num_threads);
+  void add_weights();
   void apply(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
              int num_rows, DType out_dtype);
 
   TargetConfig config_;
   DType dtype_;
-  int max_rows_, max_logits_rows_, max_model_len_;
+  Device device_;
+  ForwardLimits limits_;
+  Weights weights_;
   std::vector<Layer> layers_;
   PackedLinear head_;
   const float* final_norm_ = nullptr;
-  Buffer weights_;  // all of them, in the order of use
-  size_t num_weight_bytes_ = 0;
-  void* embedding_ = nullptr;
-  std::map<std::string, Destination> destinations_;
+  const void* embedding_ = nullptr;
   Buffer inv_freq_;
   Scratch at_;
   Buffer scratch_;

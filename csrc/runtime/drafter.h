@@ -9,6 +9,7 @@
 
 #include "core/row_layout.h"
 #include "kernels/exec.h"
+#include "kernels/step_rows.h"
 #include "runtime/sequence_table.h"
 
 namespace openspec {
@@ -34,6 +35,16 @@ struct ProposeRequest {
   int num_wanted = 0;
 };
 
+/// Where a drafter on the device finds what is wanted and puts its proposals; all device memory.
+struct DeviceDrafts {
+  const int32_t* seq = nullptr;         // [num_seqs] slots
+  const int32_t* num_wanted = nullptr;  // [num_seqs] drafts wanted, at most max_drafts; 0: none
+  int num_seqs = 0;                     // room: entries behind the last sequence want nothing
+  int max_drafts = 0;
+  int32_t* drafts = nullptr;      // out [num_seqs, max_drafts], chains
+  int32_t* num_drafts = nullptr;  // out [num_seqs]
+};
+
 /// Rows of one sequence that were committed by a step, for drafters that learn from them.
 struct CommittedRows {
   int slot = 0;
@@ -53,6 +64,12 @@ class Drafter {
   /// known tokens. `drafts` come empty.
   virtual void propose(const ExecContext& exec, const SequenceTable& table,
                        std::span<const ProposeRequest> requests, std::span<Draft> drafts) = 0;
+  /// Whether it can propose inside a device step, by propose_on_device; else a device step waits for
+  /// the host to propose.
+  virtual bool proposes_on_device() const { return false; }
+  /// Enqueues the proposals. What it launches may be captured in a graph, so lengths come from
+  /// `table`, on the device.
+  virtual void propose_on_device(const ExecContext&, const DeviceTable&, const DeviceDrafts&) {}
   /// Told of every committed row, prompt rows included, before the next propose.
   virtual void observe(std::span<const CommittedRows>) {}
 };
@@ -61,6 +78,7 @@ using DrafterOption = std::variant<bool, int64_t, double, std::string>;
 
 /// What a drafter is built from.
 struct DrafterConfig {
+  Device device = Device::kCpu;
   int num_speculative_tokens = 0;
   int max_num_seqs = 0;
   int max_model_len = 0;

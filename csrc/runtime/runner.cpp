@@ -4,6 +4,8 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "runtime/device_step.h"
+#include "runtime/host_step.h"
 
 namespace openspec {
 
@@ -14,9 +16,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// Longer gaps are idleness, not the host's share of a step.
-constexpr double kLongestHostGap = 0.02;
 
 std::vector<KvLayerSpec> kv_layers_of(const RunnerConfig& config, const DrafterNeeds& needs) {
   std::vector<KvLayerSpec> layers(static_cast<size_t>(config.target.num_layers),
@@ -31,9 +30,15 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
          dtype_bytes(config.dtype);
 }
 
+// Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
+int num_lookahead(const RunnerConfig& config) {
+  const int num_steps = config.device == Device::kCuda ? 2 : 1;
+  return num_steps * (1 + config.num_speculative_tokens);
+}
+
 // The target's context plus the rows that a step may lay beyond it.
 int longest_context(const RunnerConfig& config) {
-  return config.max_model_len + config.num_speculative_tokens;
+  return config.max_model_len + num_lookahead(config);
 }
 
 }  // namespace
@@ -52,27 +57,32 @@ void RunnerConfig::validate() const {
 }
 
 DrafterConfig RunnerConfig::drafter() const {
-  return {.num_speculative_tokens = num_speculative_tokens,
+  return {.device = device,
+          .num_speculative_tokens = num_speculative_tokens,
           .max_num_seqs = max_num_seqs,
           .max_model_len = max_model_len,
           .vocab_size = target.vocab_size,
           .options = method_options};
 }
 
+ForwardLimits RunnerConfig::limits() const {
+  return {.max_rows = max_num_batched_tokens,
+          .max_spans = max_num_seqs,
+          .max_logits_rows = max_num_logits_rows,
+          .max_tokens = longest_context(*this)};
+}
+
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
   MemoryPlan plan;
-  plan.weight_bytes = Qwen3::weight_bytes(config.target, DType::kBF16);
-  plan.scratch_bytes =
-      Qwen3::scratch_bytes(config.target, config.dtype, config.max_num_batched_tokens,
-                           config.max_num_logits_rows, longest_context(config),
-                           config.num_threads) +
-      sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
-          static_cast<size_t>(config.target.vocab_size) +
-      choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size);
+  plan.weight_bytes = Qwen3::weight_bytes(config.target, config.device);
+  plan.scratch_bytes = Qwen3::scratch_bytes(config.target, config.dtype, config.device,
+                                            config.limits(), config.num_threads) +
+                       (config.device == Device::kCuda ? DeviceStep::scratch_bytes(config)
+                                                       : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
-                                                config.page_size, config.num_speculative_tokens);
+                                                config.page_size, num_lookahead(config));
   plan.draft_fixed_bytes = needs.fixed_bytes;
   for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
     plan.page_bytes += kv_page_bytes(config, layer);
@@ -82,29 +92,47 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
 
 Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter)
     : config_((config.validate(), config)),
-      threads_(config.num_threads),
-      exec_{.pool = &threads_},
       hasher_(config.cache_key),
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
-      target_(config.target, config.dtype, config.max_num_batched_tokens,
-              config.max_num_logits_rows, longest_context(config), config.num_threads),
+      target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
       pool_(num_pages),
       table_(config.max_num_seqs, config.max_model_len, config.page_size,
-             config.num_speculative_tokens) {
+             num_lookahead(config),
+             config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
+  const bool is_cuda = config_.device == Device::kCuda;
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
-    kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages));
+    kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
+                             is_cuda ? Memory::kDevice : Memory::kHost);
     kv_layers_.push_back(
         {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
   }
-  logits_ = Buffer(sizeof(float) * static_cast<size_t>(config_.max_num_logits_rows) *
-                   static_cast<size_t>(config_.target.vocab_size));
-  choose_workspace_ =
-      Buffer(choose_workspace_bytes_cpu(config_.num_threads, config_.target.vocab_size));
+  StepContext context{.config = config_,
+                      .table = table_,
+                      .target = target_,
+                      .drafter = *drafter_,
+                      .kv_layers = kv_layers_,
+                      .enter = [this](const char* stage) { enter(stage); },
+                      .report_drafter_failure =
+                          [this](const std::exception& error) {
+                            // A drafter can cost a step its drafts, never its tokens.
+                            ++stats_.num_drafter_failures;
+                            stats_.last_drafter_failure = error.what();
+                          }};
+  if (is_cuda) {
+    backend_ = std::make_unique<DeviceStep>(std::move(context));
+  } else {
+    backend_ = std::make_unique<HostStep>(std::move(context));
+  }
   set_capture(drafter_->needs().capture_layers);
 }
 
 Runner::~Runner() {
   for (int slot : table_.slots_in_use()) remove_sequence(slot);
+}
+
+void Runner::finish_loading() {
+  target_.weights().finish_loading();
+  backend_->prepare();
 }
 
 void Runner::set_capture(std::vector<int> layers) {
@@ -113,9 +141,7 @@ void Runner::set_capture(std::vector<int> layers) {
                        " is outside the model's ", config_.target.num_layers);
   }
   OPENSPEC_CHECK_ARG(std::is_sorted(layers.begin(), layers.end()), "layers must rise");
-  capture_layers_ = std::move(layers);
-  captured_.resize(static_cast<size_t>(config_.max_num_batched_tokens) * capture_layers_.size() *
-                   static_cast<size_t>(config_.target.hidden_size) * dtype_bytes(config_.dtype));
+  backend_->set_capture(std::move(layers));
 }
 
 // --- Sequences ---------------------------------------------------------------------------------
@@ -132,6 +158,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
     attach_prefix(slot);
   }
+  backend_->add_sequence(slot);
   return slot;
 }
 
@@ -167,19 +194,26 @@ void Runner::remove_sequence(int slot) {
 
 int Runner::num_pages_needed(int slot, int num_rows) const {
   table_.check_slot(slot);
-  return std::max(0, table_.pages_for(table_.kv_len(slot) + num_rows) - table_.num_pages(slot));
+  const SequenceTable::InFlight& in_flight = table_.in_flight(slot);
+  return std::max(0, table_.pages_for(table_.kv_len(slot) + in_flight.num_rows + num_rows) -
+                         table_.num_pages(slot) - in_flight.num_pages);
 }
 
 void Runner::check_integrity() const {
+  backend_->synchronize();
   std::vector<PageId> holders;
   for (int slot : table_.slots_in_use()) {
     const std::span<const PageId> pages = table_.pages(slot);
     holders.insert(holders.end(), pages.begin(), pages.end());
     OPENSPEC_CHECK(table_.kv_len(slot) < table_.num_tokens(slot), "slot ", slot, " has KV for ",
                    table_.kv_len(slot), " of ", table_.num_tokens(slot), " tokens");
-    OPENSPEC_CHECK(table_.num_pages(slot) == table_.pages_for(table_.kv_len(slot)), "slot ", slot,
-                   " holds ", table_.num_pages(slot), " pages for ", table_.kv_len(slot),
-                   " tokens");
+    // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
+    const int num_needed = table_.pages_for(table_.kv_len(slot));
+    const bool keeps_more = backend_->num_steps_ahead() > 0;
+    OPENSPEC_CHECK(table_.num_pages(slot) == num_needed ||
+                       (keeps_more && table_.num_pages(slot) > num_needed),
+                   "slot ", slot, " holds ", table_.num_pages(slot), " pages for ",
+                   table_.kv_len(slot), " tokens");
   }
   pool_.check_integrity(holders);
 }
@@ -188,316 +222,117 @@ void Runner::check_integrity() const {
 
 std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests) {
   enter("reserve");
-  if (last_commit_) {
-    const double gap = seconds_since(*last_commit_);
-    if (gap < kLongestHostGap) host_seconds_ += 0.1 * (gap - host_seconds_);
-  }
   OPENSPEC_CHECK_ARG(!requests.empty(), "a step needs at least one span");
   auto lease = std::make_unique<StepLease>();
-  int num_rows = 0;
+  lease->on_abandon = [this](StepLease& abandoned) { abandon(abandoned); };
   for (const SpanRequest& request : requests) {
     table_.check_slot(request.slot);
-    const int kv_len = table_.kv_len(request.slot), num_tokens = table_.num_tokens(request.slot);
-    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && kv_len + request.num_new_tokens <= num_tokens,
-                       "slot ", request.slot, " has ", num_tokens - kv_len,
+    SequenceTable::InFlight& in_flight = table_.in_flight(request.slot);
+    const int begin = table_.kv_len(request.slot) + in_flight.num_new_tokens;
+    const int num_tokens = table_.num_tokens(request.slot);
+    // Behind a step in flight that chooses a token, that token is the one to compute.
+    const int num_known = std::max(num_tokens, in_flight.num_new_tokens > 0 ? begin + 1 : 0);
+    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && begin + request.num_new_tokens <= num_known,
+                       "slot ", request.slot, " has ", num_known - begin,
                        " tokens to compute, asked for ", request.num_new_tokens);
-    const bool is_sampled = kv_len + request.num_new_tokens == num_tokens;
+    const bool is_sampled = begin + request.num_new_tokens >= num_tokens;
     const int max_drafts =
         is_sampled ? std::min(request.max_drafts, config_.num_speculative_tokens) : 0;
-    const int needed = num_pages_needed(request.slot, request.num_new_tokens + max_drafts);
+    const int num_rows = request.num_new_tokens + max_drafts;
+    const int needed = num_pages_needed(request.slot, num_rows);
     PageLease pages(pool_, needed);
     if (!pages.ok()) {
       detail::fail<OutOfPages>("slot ", request.slot, " needs ", needed, " pages, ",
                                pool_.num_available(), " are free");
     }
-    // Entries past num_pages are the step's own until commit.
-    const auto row =
-        table_.page_row(request.slot).subspan(static_cast<size_t>(table_.num_pages(request.slot)));
+    // Entries past num_pages are the leases' own until commit.
+    const auto row = table_.page_row(request.slot)
+                         .subspan(static_cast<size_t>(table_.num_pages(request.slot) +
+                                                      in_flight.num_pages));
     std::copy(pages.pages().begin(), pages.pages().end(), row.begin());
+    in_flight.num_new_tokens += request.num_new_tokens;
+    in_flight.num_rows += num_rows;
+    in_flight.num_pages += needed;
     lease->requests.push_back({request.slot, request.num_new_tokens, max_drafts});
+    lease->serials.push_back(table_.serial(request.slot));
+    lease->is_sampled.push_back(is_sampled);
     lease->pages.push_back(std::move(pages));
-    num_rows += request.num_new_tokens + max_drafts;
+    lease->num_rows += num_rows;
   }
-  OPENSPEC_CHECK_ARG(num_rows <= config_.max_num_batched_tokens, "a step of up to ", num_rows,
-                     " rows, at most ", config_.max_num_batched_tokens);
+  OPENSPEC_CHECK_ARG(lease->num_rows <= config_.max_num_batched_tokens, "a step of up to ",
+                     lease->num_rows, " rows, at most ", config_.max_num_batched_tokens);
   return lease;
+}
+
+bool Runner::is_current(const StepLease& lease, size_t index) const {
+  const int slot = lease.requests[index].slot;
+  return table_.is_in_use(slot) && table_.serial(slot) == lease.serials[index];
+}
+
+void Runner::abandon(StepLease& lease) {
+  const bool was_launched = lease.state == StepLease::State::kLaunched;
+  for (size_t i = 0; i < lease.serials.size(); ++i) {
+    if (!is_current(lease, i)) continue;
+    const SpanRequest& request = lease.requests[i];
+    SequenceTable::InFlight& in_flight = table_.in_flight(request.slot);
+    in_flight.num_new_tokens -= request.num_new_tokens;
+    in_flight.num_rows -= request.num_new_tokens + request.max_drafts;
+    in_flight.num_pages -= static_cast<int>(lease.pages[i].pages().size());
+    if (was_launched) backend_->restore_sequence(request.slot);
+  }
 }
 
 void Runner::launch(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kReserved, "a lease is launched once");
-  const auto start = Clock::now();
-  propose(lease);
-  score(lease);
-  choose(lease);
-  accept(lease);
+  step_begin_ = step_begin_.value_or(Clock::now());
+  // From here on the device may have changed lengths, even if launching fails half-way.
   lease.state = StepLease::State::kLaunched;
-  stats_.step_seconds += seconds_since(start);
+  backend_->launch(lease);
 }
 
 const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "collect follows launch");
+  enter("collect");
+  backend_->collect(lease);
+  if (step_begin_) stats_.step_seconds += seconds_since(*step_begin_);
+  step_begin_.reset();
   return lease.results;
 }
 
 void Runner::commit(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "commit follows launch");
+  OPENSPEC_CHECK(lease.results.size() == lease.requests.size(), "commit follows collect");
   enter("commit");
-  for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const Span& span = lease.spans[i];
-    const std::vector<int32_t>& chosen = lease.results[i].token_ids;
-    // The last chosen token has no KV yet; the drafts before it have.
-    const int num_kept_drafts = chosen.empty() ? 0 : static_cast<int>(chosen.size()) - 1;
-    const int kv_len = span.kv_len + span.num_new_tokens + num_kept_drafts;
-    const int num_pages = table_.pages_for(kv_len);
-    lease.pages[i].keep(num_pages - table_.num_pages(span.slot));
-    table_.commit(span.slot, chosen, kv_len, num_pages);
-    learn(lease, i);
-    if (config_.enable_prefix_caching) publish_pages(span.slot);
+  const bool keeps_more = backend_->num_steps_ahead() > 0;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    if (!is_current(lease, i)) continue;
+    const SpanRequest& request = lease.requests[i];
+    const SpanResult& result = lease.results[i];
+    const int slot = request.slot;
+    SequenceTable::InFlight& in_flight = table_.in_flight(slot);
+    in_flight.num_new_tokens -= request.num_new_tokens;
+    in_flight.num_rows -= request.num_new_tokens + request.max_drafts;
+    const int num_leased = static_cast<int>(lease.pages[i].pages().size());
+    in_flight.num_pages -= num_leased;
+    const int kv_len = table_.kv_len(slot) + result.num_computed;
+    const int num_kept =
+        keeps_more ? num_leased : table_.pages_for(kv_len) - table_.num_pages(slot);
+    lease.pages[i].keep(num_kept);
+    table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
+    if (request.max_drafts > 0 && !result.token_ids.empty()) learn(result);
+    if (config_.enable_prefix_caching) publish_pages(slot);
   }
-  show_committed(lease);
+  backend_->show_committed(lease);
   ++stats_.num_steps;
-  stats_.num_rows += lease.layout.num_rows();
+  stats_.num_rows += lease.num_rows;
+  lease.on_abandon = nullptr;
   lease.close();
-  last_commit_ = Clock::now();
 }
 
-// --- Stages ------------------------------------------------------------------------------------
-
-void Runner::propose(StepLease& lease) {
-  enter("propose");
-  offer_drafts(lease);
-  grant_drafts(lease);
-  lay_out(lease);
-}
-
-void Runner::offer_drafts(StepLease& lease) {
-  lease.offered.assign(lease.requests.size(), {});
-  std::vector<ProposeRequest> wanted;
-  std::vector<size_t> span_of;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    if (request.max_drafts == 0) continue;
-    wanted.push_back({request.slot, request.max_drafts});
-    span_of.push_back(i);
-  }
-  if (wanted.empty()) return;
-  std::vector<Draft> drafts(wanted.size());
-  try {
-    drafter_->propose(exec_, table_, wanted, drafts);
-  } catch (const std::exception& error) {
-    report_drafter_failure(error);
-    return;
-  }
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    Draft& draft = drafts[i];
-    // A draft that is no token, or does not follow the one before it, ends the chain: accepted KV
-    // must come to lie contiguously.
-    int num_valid = 0;
-    while (num_valid < std::min(draft.size(), wanted[i].num_wanted) &&
-           draft.tokens[static_cast<size_t>(num_valid)] >= 0 &&
-           draft.tokens[static_cast<size_t>(num_valid)] < config_.target.vocab_size &&
-           draft.parents[static_cast<size_t>(num_valid)] == num_valid - 1) {
-      ++num_valid;
-    }
-    draft.truncate(num_valid);
-    lease.offered[span_of[i]] = std::move(draft);
-  }
-}
-
-void Runner::grant_drafts(StepLease& lease) {
-  int num_rows = 0, num_sampled = 0;
-  std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    lease.spans.push_back({.slot = request.slot,
-                           .num_new_tokens = request.num_new_tokens,
-                           .kv_len = table_.kv_len(request.slot),
-                           .num_tokens = table_.num_tokens(request.slot),
-                           .draft = lease.offered[i]});
-    num_rows += request.num_new_tokens;
-    num_sampled += lease.spans.back().is_sampled();
-    offers.push_back({lease.offered[i].size(), table_.acceptance(request.slot).ratio()});
-  }
-  if (!config_.adaptive || step_times_.empty()) return;
-  const std::vector<int> counts = spend_row_budget(
-      offers, num_rows, num_sampled, config_.max_num_batched_tokens, step_times_, host_seconds_);
-  for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
-}
-
-void Runner::lay_out(StepLease& lease) {
-  lease.layout.clear();
-  for (const Span& span : lease.spans) {
-    const bool scores_prompt = table_.params(span.slot).num_prompt_logprobs >= 0;
-    lease.layout.append(
-        span, table_.tokens(span.slot), table_.page_row(span.slot), config_.page_size,
-        /*score_from=*/scores_prompt ? 0 : config_.max_model_len, table_.prompt_len(span.slot));
-  }
-}
-
-RowBatch Runner::row_batch(const RowLayout& layout) const {
-  return {.num_rows = layout.num_rows(),
-          .num_spans = static_cast<int>(layout.span_seq.size()),
-          .row_token = layout.token.data(),
-          .row_position = layout.position.data(),
-          .row_span = layout.span.data(),
-          .row_parent = layout.parent.data(),
-          .row_kv_slot = layout.kv_slot.data(),
-          .span_begin = layout.span_begin.data(),
-          .span_kv_len = layout.span_kv_len.data(),
-          .span_seq = layout.span_seq.data()};
-}
-
-void Runner::score(StepLease& lease) {
-  enter("score");
-  target_.forward(exec_, row_batch(lease.layout), table_.page_table(), kv_layers_, capture_layers_,
-                  captured_.data());
-  num_captured_rows_ = lease.layout.num_rows();
-}
-
-void Runner::choose(StepLease& lease) {
-  enter("choose");
-  const RowLayout& layout = lease.layout;
-  const size_t num_samples = layout.sample_row.size();
-  lease.chosen.resize(num_samples);
-  const bool wants_logprobs = std::any_of(lease.spans.begin(), lease.spans.end(), [&](auto& span) {
-    const SequenceParams& params = table_.params(span.slot);
-    return params.num_logprobs >= 0 || params.num_prompt_logprobs >= 0;
-  });
-  if (wants_logprobs) {
-    lease.logprob_ids.resize(num_samples * (1 + kMaxLogprobs));
-    lease.logprobs.resize(num_samples * (1 + kMaxLogprobs));
-    lease.ranks.resize(num_samples);
-  }
-  ChooseParams params{.rows = row_batch(layout),
-                      .logits = logits_.floats(),
-                      .vocab_size = config_.target.vocab_size,
-                      .sampling = table_.sampling_data(),
-                      .tokens = table_.token_data(),
-                      .tokens_stride = table_.tokens_stride(),
-                      .num_tokens = table_.num_tokens_data(),
-                      .prompt_len = table_.prompt_len_data(),
-                      .workspace = choose_workspace_.floats()};
-  const auto block = static_cast<size_t>(config_.max_num_logits_rows);
-  for (size_t first = 0; first < num_samples; first += block) {
-    const int count = static_cast<int>(std::min(block, num_samples - first));
-    target_.logits(exec_, &layout.sample_row[first], count, logits_.floats());
-    num_last_logits_ = count;
-    params.sample_row = &layout.sample_row[first];
-    params.score_token = &layout.score_token[first];
-    params.num_samples = count;
-    params.chosen = &lease.chosen[first];
-    if (wants_logprobs) {
-      params.logprob_ids = &lease.logprob_ids[first * (1 + kMaxLogprobs)];
-      params.logprobs = &lease.logprobs[first * (1 + kMaxLogprobs)];
-      params.ranks = &lease.ranks[first];
-    }
-    ops::choose(exec_, params);
-  }
-}
-
-void Runner::accept(StepLease& lease) {
-  enter("accept");
-  for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const int first = lease.layout.first_choice[i];
-    lease.accepted.push_back(
-        first < 0 ? std::vector<int32_t>{}
-                  : accept_drafts(lease.spans[i].draft,
-                                  std::span(lease.chosen).subspan(static_cast<size_t>(first))));
-    lease.results.push_back(resolve(lease, i));
-  }
-}
-
-SpanResult Runner::resolve(const StepLease& lease, size_t index) const {
-  const Span& span = lease.spans[index];
-  const RowLayout& layout = lease.layout;
-  const SequenceParams& params = table_.params(span.slot);
-  SpanResult result;
-  result.slot = span.slot;
-  result.num_draft_tokens = span.draft.size();
-
-  const auto logprobs_of = [&](int sample, int num_best) {
-    const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
-    const auto count = static_cast<size_t>(1 + num_best);
-    return TokenLogprobs{{&lease.logprob_ids[at], &lease.logprob_ids[at] + count},
-                         {&lease.logprobs[at], &lease.logprobs[at] + count},
-                         lease.ranks[static_cast<size_t>(sample)]};
-  };
-  for (int sample = layout.sample_begin[index]; sample < layout.sample_begin[index + 1]; ++sample) {
-    if (layout.score_token[static_cast<size_t>(sample)] >= 0) {
-      result.prompt_logprobs.push_back(logprobs_of(sample, params.num_prompt_logprobs));
-    }
-  }
-
-  const int first = layout.first_choice[index];
-  if (first < 0) return result;
-  int num_output = span.num_tokens - table_.prompt_len(span.slot);
-  const auto& path = lease.accepted[index];
-  // The token chosen at the last known token, then at each accepted draft: each but the last is
-  // the next draft on the path.
-  for (size_t i = 0; i <= path.size() && result.finish == FinishReason::kRunning; ++i) {
-    const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
-    const int32_t token = lease.chosen[static_cast<size_t>(sample)];
-    result.token_ids.push_back(token);
-    result.num_accepted_tokens += i < path.size();
-    if (params.num_logprobs >= 0) {
-      result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
-    }
-    ++num_output;
-    const bool is_stop =
-        num_output > params.min_tokens &&
-        std::find(params.stop_ids.begin(), params.stop_ids.end(), token) != params.stop_ids.end();
-    if (is_stop) {
-      result.finish = FinishReason::kStop;
-    } else if (num_output >= params.max_tokens ||
-               table_.prompt_len(span.slot) + num_output >= config_.max_model_len) {
-      result.finish = FinishReason::kLength;
-    }
-  }
-  return result;
-}
-
-void Runner::report_drafter_failure(const std::exception& error) {
-  // A drafter can cost a step its drafts, never its tokens.
-  ++stats_.num_drafter_failures;
-  stats_.last_drafter_failure = error.what();
-}
-
-void Runner::show_committed(const StepLease& lease) {
-  const size_t stride = capture_layers_.size() * static_cast<size_t>(config_.target.hidden_size) *
-                        dtype_bytes(config_.dtype);
-  std::vector<CommittedRows> committed;
-  for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const Span& span = lease.spans[i];
-    const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
-    const auto count = static_cast<size_t>(table_.kv_len(span.slot) - span.kv_len);
-    committed.push_back({.slot = span.slot,
-                         .first_position = span.kv_len,
-                         .tokens = std::span(lease.layout.token).subspan(first, count),
-                         .features = captured_.data() + first * stride});
-  }
-  try {
-    drafter_->observe(committed);
-  } catch (const std::exception& error) {
-    report_drafter_failure(error);
-  }
-}
-
-void Runner::learn(const StepLease& lease, size_t index) {
-  const Span& span = lease.spans[index];
-  const Draft& offered = lease.offered[index];
-  const int first = lease.layout.first_choice[index];
-  if (first < 0 || offered.size() == 0) return;
-  // One draft more than was granted can be judged for free: the target's choice is known after
-  // the last granted one. So a sequence without drafts is probed at every step at no cost.
-  const auto num_granted = static_cast<size_t>(span.draft.size());
-  const size_t num_judged = std::min(static_cast<size_t>(offered.size()), num_granted + 1);
-  size_t num_right = 0;
-  while (num_right < num_judged &&
-         offered.tokens[num_right] == lease.chosen[static_cast<size_t>(first) + num_right]) {
-    ++num_right;
-  }
-  table_.acceptance(span.slot).observe(static_cast<int>(num_judged), static_cast<int>(num_right));
-  acceptance_.observe(static_cast<int>(num_judged), static_cast<int>(num_right));
+void Runner::learn(const SpanResult& result) {
+  table_.availability(result.slot).observe(1, result.num_offered > 0 ? 1 : 0);
+  table_.acceptance(result.slot).observe(result.num_judged, result.num_right);
+  acceptance_.observe(result.num_judged, result.num_right);
 }
 
 void Runner::publish_pages(int slot) {
@@ -513,54 +348,36 @@ void Runner::publish_pages(int slot) {
   }
 }
 
-std::span<const float> Runner::last_logits() const {
-  return {logits_.floats(),
-          static_cast<size_t>(num_last_logits_) * static_cast<size_t>(config_.target.vocab_size)};
-}
-
-const StepTimes& Runner::measure_step_times(double budget_seconds) {
+StepTimes Runner::measure_step_times(double budget_seconds) {
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
   const auto start = Clock::now();
-  const int most_rows = std::min(config_.max_num_batched_tokens,
-                                 config_.max_num_seqs * (1 + config_.num_speculative_tokens));
   // A made-up sequence long enough that attention is not free.
   const int room = std::min(config_.max_model_len, pool_.num_pages() * config_.page_size);
   const int context = std::min(256, room / 2);
-  if (context < 1) return step_times_;
+  std::vector<int> sizes = backend_->row_sizes();
+  std::erase_if(sizes, [&](int rows) { return rows > room - context; });
+  if (context < 1 || sizes.empty()) return {};
+  PageLease pages(pool_, table_.pages_for(context - 1 + sizes.back()));
+  if (!pages.ok()) return {};
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   const int slot = table_.add(tokens, context, {}, hasher_.root({}));
+  std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slot).begin());
   std::vector<std::pair<int, double>> points;
-  for (int rows : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}) {
-    if (rows > std::min(most_rows, room - context)) break;
+  for (int rows : sizes) {
     double best = 0.0;
     for (int repeat = 0; repeat < 4; ++repeat) {
-      Span span{.slot = slot,
-                .num_new_tokens = 1,
-                .kv_len = context - 1,
-                .num_tokens = context,
-                .draft = {}};
-      for (int i = 1; i < rows; ++i) span.draft.append(0);
-      StepLease lease;
-      const int num_pages = table_.pages_for(context - 1 + rows);
-      lease.pages.emplace_back(pool_, num_pages);
-      if (!lease.pages.back().ok()) break;
-      std::copy(lease.pages.back().pages().begin(), lease.pages.back().pages().end(),
-                table_.page_row(slot).begin());
-      lease.spans.push_back(std::move(span));
-      lay_out(lease);
-      const auto begin = Clock::now();
-      score(lease);
-      choose(lease);
-      const double seconds = seconds_since(begin);
+      const double seconds = backend_->time_rows(slot, rows);
       if (repeat == 0 || seconds < best) best = seconds;
       if (seconds_since(start) > budget_seconds) break;
     }
-    if (best > 0.0) points.emplace_back(rows, best);
+    points.emplace_back(rows, best);
     if (seconds_since(start) > budget_seconds) break;
   }
+  backend_->synchronize();
   table_.remove(slot);
-  step_times_ = StepTimes(std::move(points));
-  return step_times_;
+  const StepTimes times(std::move(points), backend_->has_sizes());
+  backend_->set_step_times(times);
+  return times;
 }
 
 }  // namespace openspec

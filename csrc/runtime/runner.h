@@ -12,33 +12,12 @@
 #include "core/draft_budget.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
-#include "core/thread_pool.h"
-#include "model/qwen3.h"
-#include "runtime/drafter.h"
+#include "runtime/runner_config.h"
 #include "runtime/sequence_table.h"
 #include "runtime/step.h"
+#include "runtime/step_backend.h"
 
 namespace openspec {
-
-struct RunnerConfig {
-  TargetConfig target;
-  DType dtype = DType::kF32;  // activations and KV
-  int page_size = 16;         // tokens
-  int max_num_seqs = 1;
-  int max_model_len = 1;
-  int max_num_batched_tokens = 1;  // rows of a step
-  int max_num_logits_rows = 64;    // rows of logits at a time
-  int num_threads = 1;
-  int num_speculative_tokens = 0;
-  std::string method = "none";
-  std::map<std::string, DrafterOption> method_options;
-  bool adaptive = true;
-  bool enable_prefix_caching = true;
-  PrefixHasher::Key cache_key{};
-
-  void validate() const;
-  DrafterConfig drafter() const;
-};
 
 /// Bytes a runner takes; pages come on top.
 struct MemoryPlan {
@@ -67,6 +46,11 @@ class OutOfPages : public std::runtime_error {
 ///   collect   what each sequence got
 ///   commit    lengths advance, full pages become reusable
 ///
+/// On a device the next lease may be reserved and launched before this one is collected
+/// (`num_steps_ahead`); leases are collected and committed in order of their launch, and given up
+/// newest first. A sequence may be removed and its slot and pages reused at any time, since what is
+/// launched later runs later; what an earlier lease says of the slot's old occupant is dropped.
+///
 /// Not thread-safe.
 class Runner {
  public:
@@ -77,12 +61,15 @@ class Runner {
   Runner& operator=(const Runner&) = delete;
 
   Qwen3& target() { return target_; }
+  /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
+  /// recorded.
+  void finish_loading();
   const RunnerConfig& config() const { return config_; }
   const SequenceTable& table() const { return table_; }
 
   /// Times steps of rising row counts over a made-up sequence, for the row budget; stops after
   /// about `budget_seconds`. Call before the first sequence.
-  const StepTimes& measure_step_times(double budget_seconds);
+  StepTimes measure_step_times(double budget_seconds);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);
@@ -101,6 +88,9 @@ class Runner {
   const std::vector<SpanResult>& collect(StepLease& lease);
   void commit(StepLease& lease);
 
+  /// Steps that may be launched before their predecessors are collected.
+  int num_steps_ahead() const { return backend_->num_steps_ahead(); }
+
   using StageHook = std::function<void(const char* stage)>;
   /// Called at the start of each stage; what it throws counts as the stage's own failure.
   void set_stage_hook(StageHook hook) { stage_hook_ = std::move(hook); }
@@ -108,35 +98,20 @@ class Runner {
 
   const RunnerStats& stats() const { return stats_; }
   std::pair<int64_t, int64_t> prefix_cache_stats() const { return {cache_queries_, cache_hits_}; }
-  /// Features and logits of the last step, for tests: row-major, width captures * hidden_size and
-  /// vocab_size.
-  std::span<const float> last_logits() const;
-  const std::vector<std::byte>& captured() const { return captured_; }
-  int num_captured_rows() const { return num_captured_rows_; }
-  const std::vector<int>& capture_layers() const { return capture_layers_; }
+  const StepBackend& backend() const { return *backend_; }
+  StepBackend& backend() { return *backend_; }
 
  private:
   void enter(const char* stage) {
     if (stage_hook_) stage_hook_(stage);
   }
   void attach_prefix(int slot);
-  void propose(StepLease& lease);
-  void offer_drafts(StepLease& lease);
-  void grant_drafts(StepLease& lease);
-  void lay_out(StepLease& lease);
-  void score(StepLease& lease);
-  void choose(StepLease& lease);
-  void accept(StepLease& lease);
-  SpanResult resolve(const StepLease& lease, size_t span) const;
-  void learn(const StepLease& lease, size_t span);
+  bool is_current(const StepLease& lease, size_t index) const;
+  void abandon(StepLease& lease);
+  void learn(const SpanResult& result);
   void publish_pages(int slot);
-  void show_committed(const StepLease& lease);
-  void report_drafter_failure(const std::exception& error);
-  RowBatch row_batch(const RowLayout& layout) const;
 
   RunnerConfig config_;
-  ThreadPool threads_;
-  ExecContext exec_;
   PrefixHasher hasher_;
   std::unique_ptr<Drafter> drafter_;
   Qwen3 target_;
@@ -144,17 +119,11 @@ class Runner {
   SequenceTable table_;
   std::vector<Buffer> kv_buffers_;  // by layer: the target's, then the drafter's
   std::vector<KvLayerView> kv_layers_;
-  Buffer logits_, choose_workspace_;
-  int num_last_logits_ = 0;
-  std::vector<int> capture_layers_;
-  std::vector<std::byte> captured_;
-  int num_captured_rows_ = 0;
-  StepTimes step_times_;
-  AcceptanceEstimate acceptance_;  // over all sequences: where a new one starts
-  double host_seconds_ = 0.0;      // between steps, smoothed
-  std::optional<std::chrono::steady_clock::time_point> last_commit_;
   StageHook stage_hook_;
   RunnerStats stats_;
+  std::unique_ptr<StepBackend> backend_;
+  AcceptanceEstimate acceptance_;  // over all sequences: where a new one starts
+  std::optional<std::chrono::steady_clock::time_point> step_begin_;
   int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens
 };
 

@@ -12,15 +12,16 @@ int pages_per_sequence(int max_model_len, int page_size, int num_lookahead) {
 }
 }  // namespace
 
-SequenceTable::SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead)
+SequenceTable::SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead,
+                             Memory memory)
     : max_model_len_(max_model_len),
       page_size_(page_size),
       max_pages_per_seq_(pages_per_sequence(max_model_len, page_size, num_lookahead)),
       tokens_stride_(max_model_len) {
   const auto seqs = static_cast<size_t>(max_num_seqs);
   sequences_.resize(seqs);
-  tokens_.resize(seqs * static_cast<size_t>(tokens_stride_));
-  page_table_.resize(seqs * static_cast<size_t>(max_pages_per_seq_), -1);
+  tokens_ = Buffer(seqs * static_cast<size_t>(tokens_stride_) * sizeof(int32_t), memory);
+  page_table_ = Buffer(seqs * static_cast<size_t>(max_pages_per_seq_) * sizeof(int32_t), memory);
   for (auto* array : {&num_tokens_, &kv_len_, &prompt_len_, &num_pages_}) array->resize(seqs);
   sampling_.resize(seqs);
   for (int slot = max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
@@ -47,10 +48,13 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   free_slots_.pop_back();
   Sequence& sequence = sequences_[index(slot)];
   sequence.in_use = true;
+  sequence.serial = ++num_added_;
+  sequence.in_flight = {};
+  sequence.availability = AcceptanceEstimate();
   sequence.params = std::move(params);
   sequence.root = root;
   sequence.page_hashes.clear();
-  std::copy(tokens.begin(), tokens.end(), tokens_.begin() + slot * tokens_stride_);
+  std::copy(tokens.begin(), tokens.end(), tokens_.as<int32_t>() + slot * tokens_stride_);
   num_tokens_[index(slot)] = count;
   prompt_len_[index(slot)] = prompt_len;
   kv_len_[index(slot)] = 0;
@@ -81,6 +85,10 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   return slot;
 }
 
+int SequenceTable::max_num_tokens(int slot) const {
+  return std::min<int64_t>(int64_t{prompt_len(slot)} + params(slot).max_tokens, max_model_len_);
+}
+
 void SequenceTable::remove(int slot) {
   check_slot(slot);
   num_tokens_[index(slot)] = kv_len_[index(slot)] = num_pages_[index(slot)] = 0;
@@ -94,23 +102,23 @@ void SequenceTable::check_slot(int slot) const {
 }
 
 std::span<const int32_t> SequenceTable::tokens(int slot) const {
-  return {&tokens_[index(slot) * static_cast<size_t>(tokens_stride_)],
+  return {tokens_.as<int32_t>() + slot * tokens_stride_,
           static_cast<size_t>(num_tokens(slot))};
 }
 
 std::span<int32_t> SequenceTable::page_row(int slot) {
-  return {&page_table_[index(slot) * static_cast<size_t>(max_pages_per_seq_)],
+  return {page_table_.as<int32_t>() + int64_t{slot} * max_pages_per_seq_,
           static_cast<size_t>(max_pages_per_seq_)};
 }
 
 std::span<const PageId> SequenceTable::pages(int slot) const {
-  return {&page_table_[index(slot) * static_cast<size_t>(max_pages_per_seq_)],
+  return {page_table_.as<int32_t>() + int64_t{slot} * max_pages_per_seq_,
           static_cast<size_t>(num_pages(slot))};
 }
 
 void SequenceTable::commit(int slot, std::span<const int32_t> chosen, int kv_len, int num_pages) {
   std::copy(chosen.begin(), chosen.end(),
-            tokens_.begin() + slot * tokens_stride_ + num_tokens(slot));
+            tokens_.as<int32_t>() + slot * tokens_stride_ + num_tokens(slot));
   num_tokens_[index(slot)] += static_cast<int32_t>(chosen.size());
   kv_len_[index(slot)] = kv_len;
   num_pages_[index(slot)] = num_pages;

@@ -9,6 +9,7 @@
 #include "core/prefix_hash.h"
 #include "kernels/choose.h"
 #include "kernels/rows.h"
+#include "model/buffer.h"
 
 namespace openspec {
 
@@ -32,10 +33,23 @@ struct SequenceParams {
 ///
 /// A sequence's *known* tokens are prompt and output, the last chosen token included; *committed*
 /// tokens are those whose KV is in its pages. In decode num_tokens == kv_len + 1 after every step.
+///
+/// Where steps are launched ahead of their results, this table holds what is known of the steps that
+/// were committed; `in_flight` says what the launched ones may add.
 class SequenceTable {
  public:
-  SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead);
+  /// `memory`: of what a device copies from.
+  SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead,
+                Memory memory = Memory::kHost);
 
+  /// What leases that are not committed yet may add to a sequence.
+  struct InFlight {
+    int num_new_tokens = 0;  // known tokens to compute
+    int num_rows = 0;        // with drafts
+    int num_pages = 0;
+  };
+
+  int num_slots() const { return static_cast<int>(sequences_.size()); }
   int num_free_slots() const { return static_cast<int>(free_slots_.size()); }
   int max_model_len() const { return max_model_len_; }
   int page_size() const { return page_size_; }
@@ -56,7 +70,16 @@ class SequenceTable {
   int prompt_len(int slot) const { return prompt_len_[index(slot)]; }
   int num_pages(int slot) const { return num_pages_[index(slot)]; }
   const SequenceParams& params(int slot) const { return sequences_[index(slot)].params; }
+  bool is_in_use(int slot) const { return sequences_[index(slot)].in_use; }
+  /// Tells one occupant of a slot from the next.
+  uint64_t serial(int slot) const { return sequences_[index(slot)].serial; }
+  InFlight& in_flight(int slot) { return sequences_[index(slot)].in_flight; }
+  const InFlight& in_flight(int slot) const { return sequences_[index(slot)].in_flight; }
+  /// Prompt and output, at most.
+  int max_num_tokens(int slot) const;
   AcceptanceEstimate& acceptance(int slot) { return sequences_[index(slot)].acceptance; }
+  /// How often the drafter has anything to offer.
+  AcceptanceEstimate& availability(int slot) { return sequences_[index(slot)].availability; }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
   const PageHash& root(int slot) const { return sequences_[index(slot)].root; }
@@ -68,8 +91,8 @@ class SequenceTable {
   void commit(int slot, std::span<const int32_t> chosen, int kv_len, int num_pages);
 
   // Flat views for ops.
-  PageTableView page_table() const { return {page_table_.data(), max_pages_per_seq_}; }
-  const int32_t* token_data() const { return tokens_.data(); }
+  PageTableView page_table() const { return {page_table_.as<int32_t>(), max_pages_per_seq_}; }
+  const int32_t* token_data() const { return tokens_.as<int32_t>(); }
   int64_t tokens_stride() const { return tokens_stride_; }
   const int32_t* num_tokens_data() const { return num_tokens_.data(); }
   const int32_t* prompt_len_data() const { return prompt_len_.data(); }
@@ -81,8 +104,10 @@ class SequenceTable {
  private:
   struct Sequence {
     bool in_use = false;
+    uint64_t serial = 0;
     SequenceParams params;
-    AcceptanceEstimate acceptance;
+    AcceptanceEstimate acceptance, availability;
+    InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;
   };
@@ -93,8 +118,9 @@ class SequenceTable {
   int64_t tokens_stride_;
   std::vector<Sequence> sequences_;
   std::vector<int> free_slots_;      // used as a stack
-  std::vector<int32_t> tokens_;      // [max_num_seqs, tokens_stride]
-  std::vector<int32_t> page_table_;  // [max_num_seqs, max_pages_per_seq]
+  uint64_t num_added_ = 0;
+  Buffer tokens_;                    // [max_num_seqs, tokens_stride] int32
+  Buffer page_table_;                // [max_num_seqs, max_pages_per_seq] int32
   std::vector<int32_t> num_tokens_, kv_len_, prompt_len_, num_pages_;  // [max_num_seqs]
   std::vector<SamplingParams> sampling_;                               // [max_num_seqs]
 };

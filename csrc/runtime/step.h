@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,12 @@ struct SpanResult {
   int slot = 0;
   std::vector<int32_t> token_ids;  // chosen, cut after the first stop id or at the budget
   FinishReason finish = FinishReason::kRunning;
+  int num_computed = 0;  // tokens whose KV becomes committed
   int num_draft_tokens = 0;
-  int num_accepted_tokens = 0;          // drafts among token_ids
+  int num_accepted_tokens = 0;  // drafts among token_ids
+  // What the step tells about the drafter: drafts on offer; of these, how many could be compared
+  // with a choice (one more than had rows), and how many leading ones were equal to it.
+  int num_offered = 0, num_judged = 0, num_right = 0;
   std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
   std::vector<TokenLogprobs>
       prompt_logprobs;  // of the prompt tokens after the chunk's rows, if asked for
@@ -41,22 +46,36 @@ struct SpanResult {
 /// One optimistic transaction: pages for the worst case, the rows, and what came of them. Nothing
 /// outside the lease changes before commit; a lease that ends without one gives its pages back.
 struct StepLease {
-  std::vector<SpanRequest> requests;
-  std::vector<PageLease> pages;  // by span
+  StepLease() = default;
+  StepLease(const StepLease&) = delete;
+  StepLease& operator=(const StepLease&) = delete;
+  ~StepLease() { close(); }
 
+  std::vector<SpanRequest> requests;
+  std::vector<uint64_t> serials;  // by span: which occupant of the slot is meant
+  std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
+  std::vector<PageLease> pages;   // by span
+  std::vector<SpanResult> results;
+
+  // The host's own step.
   std::vector<Span> spans;
   std::vector<Draft> offered;  // what the drafter proposed, before the row budget
   RowLayout layout;
-  std::vector<int32_t> chosen;                 // [num_samples]
-  std::vector<int32_t> logprob_ids, ranks;     // [num_samples, 1 + kMaxLogprobs], [num_samples]
-  std::vector<float> logprobs;                 // [num_samples, 1 + kMaxLogprobs]
-  std::vector<std::vector<int32_t>> accepted;  // [num_spans] accepted drafts, before any cut
-  std::vector<SpanResult> results;
+  std::vector<int32_t> chosen;              // [num_samples]
+  std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]
+  std::vector<float> logprobs;              // [num_samples, 1 + kMaxLogprobs]
+
+  int num_rows = 0;    // laid out, at most
+  int ring_index = 0;  // a device step's place in its rings
 
   enum class State : uint8_t { kReserved, kLaunched, kClosed };
   State state = State::kReserved;
 
+  /// Told when a lease ends without a commit, newest lease first.
+  std::function<void(StepLease&)> on_abandon;
+
   void close() {
+    if (state != State::kClosed && on_abandon) on_abandon(*this);
     pages.clear();
     state = State::kClosed;
   }

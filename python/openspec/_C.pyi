@@ -13,6 +13,18 @@ class OutOfPages(Exception):
 class EngineError(Exception):
     """A broken invariant of the engine."""
 
+# The CUDA device that a runner would use. Without one, only the first two may be asked.
+def is_cuda_built() -> bool:
+    """Whether this build has the CUDA engine."""
+
+def has_cuda() -> bool:
+    """Whether it has, and a device is there that it runs on."""
+
+def cuda_memory() -> tuple[int, int]:
+    """(free, total) bytes."""
+
+def cuda_device_name() -> str: ...
+
 @final
 class TargetConfig:
     """Geometry of a Qwen3 target. `inv_freq` has head_dim / 2 entries, any RoPE scaling applied."""
@@ -35,12 +47,17 @@ class TargetConfig:
 
 @final
 class RunnerConfig:
-    """Sizes of one runner. `dtype` is "float32" or "bfloat16" (activations and KV)."""
+    """Sizes of one runner.
+
+    `device` is "cpu" or "cuda"; `dtype` (activations and KV) is "float32" or "bfloat16", on cuda
+    "bfloat16" only.
+    """
 
     def __init__(
         self,
         *,
         target: TargetConfig,
+        device: str,
         dtype: str,
         page_size: int,
         max_num_seqs: int,
@@ -111,7 +128,11 @@ class Logprobs:
 
 @final
 class SpanResult:
-    """What one sequence got from a step."""
+    """What one sequence got from a step.
+
+    Nothing, if the step before had ended the sequence already, or if it was removed while the step
+    was in flight.
+    """
 
     slot: int
     token_ids: list[int]
@@ -130,7 +151,9 @@ class SpanResult:
 class StepLease:
     """Pages reserved for one step. Dropping it uncommitted gives them back."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Gives the step up, the newest open one first. If it was launched, all others that are
+        open must be closed too; every sequence is then where the last commit left it."""  # noqa: E501
 
 @final
 class StepStats:
@@ -174,7 +197,9 @@ class Runner:
     ) -> int:
         """Takes a slot and attaches the cached prefix. `token_ids` holds prompt and, when a preempted
         sequence resumes, the output so far."""  # noqa: E501
-    def remove_sequence(self, slot: int) -> None: ...
+    def remove_sequence(self, slot: int) -> None:
+        """Gives slot and pages back, to be taken again at once, also while steps are in flight."""
+    # As of the last commit:
     def num_tokens(self, slot: int) -> int: ...
     def kv_len(self, slot: int) -> int: ...
     def token_ids(self, slot: int) -> list[int]: ...
@@ -188,18 +213,25 @@ class Runner:
     @property
     def num_free_slots(self) -> int: ...
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
-        """Pages that `num_rows` more rows of the sequence would take from the pool."""
+        """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
+        flight are kept."""  # noqa: E501
     def reset_prefix_cache(self) -> None: ...
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
 
-    # The step.
+    # The step. Up to `num_steps_ahead` steps may be in flight (launched and not committed) when one
+    # is reserved; they are collected and committed in the order in which they were launched.
+    @property
+    def num_steps_ahead(self) -> int:
+        """0: `launch` computes. 1: `launch` only enqueues, and `collect` waits."""
     def reserve(self, spans: Sequence[tuple[int, int, int]]) -> StepLease:
         """Pages for a step of spans (slot, num_new_tokens, max_drafts), all or nothing.
 
         num_new_tokens counts known tokens without KV that this step computes (1 in decode); drafts
-        are only made for spans that reach the last known token.
-        """
+        are only made for spans that reach the last known token. Behind a step in flight that reaches
+        it, a span is (slot, 1, max_drafts), whatever that step will choose; drafts beyond the
+        sequence's budget are not made.
+        """  # noqa: E501
     def launch(self, lease: StepLease) -> None: ...
     def collect(self, lease: StepLease) -> list[SpanResult]: ...
     def commit(self, lease: StepLease) -> None: ...

@@ -45,21 +45,26 @@ class EngineConfig:
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of activations and KV. auto: float32 on CPU."""
+    """Type of activations and KV. auto: float32 on cpu, bfloat16 on cuda, which has no other."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run. auto: the best device that this build supports."""
+    """Where to run. auto: cuda if this build and this machine can, else cpu."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output, in tokens. Default: the model's own limit, or what the
     KV memory holds if that is less."""
     max_num_seqs: int = 64
     """Sequences that run at the same time, at most; more wait."""
-    max_num_batched_tokens: int = 512
-    """Rows of one step, at most: prompt chunks, last tokens and drafts together."""
+    max_num_batched_tokens: int | None = None
+    """Rows of one step, at most: prompt chunks, last tokens and drafts together. Default: 512 on
+    cpu, 2048 on cuda, or max_num_seqs + page_size if that is more."""
     page_size: int = 16
     """Tokens per KV page."""
     kv_cache_memory: int | None = field(default=None, metadata=BYTES_METADATA)
-    """Memory for KV pages, such as 2GiB. Default: up to a quarter of the free memory, at most
-    1GiB, and no more than max_num_seqs sequences of max_model_len tokens can use."""
+    """Memory for KV pages, such as 2GiB. Default: on cuda what gpu_memory_utilization leaves beside
+    weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in either case no
+    more than max_num_seqs sequences of max_model_len tokens can use."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
+    without effect on KV pages if kv_cache_memory is set."""
     num_threads: int | None = None
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     enable_prefix_caching: bool = True
@@ -80,6 +85,11 @@ class EngineConfig:
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
         return drafters.get_drafter(self.method).default_num_speculative_tokens
+
+    @property
+    def min_num_batched_tokens(self) -> int:
+        """Rows that let prompts advance while every sequence decodes."""
+        return self.max_num_seqs + self.page_size
 
     def with_method(
         self,
@@ -106,8 +116,6 @@ class EngineConfig:
         """
         spec = drafters.get_drafter(self.method)
         spec.complete_options(self.method_options)
-        if self.device == "cuda":
-            raise ConfigError("device 'cuda' is not built yet; use --device cpu")
         for name, value, low, high in (
             ("num_speculative_tokens", self.num_speculative_tokens, 0, 1 << 10),
             ("max_model_len", self.max_model_len, 2, 1 << 24),
@@ -119,9 +127,15 @@ class EngineConfig:
         ):
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
-        if self.max_num_batched_tokens < self.max_num_seqs + self.page_size:
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                "gpu_memory_utilization must be above 0 and at most 1, got "
+                f"{self.gpu_memory_utilization}"
+            )
+        num_rows = self.max_num_batched_tokens
+        if num_rows is not None and num_rows < self.min_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens ({num_rows}) must be at least "
                 f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
                 "prompts advance while every sequence decodes"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,11 +21,29 @@ MAX_DRY_STEPS = 16  # in a row, short of pages
 DRAFTER_CHECK_STEPS = 64
 
 
+class StepInFlight(Protocol):
+    """A launched step; see `executor.StepInFlight`."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """What it computes."""
+
+    def finish(self) -> Sequence[SpanResult]:
+        """Waits for the step and makes it last."""
+
+    def close(self) -> None:
+        """Gives it up, and with it all that are in flight."""
+
+
 class StepExecutor(SequenceTable, Protocol):
     """The executor as the engine core sees it."""
 
-    def step(self, plan: StepPlan) -> Sequence[SpanResult]:
-        """Runs a plan, all or nothing."""
+    @property
+    def num_steps_ahead(self) -> int:
+        """Steps that may be in flight when another one is launched."""
+
+    def launch(self, plan: StepPlan) -> StepInFlight:
+        """Starts a plan, all or nothing."""
 
     @property
     def stats(self) -> StepStats:
@@ -44,6 +63,9 @@ class StepExecutor(SequenceTable, Protocol):
 class EngineCore:
     """One engine. Not thread-safe; nothing happens outside of `step`.
 
+    Where the device computes on its own, the host stays one step ahead: it plans and launches step
+    n + 1 before it collects step n.
+
     A step that fails is run once more without drafts; if that fails too, the requests in it end
     with finish reason "error" and everyone else goes on. A broken invariant (`EngineError` from the
     integrity check) ends the engine instead.
@@ -60,6 +82,7 @@ class EngineCore:
         self._executor = executor
         self._scheduler = Scheduler(scheduler_config, executor)
         self._ready: list[EngineOutput] = []
+        self._in_flight: deque[StepInFlight] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = 0
         self._num_dry_steps = 0
@@ -77,7 +100,7 @@ class EngineCore:
             self._ready.append(output)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request before the next step; unknown or finished ones are ignored."""
+        """Ends a request; unknown or finished ones are ignored."""
         output = self._scheduler.abort(request_id)
         if output is not None:
             self._ready.append(output)
@@ -85,19 +108,16 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return self._scheduler.has_work or bool(self._ready)
+        return self._scheduler.has_work or bool(self._in_flight or self._ready)
 
     def step(self) -> list[EngineOutput]:
-        """One step over all running requests; news of those that have any."""
+        """Launches a step, and collects one when its turn has come; news of requests."""
         outputs, self._ready = self._ready, []
-        plan = self._scheduler.schedule()
-        if plan.spans:
-            outputs += self._run(plan)
-            self._stats_log.tick(self.stats)
-            self._num_steps += 1
-            if self._num_steps % DRAFTER_CHECK_STEPS == 0:
-                self._report_drafter()
-        return outputs
+        try:
+            return outputs + self._advance()
+        except BaseException:
+            self._give_up()
+            raise
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of this moment."""
@@ -119,30 +139,68 @@ class EngineCore:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
         self._executor.check_integrity()
 
-    def _run(self, plan: StepPlan) -> list[EngineOutput]:
+    def _advance(self) -> list[EngineOutput]:
+        plan = self._scheduler.schedule()
+        if plan.spans:
+            try:
+                self._in_flight.append(self._executor.launch(plan))
+            except Exception as error:
+                return self._recover(plan, error)
+            if len(self._in_flight) <= self._executor.num_steps_ahead:
+                return []
+        if not self._in_flight:
+            return []
+        plan = self._in_flight[0].plan
         try:
-            results = self._executor.step(plan)
+            results = self._finish_oldest()
         except Exception as error:
             return self._recover(plan, error)
+        return self._take(plan, results)
+
+    def _finish_oldest(self) -> Sequence[SpanResult]:
+        results = self._in_flight[0].finish()
+        self._in_flight.popleft()
+        return results
+
+    def _take(self, plan: StepPlan, results: Sequence[SpanResult]) -> list[EngineOutput]:
+        outputs = self._scheduler.update(plan, results)
         self._num_dry_steps = 0
-        return self._scheduler.update(plan, results)
+        self._stats_log.tick(self.stats)
+        self._num_steps += 1
+        if self._num_steps % DRAFTER_CHECK_STEPS == 0:
+            self._report_drafter()
+        return outputs
+
+    def _give_up(self) -> None:
+        """Undoes all steps in flight; their requests are where they were before."""
+        while self._in_flight:
+            self._in_flight.pop().close()
+        self._scheduler.fall_back()
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
-        """Runs a failed step again without drafts; then gives its requests up."""
+        """Runs a failed step again, alone and without drafts; then gives its requests up.
+
+        Whatever else was in flight is planned anew.
+        """
+        self._give_up()
         if isinstance(error, OutOfPages):
             # Plans count pages exactly, so this is unexpected, yet nothing is lost.
             self._num_dry_steps += 1
             if self._num_dry_steps <= MAX_DRY_STEPS and self._scheduler.preempt_last():
                 return []
         self._report(error)
-        plan = plan.without_drafts()
+        plan = self._scheduler.schedule_again(plan)
+        if not plan.spans:
+            return []
         try:
-            results = self._executor.step(plan)
+            self._in_flight.append(self._executor.launch(plan))
+            results = self._finish_oldest()
         except Exception as again:
             message = self._report(again)
+            self._give_up()
             self._executor.check_integrity()
             return self._scheduler.fail(plan.requests, message)
-        return self._scheduler.update(plan, results)
+        return self._take(plan, results)
 
     def _report_drafter(self) -> None:
         stats = self._executor.stats

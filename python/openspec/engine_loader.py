@@ -8,11 +8,18 @@ import time
 
 from openspec import _C
 from openspec.config import EngineConfig
+from openspec.device import CUDA, DeviceTraits, choose_device
 from openspec.drafters import DrafterSpec, get_drafter, plain_method
 from openspec.engine import EngineCore
 from openspec.errors import ConfigError
 from openspec.executor import Executor
-from openspec.memory import MemoryPlan, available_cpus, available_memory, plan_memory
+from openspec.memory import (
+    DeviceMemory,
+    MemoryPlan,
+    available_cpus,
+    available_memory,
+    plan_memory,
+)
 from openspec.messages import EngineInfo
 from openspec.model_config import ModelConfig
 from openspec.sequence_params import sequence_params
@@ -35,6 +42,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     """
     started = time.monotonic()
     config.check()
+    device = choose_device(config.device, is_cuda_built=_C.is_cuda_built(), has_cuda=_C.has_cuda())
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
@@ -42,24 +50,26 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
 
     max_model_len = _max_model_len(config, model_config)
-    wanted = _runner_config(config, model_config, spec, max_model_len, drafter is not None)
-    plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, available_memory())
+    wanted = _runner_config(config, device, model_config, spec, max_model_len, drafter is not None)
+    plan = plan_memory(
+        config, _C.memory_plan(wanted), max_model_len, device, _device_memory(config, device)
+    )
     logger.info("memory: %s", plan.describe())
     runner_config = _runner_config(
-        config, model_config, spec, plan.max_model_len, drafter is not None
+        config, device, model_config, spec, plan.max_model_len, drafter is not None
     )
     runner = _C.Runner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path)
     if config.adaptive_speculation and config.num_drafts > 0:
         runner.measure_step_times(STEP_TIMING_BUDGET_S)
 
-    info = _info(config, model_config, plan, time.monotonic() - started)
+    info = _info(config, device, model_config, plan, time.monotonic() - started)
     logger.info(
         "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
         info.startup_seconds,
         info.model,
         info.dtype,
-        info.device,
+        f"{info.device} ({_C.cuda_device_name()})" if device is CUDA else info.device,
         info.method,
         info.num_speculative_tokens,
         info.max_model_len,
@@ -69,7 +79,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         SchedulerConfig(
             max_model_len=plan.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
             num_speculative_tokens=config.num_drafts,
         ),
@@ -90,8 +100,22 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_model_len
 
 
+def _device_memory(config: EngineConfig, device: DeviceTraits) -> DeviceMemory:
+    if device is CUDA:
+        free_bytes, total_bytes = _C.cuda_memory()
+        budget_bytes = int(total_bytes * config.gpu_memory_utilization)
+    else:
+        free_bytes = budget_bytes = available_memory()
+    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes)
+
+
+def _max_num_batched_tokens(config: EngineConfig, device: DeviceTraits) -> int:
+    return device.choose_num_rows(config.max_num_batched_tokens, config.min_num_batched_tokens)
+
+
 def _runner_config(
     config: EngineConfig,
+    device: DeviceTraits,
     model_config: ModelConfig,
     spec: DrafterSpec,
     max_model_len: int,
@@ -100,16 +124,18 @@ def _runner_config(
     is_compiled = config.num_drafts > 0 and not has_own_drafter
     if is_compiled and spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+    max_num_batched_tokens = _max_num_batched_tokens(config, device)
     most_logits_rows = max(32, MAX_LOGITS_BYTES // (4 * model_config.vocab_size))
     return _C.RunnerConfig(
         target=model_config.target_config(),
-        dtype="float32" if config.dtype == "auto" else config.dtype,
+        device=device.name,
+        dtype=device.choose_dtype(config.dtype),
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits_rows=min(
-            config.max_num_batched_tokens,
+            max_num_batched_tokens,
             config.max_num_seqs * (1 + config.num_drafts),
             most_logits_rows,
         ),
@@ -124,7 +150,11 @@ def _runner_config(
 
 
 def _info(
-    config: EngineConfig, model_config: ModelConfig, plan: MemoryPlan, startup_seconds: float
+    config: EngineConfig,
+    device: DeviceTraits,
+    model_config: ModelConfig,
+    plan: MemoryPlan,
+    startup_seconds: float,
 ) -> EngineInfo:
     return EngineInfo(
         model=str(config.model_path),
@@ -135,8 +165,8 @@ def _info(
         num_pages=plan.num_pages,
         method=config.method,
         num_speculative_tokens=config.num_drafts,
-        dtype="float32" if config.dtype == "auto" else config.dtype,
-        device="cpu",
+        dtype=device.choose_dtype(config.dtype),
+        device=device.name,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
     )

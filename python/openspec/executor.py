@@ -1,8 +1,13 @@
-"""Executor: plans in, results out. The only part of the engine that touches the runner."""
+"""Executor: plans in, results out. The only part of the engine that touches the runner.
+
+A step is `reserve` and `launch`, later `collect` and `commit`. On a device that computes on its own
+a second step is launched before the first is collected; see `Executor.num_steps_ahead`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic
 
 from openspec.request import Request
@@ -12,6 +17,25 @@ from openspec.step_plan import StepPlan
 
 class OutOfPages(Exception):
     """The step needs more pages than are free; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight(Generic[LeaseT, ParamsT_contra]):
+    """A launched step. It ends with `finish`, oldest first, or with `close`, newest first."""
+
+    plan: StepPlan
+    _runner: Runner[LeaseT, ParamsT_contra]
+    _lease: LeaseT
+
+    def finish(self) -> Sequence[SpanResult]:
+        """Waits for the step and makes it last. If this raises, the step has still to be closed."""
+        results = self._runner.collect(self._lease)
+        self._runner.commit(self._lease)
+        return results
+
+    def close(self) -> None:
+        """Gives the step up. Those in flight beside it, older ones too, must be closed as well."""
+        self._lease.close()
 
 
 class Executor(Generic[LeaseT, ParamsT_contra]):
@@ -32,10 +56,8 @@ class Executor(Generic[LeaseT, ParamsT_contra]):
         self.kv_len = runner.kv_len
         self.remove = runner.remove_sequence
 
-    def step(self, plan: StepPlan) -> Sequence[SpanResult]:
-        """One step, all or nothing: whatever is raised, the runner is as it was before.
-
-        The four calls stand apart so that a device may launch step n + 1 before it collects step n.
+    def launch(self, plan: StepPlan) -> StepInFlight[LeaseT, ParamsT_contra]:
+        """Starts a step; if this raises, it has not been started.
 
         Raises:
             OutOfPages: the plan asked for more pages than there are.
@@ -46,12 +68,15 @@ class Executor(Generic[LeaseT, ParamsT_contra]):
             raise OutOfPages(str(error)) from error
         try:
             self._runner.launch(lease)
-            results = self._runner.collect(lease)
-            self._runner.commit(lease)
         except BaseException:
             lease.close()
             raise
-        return results
+        return StepInFlight(plan, self._runner, lease)
+
+    @property
+    def num_steps_ahead(self) -> int:
+        """Steps that may be in flight when another one is launched."""
+        return self._runner.num_steps_ahead
 
     def add(self, request: Request) -> int:
         """Takes a slot for the request's known tokens and attaches the cached prefix."""

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from openspec.config import EngineConfig
+from openspec.device import DeviceTraits
 from openspec.errors import ConfigError
 from openspec.settings import format_bytes
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_KV_BYTES = 1 << 30
-DEFAULT_KV_SHARE = 0.25  # of the memory that is free beside weights and scratch
 
 
 class RunnerPlan(Protocol):
@@ -31,6 +29,16 @@ class RunnerPlan(Protocol):
     def draft_fixed_bytes(self) -> int: ...  # noqa: D102
     @property
     def page_bytes(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of the device as it is before the engine takes any."""
+
+    budget_bytes: int
+    """What the engine may take."""
+    free_bytes: int
+    """What it can take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, runner_plan: RunnerPlan, max_model_len: int, available_bytes: int
+    config: EngineConfig,
+    runner_plan: RunnerPlan,
+    max_model_len: int,
+    device: DeviceTraits,
+    memory: DeviceMemory,
 ) -> MemoryPlan:
     """Sizes the page pool. Lowers `max_model_len` to what fits, unless the user set it.
 
@@ -103,13 +115,16 @@ def plan_memory(
         + runner_plan.table_bytes
         + runner_plan.draft_fixed_bytes
     )
-    free_bytes = available_bytes - fixed_bytes
+    left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
-    kv_bytes = config.kv_cache_memory
+    kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
     if kv_bytes is None:
-        kv_bytes = min(int(free_bytes * DEFAULT_KV_SHARE), DEFAULT_KV_BYTES)
+        flag = device.memory_flag
+        kv_bytes = int(left_bytes * device.default_kv_share)
+        if device.default_kv_bytes is not None:
+            kv_bytes = min(kv_bytes, device.default_kv_bytes)
         if config.max_model_len is not None:
-            kv_bytes = max(kv_bytes, min(pages_per_seq * page_bytes, free_bytes))
+            kv_bytes = max(kv_bytes, min(pages_per_seq * page_bytes, left_bytes))
     num_pages = min(max(kv_bytes, 0) // page_bytes, config.max_num_seqs * pages_per_seq)
     if num_pages < pages_per_seq:
         if config.max_model_len is not None or num_pages * page_size < 2 * page_size:
@@ -117,15 +132,15 @@ def plan_memory(
                 f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_pages * page_size} "
                 f"tokens, one sequence of max_model_len {max_model_len} needs "
                 f"{format_bytes(pages_per_seq * page_bytes)} (weights and scratch take "
-                f"{format_bytes(fixed_bytes)} of {format_bytes(available_bytes)} free memory); "
-                "raise --kv-cache-memory or lower --max-model-len"
+                f"{format_bytes(fixed_bytes)} of the {format_bytes(memory.budget_bytes)} that the "
+                f"engine may take); raise {flag} or lower --max-model-len"
             )
         logger.warning(
-            "max_model_len lowered from %d to %d, what the KV memory of %s holds; "
-            "--kv-cache-memory raises it",
+            "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
             max_model_len,
             num_pages * page_size,
             format_bytes(kv_bytes),
+            flag,
         )
         max_model_len = num_pages * page_size
     plan = MemoryPlan(
@@ -136,11 +151,11 @@ def plan_memory(
         page_size=page_size,
         num_pages=num_pages,
         max_model_len=max_model_len,
-        available_bytes=available_bytes,
+        available_bytes=memory.free_bytes,
     )
-    if plan.total_bytes > available_bytes:
+    if plan.total_bytes > memory.free_bytes:
         raise ConfigError(
-            f"not enough memory: {plan.describe()}; lower --kv-cache-memory, --max-num-seqs or "
+            f"not enough memory: {plan.describe()}; lower {flag}, --max-num-seqs or "
             "--max-num-batched-tokens, or take a smaller model"
         )
     return plan

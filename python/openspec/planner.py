@@ -1,4 +1,8 @@
-"""Planning of one step: rows and pages for the running sequences, in order of rank."""
+"""Planning of one step: rows and pages for the running sequences, in order of rank.
+
+Steps before it may still be in flight. What they will bring is not known, so a sequence is planned
+for the least (one token each) where its budget counts, and for the most where its pages do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ def _plan_only_decodes(
     config: SchedulerConfig, table: SequenceTable, queue: RunQueue
 ) -> StepPlan | None:
     """Every sequence with all the drafts it wants, if rows and pages allow."""
-    spans = [(request.slot, 1, request.max_drafts) for request in queue.running]
+    requests = [request for request in queue.running if request.num_wanted > 0]
+    spans = [(request.slot, 1, request.max_drafts) for request in requests]
     num_rows = len(spans) + sum([span[2] for span in spans])
     if num_rows > config.max_num_batched_tokens:
         return None
@@ -29,7 +34,7 @@ def _plan_only_decodes(
         needed = table.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:
             return None
-    return StepPlan(spans, list(queue.running))
+    return StepPlan(spans, requests)
 
 
 class _MixedStep:
@@ -48,22 +53,24 @@ class _MixedStep:
         queue = self._queue
         running = queue.running
         num_preemptions = queue.num_preemptions
-        num_decoding = len(running) - queue.num_prefilling
         # One row for every decoding sequence comes first; then up to half of the rest for drafts.
-        self._rows_left -= num_decoding
-        drafts_wanted = sum(
-            request.max_drafts for request in running if request.phase is Phase.DECODING
-        )
+        decoding = [
+            request
+            for request in running
+            if request.phase is Phase.DECODING and request.num_wanted > 0
+        ]
+        self._rows_left -= len(decoding)
+        drafts_wanted = sum(request.max_drafts for request in decoding)
         rows_for_drafts = min(drafts_wanted, self._rows_left // 2)
         self._rows_left -= rows_for_drafts
 
         index = 0
         while index < len(running):  # preemption shortens the list behind the index
             request = running[index]
-            if request.phase is Phase.DECODING:
-                self._place_decode(request)
-            else:
+            if request.phase is Phase.PREFILLING:
                 self._place_chunk(request)
+            elif request.num_wanted > 0:
+                self._place_decode(request)
             index += 1
         while queue.num_preemptions == num_preemptions and self._rows_left > 0:
             admitted = queue.admit(self._num_free())
@@ -85,6 +92,10 @@ class _MixedStep:
     def _place_decode(self, request: Request) -> None:
         needed = self._table.num_pages_needed(request.slot, 1)
         while needed > self._num_free():
+            if request.num_steps_in_flight > 0:
+                # Once they are in, it needs no more pages than it really has tokens.
+                self._rows_left += 1
+                return
             last = self._queue.running[-1]
             self._queue.preempt(last)
             if last is request:
@@ -109,14 +120,14 @@ class _MixedStep:
         self._rows_left -= fits
 
     def _chunk_rows(self, request: Request) -> int:
-        num_left = request.num_tokens - request.num_computed
+        num_left = request.num_tokens - request.num_scheduled
         num_rows = min(num_left, self._rows_left)
         if num_rows < num_left:
             # Chunks end on page boundaries where they can.
-            end = request.num_computed + num_rows
+            end = request.num_scheduled + num_rows
             aligned = end - end % self._config.page_size
-            if aligned > request.num_computed:
-                num_rows = aligned - request.num_computed
+            if aligned > request.num_scheduled:
+                num_rows = aligned - request.num_scheduled
         return num_rows
 
     def _largest_fit(self, request: Request, num_rows: int) -> int:
@@ -141,7 +152,7 @@ class _MixedStep:
         for request, num_new in zip(self._requests, self._num_new, strict=True):
             num_drafts = 0
             if request.phase is Phase.DECODING or (
-                request.num_computed + num_new == request.num_tokens
+                request.num_scheduled + num_new == request.num_tokens
             ):
                 share = -(-self._rows_left // num_to_serve)
                 num_drafts = min(request.max_drafts, share)

@@ -32,13 +32,18 @@ class Request:
     prompt_len: int = field(init=False)
     num_tokens: int = field(init=False)
     """Known tokens: prompt and output."""
-    max_drafts: int = field(init=False)
-    """Drafts worth making now: the token after the last draft must still fit the budget."""
     output_token_ids: list[int] = field(default_factory=list)
     phase: Phase = Phase.WAITING
     slot: int = -1
+    stay: int = 0
+    """Which of its stays in a slot this is; what a step of an earlier one brings is void."""
+    num_scheduled: int = 0
+    """Tokens of this stay's prompt (when resumed, output so far included) that are computed, or
+    will be by the steps in flight."""
     num_computed: int = 0
-    """Tokens with KV while prefilling; in decode it is num_tokens - 1."""
+    """Those that are computed."""
+    num_steps_in_flight: int = 0
+    """Steps in flight that choose a token of this request, at least one each."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the prefix cache on first admission; -1 before that."""
     needs_prompt_logprobs: bool = field(init=False)
@@ -53,18 +58,28 @@ class Request:
         self.num_tokens = self.prompt_len
         self.needs_prompt_logprobs = self.source.sampling.prompt_logprobs is not None
         self.spec_decode = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * self.draft_limit)
-        self.max_drafts = max(0, min(self.draft_limit, self.max_tokens - 1))
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and output so far."""
         return self.source.prompt_token_ids + self.output_token_ids
 
+    @property
+    def num_wanted(self) -> int:
+        """Output tokens that are still to be planned for if each step in flight brings only one."""
+        # Without output wanted one token is chosen all the same.
+        wanted = max(self.max_tokens, 1)
+        return wanted - len(self.output_token_ids) - self.num_steps_in_flight
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts worth making now: the token after the last draft must still fit the budget."""
+        return max(0, min(self.draft_limit, self.num_wanted - 1))
+
     def append(self, token_ids: list[int]) -> None:
         """Takes the tokens of one step."""
         self.output_token_ids += token_ids
         self.num_tokens += len(token_ids)
-        self.max_drafts = min(self.draft_limit, self.max_tokens - len(self.output_token_ids) - 1)
 
     def last_output(self, finish_reason: str, error: str | None = None) -> EngineOutput:
         """The output that ends a request which got no token in this step."""

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Sequence
 
 from openspec.request import Phase, Request
-from openspec.step_plan import SequenceTable
+from openspec.step_plan import SequenceTable, StepPlan
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -76,7 +76,9 @@ class RunQueue:
                 return None
         heapq.heappop(self._heap)
         self.num_waiting -= 1
-        request.slot, request.num_computed = slot, num_computed
+        request.slot = slot
+        request.num_scheduled = request.num_computed = num_computed
+        request.num_steps_in_flight = 0
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
         request.phase = Phase.PREFILLING
@@ -84,15 +86,33 @@ class RunQueue:
         bisect.insort(self._running, request, key=_rank)
         return request
 
-    def start_decoding(self, request: Request) -> None:
-        """The prompt is computed."""
-        request.phase = Phase.DECODING
-        self.num_prefilling -= 1
+    def advance(self, plan: StepPlan) -> None:
+        """Counts the rows of a step as scheduled; it is about to be launched.
+
+        From here on a prompt whose last chunk is in flight counts as computed.
+        """
+        for request, (_, num_new, _) in zip(plan.requests, plan.spans, strict=True):
+            if request.phase is Phase.PREFILLING:
+                request.num_scheduled += num_new
+                if request.num_scheduled < request.num_tokens:
+                    continue
+                request.phase = Phase.DECODING
+                self.num_prefilling -= 1
+            request.num_steps_in_flight += 1
+
+    def fall_back(self) -> None:
+        """Nothing is in flight any more: what was scheduled and not computed never will be."""
+        for request in self._running:
+            request.num_steps_in_flight = 0
+            if request.num_scheduled > request.num_computed:
+                request.num_scheduled = request.num_computed
+                if request.phase is Phase.DECODING:
+                    request.phase = Phase.PREFILLING
+                    self.num_prefilling += 1
 
     def preempt(self, request: Request) -> None:
         """Takes the request's slot and pages; it waits, and resumes by computing all its tokens."""
         self._leave(request)
-        request.num_computed = 0
         request.prompt_logprobs.clear()
         self.num_preemptions += 1
         self._wait(request)
@@ -118,6 +138,7 @@ class RunQueue:
         if request.phase is Phase.PREFILLING:
             self.num_prefilling -= 1
         self._running.remove(request)
+        request.stay += 1
         slot, request.slot = request.slot, -1
         self._table.remove(slot)
 
@@ -128,7 +149,7 @@ class RunQueue:
 
     def _num_promised(self) -> int:
         return sum(
-            self._table.num_pages_needed(request.slot, request.num_tokens - request.num_computed)
+            self._table.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
             for request in self._running
             if request.phase is Phase.PREFILLING
         )

@@ -5,6 +5,10 @@ row budget leaves, and drafts share it with them. Pages are given in order of ra
 arrival); when they run out, drafts shrink first, then the lowest rank is preempted: it gives all
 its pages back and later computes its prompt and output again. The first in rank always advances, so
 every request finishes.
+
+A step may be planned while earlier ones are in flight. What is planned is counted when the step is
+scheduled, what is computed when its results are taken; a request that has left its slot in between
+has no part in those results.
 """
 
 from __future__ import annotations
@@ -72,11 +76,26 @@ class Scheduler:
     # The step
 
     def schedule(self) -> StepPlan:
-        """The next step; without spans if there is nothing to do."""
-        return plan_step(self._config, self._table, self._queue)
+        """The next step, as if all those in flight had landed; no spans: nothing to launch."""
+        plan = plan_step(self._config, self._table, self._queue)
+        self._queue.advance(plan)
+        return plan
+
+    def fall_back(self) -> None:
+        """All steps in flight were given up; what they had planned is to be planned anew."""
+        self._queue.fall_back()
+
+    def schedule_again(self, plan: StepPlan) -> StepPlan:
+        """A step that was given up, as the next one: without drafts and without who has left since.
+
+        It need not have been the oldest: no span is longer than what is left to compute.
+        """
+        plan = plan.plain()
+        self._queue.advance(plan)
+        return plan
 
     def update(self, plan: StepPlan, results: Sequence[SpanResult]) -> list[EngineOutput]:
-        """Takes the results of a step, in the order of its spans.
+        """Takes the results of the oldest step in flight, in the order of its spans.
 
         Raises:
             EngineError: if they do not belong to this plan.
@@ -84,15 +103,18 @@ class Scheduler:
         if len(results) != len(plan.spans):
             raise EngineError(f"{len(results)} results for {len(plan.spans)} spans")
         outputs: list[EngineOutput] = []
-        for request, span, result in zip(plan.requests, plan.spans, results, strict=True):
+        for request, stay, span, result in zip(
+            plan.requests, plan.stays, plan.spans, results, strict=True
+        ):
             if result.slot != span[0]:
                 raise EngineError(f"result of slot {result.slot} where slot {span[0]} was due")
-            if request.phase is Phase.FINISHED:
+            if request.stay != stay:
                 continue
-            if request.phase is Phase.PREFILLING:
+            if request.num_computed < request.num_scheduled:
                 self._advance_prefill(request, span[1], result)
-                if request.phase is Phase.PREFILLING:
+                if request.num_computed < request.num_tokens:
                     continue
+            request.num_steps_in_flight -= 1
             outputs.append(self._take_tokens(request, result))
         return outputs
 
@@ -154,9 +176,7 @@ class Scheduler:
         self._stats.num_prompt_tokens += num_new
         if request.needs_prompt_logprobs:
             request.prompt_logprobs += _logprobs(result.prompt_logprobs)
-        if request.num_computed == request.num_tokens:
-            self._queue.start_decoding(request)
-        elif result.token_ids:
+        if request.num_computed < request.num_tokens and result.token_ids:
             raise EngineError(f"slot {result.slot} chose tokens before its prompt was computed")
 
     def _take_tokens(self, request: Request, result: SpanResult) -> EngineOutput:

@@ -25,16 +25,16 @@ class SequenceTable(Protocol):
         """Sequences that can be added."""
 
     def num_pages_needed(self, slot: int, num_rows: int, /) -> int:
-        """Pages that so many more rows of the sequence would take."""
+        """Pages that so many more rows would take, all rows in flight kept."""
 
     def kv_len(self, slot: int, /) -> int:
-        """Tokens with KV."""
+        """Tokens with KV, steps in flight left aside."""
 
     def add(self, request: Request, /) -> int:
         """Takes a slot and attaches the cached prefix."""
 
     def remove(self, slot: int, /) -> None:
-        """Gives slot and pages back."""
+        """Gives slot and pages back, also while steps with them are in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,19 @@ class StepPlan:
 
     spans: list[Span] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    stays: list[int] = field(init=False)
+    """The requests' stays when the step was planned."""
 
-    def without_drafts(self) -> StepPlan:
-        """The same step, plain."""
-        return StepPlan([(slot, num_new, 0) for slot, num_new, _ in self.spans], self.requests)
+    def __post_init__(self) -> None:
+        self.stays = [request.stay for request in self.requests]
+
+    def plain(self) -> StepPlan:
+        """The same step without drafts, for the requests that have not left since."""
+        left = [
+            (request, (slot, num_new, 0))
+            for request, stay, (slot, num_new, _) in zip(
+                self.requests, self.stays, self.spans, strict=True
+            )
+            if request.stay == stay
+        ]
+        return StepPlan([span for _, span in left], [request for request, _ in left])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import pytest
+
 from openspec.engine import EngineCore
 from openspec.executor import Executor
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, SpeculativeOptions
@@ -18,6 +20,9 @@ from tests.unit.fake_runner import (
     fake_params,
     plain_text,
 )
+
+both_depths = pytest.mark.parametrize("num_steps_ahead", [0, 1])
+"""For what must hold whether or not a step is in flight while the next one is planned."""
 
 
 def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:

@@ -2,6 +2,11 @@
 
 The token at position t of a sequence depends on the whole prefix and the seed, so any mistake in
 what is computed, kept or resumed shows in the text. Drafts are right about half of the time.
+
+With `num_steps_ahead=1` it behaves like a device that computes on its own: `launch` only enqueues,
+`collect` computes in the order of launches, on lengths that the host has not seen yet. A sequence
+that has ended, or was removed, yields nothing; pages stay with a sequence until it is removed; a
+step that is given up takes all others with it.
 """
 
 from __future__ import annotations
@@ -99,7 +104,7 @@ class FakeStats:
     step_seconds: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sequence:
     tokens: list[int]
     prompt_len: int
@@ -107,20 +112,38 @@ class _Sequence:
     salt: bytes
     kv_len: int = 0
     pages: list[int] = field(default_factory=list)
+    is_removed: bool = False
+    # What the device knows, ahead of the host by the steps collected and not committed.
+    device_tokens: list[int] = field(default_factory=list)
+    device_kv_len: int = 0
+    is_finished: bool = False
+
+    def restore(self) -> None:
+        """The device forgets what is not committed."""
+        self.device_tokens, self.device_kv_len = list(self.tokens), self.kv_len
+        self.is_finished = False
 
 
 class FakeLease:
-    def __init__(self, runner: FakeRunner, spans: list[Span], pages: list[list[int]]) -> None:
-        self.runner, self.spans, self.pages = runner, spans, pages
+    def __init__(self, runner: FakeRunner, spans: list[Span]) -> None:
+        self.runner, self.spans = runner, spans
+        self.sequences: list[_Sequence] = []
+        self.num_pages: list[int] = []  # taken, by span
         self.results: list[FakeSpanResult] = []
         self.state = "reserved"
 
     def close(self) -> None:
-        for pages in self.pages:
-            for page in reversed(pages):
-                self.runner.release(page)
-        self.pages = []
+        if self.state in ("committed", "closed"):
+            return
+        assert self is self.runner.open_leases[-1], "the newest lease is closed first"
+        self.runner.open_leases.pop()
+        self.runner.is_giving_up = bool(self.runner.open_leases)
         self.state = "closed"
+        for sequence, num_pages in zip(self.sequences, self.num_pages, strict=True):
+            if not sequence.is_removed:
+                for _ in range(num_pages):
+                    self.runner.release(sequence.pages.pop())
+                sequence.restore()
 
 
 class FakeRunner:
@@ -134,6 +157,7 @@ class FakeRunner:
         max_num_batched_tokens: int = 32,
         num_speculative_tokens: int = 3,
         enable_prefix_caching: bool = True,
+        num_steps_ahead: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -141,6 +165,7 @@ class FakeRunner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_speculative_tokens = num_speculative_tokens
         self.enable_prefix_caching = enable_prefix_caching
+        self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()
         self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
@@ -152,7 +177,8 @@ class FakeRunner:
         self._cached: dict[tuple[bytes, tuple[int, ...]], int] = {}  # prefix to page
         self._contents: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._evictable: dict[int, None] = {}  # in order of last use
-        self._open_lease: FakeLease | None = None
+        self.open_leases: list[FakeLease] = []
+        self.is_giving_up = False
 
     # Sequences
 
@@ -166,11 +192,13 @@ class FakeRunner:
         self._slots[slot] = sequence
         if self.enable_prefix_caching and params.num_prompt_logprobs < 0:
             self._attach(sequence)
+        sequence.restore()
         return slot
 
     def remove_sequence(self, slot: int) -> None:
         sequence = self._slots.pop(slot)
         self._free_slots.append(slot)
+        sequence.is_removed = True
         for page in reversed(sequence.pages):
             self.release(page)
 
@@ -199,7 +227,9 @@ class FakeRunner:
 
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]
-        return max(0, self._pages_for(sequence.kv_len + num_rows) - len(sequence.pages))
+        in_flight = sum(num_new + max_drafts for num_new, max_drafts in self._in_flight(sequence))
+        most_tokens = min(sequence.kv_len + in_flight + num_rows, self.max_model_len)
+        return max(0, self._pages_for(most_tokens) - len(sequence.pages))
 
     def reset_prefix_cache(self) -> None:
         for page in self._evictable:
@@ -211,7 +241,8 @@ class FakeRunner:
     def check_integrity(self) -> None:
         held = [0] * self.num_pages
         for slot, sequence in self._slots.items():
-            if len(sequence.pages) != self._pages_for(sequence.kv_len):
+            num_spare = len(sequence.pages) - self._pages_for(sequence.kv_len)
+            if num_spare < 0 or (num_spare > 0 and self.num_steps_ahead == 0):
                 raise EngineError(f"slot {slot} holds {len(sequence.pages)} pages")
             if not sequence.kv_len < len(sequence.tokens):
                 raise EngineError(f"slot {slot} has KV for all of its tokens")
@@ -236,60 +267,59 @@ class FakeRunner:
 
     def reserve(self, spans: Sequence[Span]) -> FakeLease:
         self.hook("reserve")
-        assert spans and self._open_lease is None
+        assert spans and len(self.open_leases) <= self.num_steps_ahead and not self.is_giving_up
         num_rows = sum(num_new + max_drafts for _, num_new, max_drafts in spans)
         assert num_rows <= self.max_num_batched_tokens, num_rows
         self.most_rows = max(self.most_rows, num_rows)
         assert len({slot for slot, _, _ in spans}) == len(spans)
-        pages: list[list[int]] = []
-        for slot, num_new, max_drafts in spans:
+        lease = FakeLease(self, list(spans))
+        needed = [self._check_span(span) for span in spans]  # before the lease counts as in flight
+        self.open_leases.append(lease)
+        for (slot, _, _), num_pages in zip(spans, needed, strict=True):
             sequence = self._slots[slot]
-            end = sequence.kv_len + num_new
-            assert num_new >= 1 and end <= len(sequence.tokens)
-            assert max_drafts == 0 or end == len(sequence.tokens)
-            assert max_drafts <= sequence.params.num_speculative_tokens
-            num_output = len(sequence.tokens) - sequence.prompt_len
-            assert max_drafts < max(sequence.params.max_tokens - num_output, 1)
-            taken: list[int] = []
-            pages.append(taken)
-            for _ in range(self.num_pages_needed(slot, num_new + max_drafts)):
-                if not self._free and not self._evictable:
-                    FakeLease(self, [], pages).close()
+            lease.sequences.append(sequence)
+            lease.num_pages.append(0)
+            for _ in range(num_pages):
+                if self.num_free_pages == 0:
+                    lease.close()
+                    self.is_giving_up = False  # not launched: the others are as they were
                     raise FakeOutOfPages(f"slot {slot}")
-                taken.append(self._allocate())
-        self._open_lease = FakeLease(self, list(spans), pages)
-        return self._open_lease
+                sequence.pages.append(self._allocate())
+                lease.num_pages[-1] += 1
+        return lease
 
     def launch(self, lease: FakeLease) -> None:
-        try:
-            assert lease.state == "reserved"
-            for stage in ("propose", "layout", "score", "choose", "accept"):
-                self.hook(stage)
-            lease.results = [self._resolve(span) for span in lease.spans]
-            lease.state = "launched"
-        except BaseException:
-            self._open_lease = None
-            raise
+        assert lease.state == "reserved" and lease is self.open_leases[-1]
+        for stage in ("propose", "layout"):
+            self.hook(stage)
+        if self.num_steps_ahead == 0:
+            self._compute(lease)
+        lease.state = "launched"
 
     def collect(self, lease: FakeLease) -> list[FakeSpanResult]:
-        assert lease.state == "launched"
+        assert lease.state == "launched" and lease is self.open_leases[0] and not self.is_giving_up
+        if self.num_steps_ahead > 0:
+            self._compute(lease)
+        lease.state = "collected"
         return lease.results
 
     def commit(self, lease: FakeLease) -> None:
-        assert lease.state == "launched"
-        self._open_lease = None
+        assert lease.state == "collected" and lease is self.open_leases[0] and not self.is_giving_up
         self.hook("commit")
-        for (slot, num_new, _), result, pages in zip(
-            lease.spans, lease.results, lease.pages, strict=True
+        for sequence, (_, num_new, _), result in zip(
+            lease.sequences, lease.spans, lease.results, strict=True
         ):
-            sequence = self._slots[slot]
+            if sequence.is_removed or (sequence.is_finished and not result.token_ids):
+                continue
             sequence.kv_len += num_new + max(len(result.token_ids) - 1, 0)
             sequence.tokens += result.token_ids
-            while len(sequence.pages) < self._pages_for(sequence.kv_len):
-                sequence.pages.append(pages.pop(0))
+            if self.num_steps_ahead == 0:
+                while len(sequence.pages) > self._pages_for(sequence.kv_len):
+                    self.release(sequence.pages.pop())
             self._publish(sequence)
         self.stats.num_steps += 1
-        lease.close()
+        self.open_leases.pop(0)
+        lease.state = "committed"
 
     # Parts
 
@@ -329,20 +359,60 @@ class FakeRunner:
                 self._cached[content] = page
                 self._contents[page] = content
 
-    def _resolve(self, span: Span) -> FakeSpanResult:
+    def _in_flight(self, sequence: _Sequence) -> list[tuple[int, int]]:
+        return [
+            (num_new, max_drafts)
+            for lease in self.open_leases
+            for other, (_, num_new, max_drafts) in zip(lease.sequences, lease.spans, strict=True)
+            if other is sequence
+        ]
+
+    def _check_span(self, span: Span) -> int:
+        """Checks a span against what the host may know; returns the pages it needs."""
         slot, num_new, max_drafts = span
         sequence = self._slots[slot]
-        params, known = sequence.params, list(sequence.tokens)
+        params = sequence.params
+        end, num_output = sequence.kv_len, len(sequence.tokens) - sequence.prompt_len
+        for num_rows, _ in self._in_flight(sequence):
+            end += num_rows
+            num_output += end >= len(sequence.tokens)
+        assert num_output < max(params.max_tokens, 1), "a step that can bring nothing"
+        if end >= len(sequence.tokens):
+            assert num_new == 1
+        else:
+            end += num_new
+            assert num_new >= 1 and end <= len(sequence.tokens)
+            assert max_drafts == 0 or end == len(sequence.tokens)
+        assert max_drafts <= params.num_speculative_tokens
+        assert max_drafts < max(params.max_tokens - num_output, 1)
+        return self.num_pages_needed(slot, num_new + max_drafts)
+
+    def _compute(self, lease: FakeLease) -> None:
+        for stage in ("score", "choose", "accept"):
+            self.hook(stage)
+        for sequence, span in zip(lease.sequences, lease.spans, strict=True):
+            lease.results.append(self._resolve(sequence, span))
+
+    def _resolve(self, sequence: _Sequence, span: Span) -> FakeSpanResult:
+        slot, num_new, max_drafts = span
         result = FakeSpanResult(slot)
-        end = sequence.kv_len + num_new
+        if sequence.is_removed or sequence.is_finished:
+            return result
+        params, known = sequence.params, list(sequence.device_tokens)
+        end = sequence.device_kv_len + num_new
         if params.num_prompt_logprobs >= 0:
-            for position in range(sequence.kv_len + 1, min(end + 1, sequence.prompt_len)):
+            for position in range(sequence.device_kv_len + 1, min(end + 1, sequence.prompt_len)):
                 result.prompt_logprobs.append(
                     logprobs_of(known[:position], known[position], params.num_prompt_logprobs)
                 )
+        sequence.device_kv_len = end
         if end < len(known):
+            assert self._pages_for(end) <= len(sequence.pages)
             return result
-        drafts = self._draft(known, params, len(known) - sequence.prompt_len, max_drafts)
+        num_output = len(known) - sequence.prompt_len
+        max_drafts = max(0, min(max_drafts, params.max_tokens - num_output - 1))
+        drafts = self._draft(known, params, num_output, max_drafts)
+        assert self._pages_for(end + len(drafts)) <= len(sequence.pages)
         result.num_draft_tokens = len(drafts)
         for index in range(len(drafts) + 1):
             num_output = len(known) - sequence.prompt_len
@@ -360,6 +430,9 @@ class FakeRunner:
                 result.finish_reason = "length"
             if result.finish_reason or not is_accepted:
                 break
+        sequence.device_tokens = known
+        sequence.device_kv_len = len(known) - 1
+        sequence.is_finished = bool(result.finish_reason)
         return result
 
     def _draft(

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 
 from openspec.errors import EngineError
 from openspec.executor import Executor, OutOfPages
+from openspec.runner import SpanResult
 from openspec.step_plan import StepPlan
-from tests.unit.fake_core import expected, make_core, make_request, run
+from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import FakeOutOfPages, FakeParams, FakeRunner, fake_params
 
 STAGES = ("reserve", "propose", "layout", "score", "choose", "accept", "commit")
@@ -17,9 +19,19 @@ def make_executor(runner: FakeRunner) -> Executor:  # type: ignore[type-arg]
     return Executor(runner, fake_params, FakeOutOfPages)
 
 
+def finish(executor: Executor, plan: StepPlan) -> Sequence[SpanResult]:  # type: ignore[type-arg]
+    step = executor.launch(plan)
+    try:
+        return step.finish()
+    except BaseException:
+        step.close()
+        raise
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_failed_step_changes_nothing(stage: str) -> None:
-    runner = FakeRunner(max_num_batched_tokens=64)
+@both_depths
+def test_a_failed_step_changes_nothing(stage: str, num_steps_ahead: int) -> None:
+    runner = FakeRunner(max_num_batched_tokens=64, num_steps_ahead=num_steps_ahead)
     executor = make_executor(runner)
     slot = runner.add_sequence(list(range(30)), 30, FakeParams(num_speculative_tokens=3))
     plan = StepPlan([(slot, 30, 3)], [])
@@ -31,12 +43,12 @@ def test_a_failed_step_changes_nothing(stage: str) -> None:
     runner.hook = fail
     num_free = runner.num_free_pages
     with pytest.raises(KeyboardInterrupt):
-        executor.step(plan)
+        finish(executor, plan)
     assert runner.num_free_pages == num_free
     assert runner.kv_len(slot) == 0 and runner.num_tokens(slot) == 30
     runner.check_integrity()
     runner.hook = lambda at: None
-    results = executor.step(plan)
+    results = finish(executor, plan)
     assert results[0].token_ids
     runner.check_integrity()
 
@@ -45,13 +57,14 @@ def test_out_of_pages() -> None:
     runner = FakeRunner(num_pages=2)
     slot = runner.add_sequence(list(range(12)), 12, FakeParams())
     with pytest.raises(OutOfPages):
-        make_executor(runner).step(StepPlan([(slot, 12, 0)], []))
+        make_executor(runner).launch(StepPlan([(slot, 12, 0)], []))
     assert runner.num_free_pages == 2
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_one_failure_costs_only_the_drafts(stage: str) -> None:
-    runner = FakeRunner()
+@both_depths
+def test_one_failure_costs_only_the_drafts(stage: str, num_steps_ahead: int) -> None:
+    runner = FakeRunner(num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     failed = False
 
@@ -70,8 +83,11 @@ def test_one_failure_costs_only_the_drafts(stage: str) -> None:
     assert core.stats().num_step_failures == 1
 
 
-def test_two_failures_end_the_requests_of_the_step(caplog: pytest.LogCaptureFixture) -> None:
-    runner = FakeRunner(max_num_seqs=2)
+@both_depths
+def test_two_failures_end_the_requests_of_the_step(
+    caplog: pytest.LogCaptureFixture, num_steps_ahead: int
+) -> None:
+    runner = FakeRunner(max_num_seqs=2, num_steps_ahead=num_steps_ahead)
     core = make_core(runner, max_num_seqs=2)
     num_failures = 0
 
@@ -96,8 +112,9 @@ def test_two_failures_end_the_requests_of_the_step(caplog: pytest.LogCaptureFixt
     assert runner.num_free_pages == runner.num_pages
 
 
-def test_out_of_pages_preempts_and_plans_anew() -> None:
-    runner = FakeRunner()
+@both_depths
+def test_out_of_pages_preempts_and_plans_anew(num_steps_ahead: int) -> None:
+    runner = FakeRunner(num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     num_failures = 0
 
@@ -133,8 +150,11 @@ def test_a_broken_invariant_ends_the_engine() -> None:
         core.step()
 
 
-def test_a_failing_drafter_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    runner = FakeRunner(max_model_len=1024, num_pages=512)
+@both_depths
+def test_a_failing_drafter_is_reported_once(
+    caplog: pytest.LogCaptureFixture, num_steps_ahead: int
+) -> None:
+    runner = FakeRunner(max_model_len=1024, num_pages=512, num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     runner.stats.num_drafter_failures = 3
     runner.stats.last_drafter_failure = "out of ideas"

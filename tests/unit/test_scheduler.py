@@ -8,7 +8,7 @@ from openspec.messages import EngineRequest, SpeculativeOptions
 from openspec.sampling_params import SamplingParams
 from openspec.scheduler import Scheduler
 from openspec.step_plan import SchedulerConfig
-from tests.unit.fake_core import expected, make_core, make_request, run
+from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,
@@ -19,8 +19,9 @@ from tests.unit.fake_runner import (
 )
 
 
-def test_one_request() -> None:
-    core = make_core(FakeRunner())
+@both_depths
+def test_one_request(num_steps_ahead: int) -> None:
+    core = make_core(FakeRunner(num_steps_ahead=num_steps_ahead))
     request = make_request(max_tokens=20)
     seen = run(core, [request])["r"]
     assert (seen.token_ids, seen.finish_reason) == expected(request, 64)
@@ -32,8 +33,9 @@ def test_one_request() -> None:
     assert core.stats().num_free_pages == core.stats().num_pages
 
 
-def test_prompt_in_chunks_beside_decodes() -> None:
-    runner = FakeRunner(max_num_batched_tokens=16)
+@both_depths
+def test_prompt_in_chunks_beside_decodes(num_steps_ahead: int) -> None:
+    runner = FakeRunner(max_num_batched_tokens=16, num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     spans: list[list[tuple[int, int, int]]] = []
     reserve = runner.reserve
@@ -69,14 +71,16 @@ def test_refuses_what_can_never_run() -> None:
         core.add_request(make_request())
 
 
-def test_max_tokens_is_clamped_to_the_model() -> None:
+@both_depths
+def test_max_tokens_is_clamped_to_the_model(num_steps_ahead: int) -> None:
     request = make_request(prompt=[1] * 60, max_tokens=1000)
-    seen = run(make_core(FakeRunner()), [request])["r"]
+    seen = run(make_core(FakeRunner(num_steps_ahead=num_steps_ahead)), [request])["r"]
     assert len(seen.token_ids) == 4 and seen.finish_reason == "length"
 
 
-def test_no_output_wanted() -> None:
-    core = make_core(FakeRunner())
+@both_depths
+def test_no_output_wanted(num_steps_ahead: int) -> None:
+    core = make_core(FakeRunner(num_steps_ahead=num_steps_ahead))
     seen = run(core, [make_request(max_tokens=0)])["r"]
     assert seen.token_ids == [] and seen.finish_reason == "length"
     assert core.stats().num_steps == 0
@@ -88,8 +92,9 @@ def test_no_output_wanted() -> None:
     ]
 
 
-def test_request_limits_drafts() -> None:
-    runner = FakeRunner()
+@both_depths
+def test_request_limits_drafts(num_steps_ahead: int) -> None:
+    runner = FakeRunner(num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     off = make_request("off", speculative=SpeculativeOptions(enabled=False))
     one = make_request("one", speculative=SpeculativeOptions(num_speculative_tokens=1))
@@ -100,8 +105,9 @@ def test_request_limits_drafts() -> None:
     assert seen["off"].token_ids == seen["one"].token_ids
 
 
-def test_priority_before_arrival() -> None:
-    core = make_core(FakeRunner(max_num_seqs=1), max_num_seqs=1)
+@both_depths
+def test_priority_before_arrival(num_steps_ahead: int) -> None:
+    core = make_core(FakeRunner(max_num_seqs=1, num_steps_ahead=num_steps_ahead), max_num_seqs=1)
     order: list[str] = []
     for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1)):
         core.add_request(make_request(name, priority=priority, max_tokens=3))
@@ -110,8 +116,9 @@ def test_priority_before_arrival() -> None:
     assert order == ["d", "b", "a", "c"]
 
 
-def test_preemption_takes_the_lowest_rank() -> None:
-    runner = FakeRunner(num_pages=12, enable_prefix_caching=False)
+@both_depths
+def test_preemption_takes_the_lowest_rank(num_steps_ahead: int) -> None:
+    runner = FakeRunner(num_pages=12, enable_prefix_caching=False, num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
     requests = [
         make_request("first", [1] * 8, max_tokens=30),
@@ -134,8 +141,10 @@ def test_preemption_takes_the_lowest_rank() -> None:
         assert texts[request.request_id] == expected(request, 64)[0]
 
 
-def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised() -> None:
+@both_depths
+def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised(num_steps_ahead: int) -> None:
     runner = FakeRunner(
+        num_steps_ahead=num_steps_ahead,
         num_pages=14,
         max_num_seqs=2,
         max_num_batched_tokens=6,
@@ -153,8 +162,11 @@ def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised() -> None:
     assert list(seen) == ["urgent", "growing"] and seen["growing"].finish_reason == "length"
 
 
-def test_drafts_shrink_before_anyone_is_preempted() -> None:
-    runner = FakeRunner(num_pages=10, page_size=4, enable_prefix_caching=False)
+@both_depths
+def test_drafts_shrink_before_anyone_is_preempted(num_steps_ahead: int) -> None:
+    runner = FakeRunner(
+        num_pages=10, page_size=4, enable_prefix_caching=False, num_steps_ahead=num_steps_ahead
+    )
     core = make_core(runner)
     # Each needs 5 pages in the end: both fit if no page is spent on drafts.
     requests = [make_request(name, [i] * 4, max_tokens=16) for i, name in enumerate("ab")]
@@ -163,8 +175,9 @@ def test_drafts_shrink_before_anyone_is_preempted() -> None:
     assert all(seen[r.request_id].token_ids == expected(r, 64)[0] for r in requests)
 
 
-def test_abort_within_a_step() -> None:
-    runner = FakeRunner(max_num_seqs=1)
+@both_depths
+def test_abort_within_a_step(num_steps_ahead: int) -> None:
+    runner = FakeRunner(max_num_seqs=1, num_steps_ahead=num_steps_ahead)
     core = make_core(runner, max_num_seqs=1)
     core.add_request(make_request("running", max_tokens=50))
     core.add_request(make_request("waiting"))
@@ -181,8 +194,9 @@ def test_abort_within_a_step() -> None:
     assert runner.num_free_pages == runner.num_pages and runner.num_free_slots == 1
 
 
-def test_prefix_cache_and_prompt_logprobs() -> None:
-    core = make_core(FakeRunner())
+@both_depths
+def test_prefix_cache_and_prompt_logprobs(num_steps_ahead: int) -> None:
+    core = make_core(FakeRunner(num_steps_ahead=num_steps_ahead))
     prompt = list(range(1, 21))
     first = run(core, [make_request("a", prompt)])["a"]
     again = run(core, [make_request("b", prompt)])["b"]
@@ -212,9 +226,12 @@ def test_results_of_another_plan_are_refused() -> None:
         scheduler.update(plan, [FakeSpanResult(slot=99, token_ids=[1])])
 
 
-def test_no_starvation_under_load() -> None:
+@both_depths
+def test_no_starvation_under_load(num_steps_ahead: int) -> None:
     """A long prompt advances while a full batch decodes, and the batch decodes meanwhile."""
-    runner = FakeRunner(num_pages=256, max_num_seqs=8, max_num_batched_tokens=16)
+    runner = FakeRunner(
+        num_pages=256, max_num_seqs=8, max_num_batched_tokens=16, num_steps_ahead=num_steps_ahead
+    )
     core = make_core(runner)
     for i in range(7):
         core.add_request(make_request(f"d{i}", [i + 1], max_tokens=60))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openspec.errors import RequestError
 from openspec.messages import EngineRequest, SpeculativeOptions
-from tests.unit.fake_core import Seen, expected, make_core, make_request
+from tests.unit.fake_core import Seen, both_depths, expected, make_core, make_request
 from tests.unit.fake_runner import VOCAB, FakeRunner, logprobs_of
 
 
@@ -59,7 +59,9 @@ def check_schedule(
             attempt += 1
             # Never twice in a row: the retry must save the step.
             is_due = attempt in failures and attempt - 1 not in failures
-            fails_at = stages.choice(["reserve", "score", "accept", "commit"]) if is_due else ""
+            fails_at = (
+                stages.choice(["reserve", "propose", "score", "accept", "commit"]) if is_due else ""
+            )
         if stage == fails_at:
             raise RuntimeError(f"injected at {stage}")
 
@@ -126,7 +128,7 @@ REQUEST = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     specs=st.lists(st.builds(Spec, **REQUEST), min_size=1, max_size=12),
     num_pages=st.integers(16, 60),
@@ -136,6 +138,7 @@ REQUEST = {
     num_drafts=st.integers(0, 6),
     caching=st.booleans(),
     failures=st.sets(st.integers(0, 200), max_size=6),
+    num_steps_ahead=st.integers(0, 1),
 )
 def test_any_schedule_gives_the_plain_text(
     specs: list[Spec],
@@ -146,6 +149,7 @@ def test_any_schedule_gives_the_plain_text(
     num_drafts: int,
     caching: bool,
     failures: set[int],
+    num_steps_ahead: int,
 ) -> None:
     runner = FakeRunner(
         num_pages=num_pages,
@@ -154,11 +158,13 @@ def test_any_schedule_gives_the_plain_text(
         max_num_batched_tokens=max_num_seqs + page_size + extra_rows,
         num_speculative_tokens=num_drafts,
         enable_prefix_caching=caching,
+        num_steps_ahead=num_steps_ahead,
     )
     check_schedule(runner, max_num_seqs, specs, failures)
 
 
-def test_scarce_pages_and_rows() -> None:
+@both_depths
+def test_scarce_pages_and_rows(num_steps_ahead: int) -> None:
     """The same under a load that hypothesis seldom makes up: preemption in most runs."""
     num_preemptions = 0
     for seed in range(150):
@@ -181,6 +187,8 @@ def test_scarce_pages_and_rows() -> None:
             max_num_batched_tokens=max_num_seqs + 4 + rng.choice([0, 0, 1, 20]),
             num_speculative_tokens=rng.choice([0, 3, 6]),
             enable_prefix_caching=rng.random() < 0.5,
+            num_steps_ahead=num_steps_ahead,
         )
-        num_preemptions += check_schedule(runner, max_num_seqs, specs, set())
+        failures = set(rng.sample(range(100), rng.choice([0, 0, 5])))
+        num_preemptions += check_schedule(runner, max_num_seqs, specs, failures)
     assert num_preemptions > 200

@@ -31,15 +31,44 @@ class NgramDrafter final : public Drafter {
                        "match must be recent or earliest, got ", match);
     params_.earliest = match == "earliest";
 
+    needs_.num_speculative_tokens = num_drafts;
     const auto seqs = static_cast<size_t>(config.max_num_seqs);
+    is_on_device_ = config.device == Device::kCuda;
+    if (is_on_device_) {
+      needs_.fixed_bytes = seqs * sizeof(int32_t);
+      max_num_seqs_ = seqs;
+      return;
+    }
     for (auto* array : {&seq_, &num_wanted_, &num_drafts_, &match_len_}) array->resize(seqs);
     drafts_.resize(seqs * static_cast<size_t>(num_drafts));
     workspace_ = Buffer(ngram_lookup_workspace_bytes(config.max_num_seqs, params_.max_lookback));
-    needs_.num_speculative_tokens = num_drafts;
     needs_.fixed_bytes = workspace_.bytes() + drafts_.size() * sizeof(int32_t);
   }
 
   const DrafterNeeds& needs() const override { return needs_; }
+  bool proposes_on_device() const override { return is_on_device_; }
+
+#ifdef OPENSPEC_CUDA
+  void propose_on_device(const ExecContext& exec, const DeviceTable& table,
+                         const DeviceDrafts& drafts) override {
+    // Taken at first use, which is before anything is captured: a configuration is also made only to
+    // ask for its needs.
+    if (workspace_.bytes() == 0) {
+      workspace_ = Buffer(max_num_seqs_ * sizeof(int32_t), Memory::kDevice);
+    }
+    NgramLookupParams params = params_;
+    params.tokens = table.tokens;
+    params.tokens_stride = table.tokens_stride;
+    params.num_tokens = table.num_tokens;
+    params.seq = drafts.seq;
+    params.num_wanted = drafts.num_wanted;
+    params.num_seqs = drafts.num_seqs;
+    params.drafts = drafts.drafts;
+    params.num_drafts = drafts.num_drafts;
+    params.match_len = workspace_.as<int32_t>();
+    device::check(ngram_lookup_cuda(params, exec.stream), "ngram_lookup");
+  }
+#endif
 
   void propose(const ExecContext& exec, const SequenceTable& table,
                std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
@@ -69,7 +98,9 @@ class NgramDrafter final : public Drafter {
   DrafterNeeds needs_;
   NgramLookupParams params_;
   std::vector<int32_t> seq_, num_wanted_, num_drafts_, match_len_, drafts_;
-  Buffer workspace_;
+  bool is_on_device_ = false;
+  size_t max_num_seqs_ = 0;
+  Buffer workspace_;  // on the device: the lengths of the matches
 };
 
 const DrafterRegistration kRegistration(

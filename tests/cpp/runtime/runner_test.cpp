@@ -1,16 +1,16 @@
 #include "runtime/runner.h"
 
-#include <bit>
-#include <random>
-
 #include "check_test.h"
 #include "core/check.h"
+#include "runtime/runner_testing.h"
 
 using namespace openspec;
+using testing::Ids;
+using testing::Job;
+using testing::load_random_weights;
+using testing::ScriptedDrafter;
 
 namespace {
-
-using Ids = std::vector<int32_t>;
 
 constexpr int kVocab = 61;
 
@@ -40,62 +40,7 @@ RunnerConfig small_config() {
   return config;
 }
 
-void load_random_weights(Runner& runner) {
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal(0.0f, 1.0f);
-  for (const TensorSpec& spec : runner.target().expected_tensors()) {
-    const bool is_norm = spec.shape.size() == 1;
-    int64_t count = 1;
-    for (int64_t size : spec.shape) count *= size;
-    std::vector<uint16_t> data(static_cast<size_t>(count));
-    for (uint16_t& value : data) {
-      const float real = is_norm ? 1.0f : 0.4f * normal(random);
-      value = static_cast<uint16_t>(std::bit_cast<uint32_t>(real) >> 16);
-    }
-    runner.target().load_tensor(spec.name, data.data(), data.size() * 2, DType::kBF16);
-  }
-  runner.target().finish_loading();
-}
-
-/// Proposes what a table of known continuations says, right or wrong.
-class ScriptedDrafter final : public Drafter {
- public:
-  explicit ScriptedDrafter(std::function<Ids(std::span<const int32_t>, int)> script)
-      : script_(std::move(script)) {
-    needs_.num_speculative_tokens = 4;
-  }
-  const DrafterNeeds& needs() const override { return needs_; }
-  void propose(const ExecContext&, const SequenceTable& table,
-               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      for (int32_t token : script_(table.tokens(requests[i].slot), requests[i].num_wanted)) {
-        drafts[i].append(token);
-      }
-    }
-  }
-  void observe(std::span<const CommittedRows> rows) override {
-    for (const CommittedRows& row : rows) num_observed += static_cast<int>(row.tokens.size());
-  }
-  int num_observed = 0;
-
- private:
-  DrafterNeeds needs_;
-  std::function<Ids(std::span<const int32_t>, int)> script_;
-};
-
-struct Job {
-  Ids prompt;
-  SequenceParams params;
-};
-
-Ids random_prompt(int seed, int length) {
-  std::mt19937 random(static_cast<uint32_t>(seed));
-  Ids tokens;
-  for (int i = 0; i < length; ++i) {
-    tokens.push_back(static_cast<int32_t>(random() % kVocab));
-  }
-  return tokens;
-}
+Ids random_prompt(int seed, int length) { return testing::random_prompt(seed, length, kVocab); }
 
 /// Runs the jobs together with prefill chunks of `chunk` tokens; returns each one's output.
 std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk, int max_drafts) {

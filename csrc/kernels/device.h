@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/check.h"
+
+namespace openspec {
+
+/// A call of the CUDA runtime failed. Most such errors last: the process can do no more work on the
+/// device. Crosses into Python as `openspec.EngineError`.
+class DeviceError : public EngineError {
+ public:
+  using EngineError::EngineError;
+};
+
+}  // namespace openspec
+
+/// The CUDA device as the layers above the kernels see it: memory, streams, events and graphs, without
+/// CUDA's headers. In a build without CUDA there is never a device, and everything else throws.
+namespace openspec::device {
+
+/// Throws DeviceError naming `what` unless `error` (a cudaError_t) is success.
+void check(int error, const char* what);
+
+/// Empty if a device can be used, else the reason.
+std::string why_unusable();
+std::string name();
+struct MemoryInfo {
+  size_t free_bytes = 0, total_bytes = 0;
+};
+MemoryInfo memory();
+
+void* allocate(size_t bytes);
+void release(void* data);
+/// Host memory that the device reads and writes directly.
+void* allocate_pinned(size_t bytes);
+void release_pinned(void* data);
+
+/// Enqueues a copy. From memory that is not pinned it returns only when the source has been read.
+void copy_to_device(void* to, const void* from, size_t bytes, void* stream);
+void copy_to_host(void* to, const void* from, size_t bytes, void* stream);
+void fill_zero(void* data, size_t bytes, void* stream);
+void synchronize(void* stream);
+/// Reports an error that an earlier operation left behind; waits for nothing.
+void check_health();
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  void* handle() const { return handle_; }
+
+ private:
+  void* handle_ = nullptr;
+};
+
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(Event&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
+  Event& operator=(Event&&) = delete;
+  void record(void* stream);
+  bool is_done() const;
+  /// Returns when everything before the last `record` is done.
+  void wait() const;
+  /// Seconds between two events that are done.
+  double seconds_since(const Event& earlier) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+/// A recorded sequence of launches, started by one call.
+class Graph {
+ public:
+  /// Records what `enqueue` puts on `stream`; runs nothing.
+  Graph(void* stream, const std::function<void()>& enqueue);
+  ~Graph();
+  Graph(Graph&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
+  Graph& operator=(Graph&&) = delete;
+  void launch(void* stream) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+}  // namespace openspec::device

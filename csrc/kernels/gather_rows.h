@@ -1,0 +1,23 @@
+#pragma once
+
+#include "kernels/exec.h"
+
+namespace openspec {
+
+/// out[i] = in[row[i]], or in[i] without `row`, into rows of `out_stride` bytes; rows of -1 are left
+/// alone.
+struct GatherRowsParams {
+  const int32_t* row = nullptr;  // [num_rows], or null
+  const void* in = nullptr;      // [*, width_bytes]
+  void* out = nullptr;           // [num_rows, out_stride]
+  int num_rows = 0;
+  int64_t width_bytes = 0;  // multiple of 4; on CUDA of 16, as are pointers and out_stride
+  int64_t out_stride = 0;   // bytes
+};
+
+void gather_rows_cpu(const ExecContext& exec, const GatherRowsParams& params);
+#ifdef OPENSPEC_CUDA
+int gather_rows_cuda(const GatherRowsParams& params, void* stream);
+#endif
+
+}  // namespace openspec

@@ -1,0 +1,65 @@
+#pragma once
+
+/// Launching kernels so that the next one's set-up overlaps the end of the one before it.
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+namespace openspec::cuda {
+
+#ifdef __CUDACC__
+/// Lets the next kernel of the stream start. At the very beginning of a kernel: a late trigger is
+/// worse than none, for the next kernel's loads of weights then start late.
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// Waits until the kernel before this one is complete and its writes are visible. Every thread that
+/// reads what an earlier kernel wrote, or writes at all, calls it first; and every kernel calls it,
+/// so that completion carries over from kernel to kernel.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+#endif
+
+/// Whether the current device overlaps kernels on request (compute capability 9.0 and newer).
+inline bool overlaps_kernels() {
+  static const bool does = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  }();
+  return does;
+}
+
+/// Launches `kernel`, which calls both functions above. Returns a cudaError_t.
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
+           Args&&... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps_kernels() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+}
+
+/// Raises a kernel's limit of dynamic shared memory; once per kernel, outside of graph capture too.
+template <typename Kernel>
+int allow_shared_bytes(Kernel* kernel, size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
+}  // namespace openspec::cuda

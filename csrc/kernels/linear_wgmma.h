@@ -1,0 +1,22 @@
+#pragma once
+
+#include "kernels/linear.h"
+
+namespace openspec::cuda {
+
+/// How linear_wgmma occupies the device. It decides speed, never bits.
+struct WgmmaPlan {
+  int tile_rows = 0;   // rows of x in a block's tile: 32, 64, 96 or 128
+  int tile_units = 0;  // units of 16 outputs in a block's tile, 1 to 12
+  int cluster = 1;     // 2: pairs of blocks, each with its own rows, share the weights that they load;
+                       // for tiles of 96 and 128 rows
+};
+
+/// The plan that linear_wgmma takes by itself: the fastest by a model of what limits a block and the
+/// device.
+WgmmaPlan linear_wgmma_plan(const LinearParams& params);
+
+/// linear_wgmma by a plan of the caller's.
+int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream);
+
+}  // namespace openspec::cuda

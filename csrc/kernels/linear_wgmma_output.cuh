@@ -1,0 +1,121 @@
+#pragma once
+
+/// The end of linear_wgmma: from the accumulators of a warpgroup, outputs by rows, to memory, rows
+/// by outputs.
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/linear_tiles.cuh"
+#include "kernels/wgmma.cuh"
+
+namespace openspec::cuda {
+
+inline constexpr int kGroupThreads = 128;  // of a warpgroup
+inline constexpr int kGroupUnits = 4;      // of 16 outputs, one per warp
+inline constexpr int kTurnRows = 32;       // that pass through shared memory at a time
+inline constexpr int kTurnBytes = kTurnRows * 128;
+
+#ifdef OPENSPEC_HAS_WGMMA
+
+/// Where the products of a warpgroup go.
+struct GroupOutput {
+  void* out;           // of element 0, 0
+  int64_t row_stride;  // elements
+  int first_row;
+  int num_rows;  // of all x
+  int first_unit;
+  int num_units;  // of the group that are there to be written: none where <= 0
+  bool is_swiglu;
+  int thread;       // of the group
+  uint32_t shared;  // address of 2 * kTurnBytes of the group's own
+  int barrier;      // of the group
+};
+
+/// fp32, straight from the registers: the eight lanes with the same row fill whole sectors of 32
+/// bytes.
+template <int kRows>
+__device__ __forceinline__ void write_f32(const GroupOutput& to, const float (&sums)[kRows / 2]) {
+  const int warp = to.thread / 32;
+  const int lane = to.thread % 32;
+  if (warp >= to.num_units) return;
+  const int unit_outputs = to.is_swiglu ? kLinearGateRows : kLinearUnit;
+  const int output = (to.first_unit + warp) * unit_outputs + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    const int row = to.first_row + i / 2 * 8 + lane % 4 * 2 + i % 2;
+    if (row >= to.num_rows) continue;
+    float* at = static_cast<float*>(to.out) + row * to.row_stride + output;
+    const float upper = sums[i / 2 * 4 + i % 2];
+    const float lower = sums[i / 2 * 4 + i % 2 + 2];
+    if (to.is_swiglu) {
+      at[0] = __bfloat162float(swiglu(upper, lower));
+    } else {
+      at[0] = upper;
+      at[kLinearUnit / 2] = lower;
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t pack(__nv_bfloat16 low, __nv_bfloat16 high) {
+  const __nv_bfloat162 both = __halves2bfloat162(low, high);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+/// bf16, turned round in shared memory 32 rows at a time, in two buffers by turns: when a thread
+/// writes a buffer again, every thread has passed the barrier after reading it. A row has 8 places
+/// of 16 bytes, permuted so that neither side has bank conflicts.
+template <int kRows, bool kIsSwiGlu>
+__device__ __forceinline__ void write_bf16(const GroupOutput& to, const float (&sums)[kRows / 2]) {
+  constexpr int kUnitPieces = kIsSwiGlu ? 1 : 2;  // of 8 outputs, 16 bytes
+  constexpr int kRowPieces = kGroupUnits * kUnitPieces;
+  const int warp = to.thread / 32;
+  const int lane = to.thread % 32;
+#pragma unroll
+  for (int turn = 0; turn < kRows / kTurnRows; ++turn) {
+    const uint32_t buffer = to.shared + turn % 2 * kTurnBytes;
+    const float* turn_sums = &sums[turn * kTurnRows / 2];
+    if constexpr (kIsSwiGlu) {
+      uint32_t values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* block = turn_sums + 4 * i;
+        values[i] = pack(swiglu(block[0], block[2]), swiglu(block[1], block[3]));
+      }
+      const int row = lane;  // matrix i holds rows 8 i to 8 i + 7
+      wgmma::store_transposed(buffer + row * 128 + (warp ^ row % 8) * 16, values);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t values[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = turn_sums + 8 * half + 2 * i;
+          values[i] = pack(__float2bfloat16_rn(pair[0]), __float2bfloat16_rn(pair[1]));
+        }
+        // Matrices 0 and 1 are the two halves of the unit for 8 rows, 2 and 3 for the next 8.
+        const int row = 16 * half + lane / 16 * 8 + lane % 8;
+        const int piece = warp * 2 + lane / 8 % 2;
+        wgmma::store_transposed(buffer + row * 128 + (piece ^ row % 8) * 16, values);
+      }
+    }
+    wgmma::sync_threads(to.barrier, kGroupThreads);
+#pragma unroll
+    for (int i = 0; i < kTurnRows * kRowPieces / kGroupThreads; ++i) {
+      const int turn_row = (to.thread + i * kGroupThreads) / kRowPieces;
+      const int piece = to.thread % kRowPieces;
+      const int row = to.first_row + turn * kTurnRows + turn_row;
+      if (row >= to.num_rows || piece >= to.num_units * kUnitPieces) continue;
+      const uint4 value =
+          wgmma::load_16_bytes(buffer + turn_row * 128 + (piece ^ turn_row % 8) * 16);
+      __nv_bfloat16* at = static_cast<__nv_bfloat16*>(to.out) + row * to.row_stride +
+                          to.first_unit * (kUnitPieces * 8) + piece * 8;
+      *reinterpret_cast<uint4*>(at) = value;
+    }
+  }
+}
+
+#endif  // OPENSPEC_HAS_WGMMA
+
+}  // namespace openspec::cuda

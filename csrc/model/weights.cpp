@@ -1,0 +1,185 @@
+#include "model/weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "kernels/device.h"
+
+namespace openspec {
+
+namespace {
+
+constexpr DType kMatrixType = DType::kBF16;
+constexpr size_t kStagingBytes = size_t{64} << 20;
+
+// Tensors start on cache lines; on CUDA where the copy engine can begin.
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+int64_t num_elements(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+std::vector<float> to_floats(const void* data, DType dtype, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  if (dtype == DType::kF32) {
+    std::memcpy(values.data(), data, values.size() * sizeof(float));
+    return values;
+  }
+  const auto* source = static_cast<const uint16_t*>(data);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+  }
+  return values;
+}
+
+}  // namespace
+
+Weights::Weights(Device device, size_t bytes)
+    : device_(device), buffer_(bytes, device == Device::kCuda ? Memory::kDevice : Memory::kHost) {}
+
+void* Weights::take(size_t bytes) {
+  void* data = buffer_.at(num_taken_);
+  num_taken_ += round_up(bytes);
+  OPENSPEC_CHECK(num_taken_ <= buffer_.bytes(), "weights outgrow their plan");
+  return data;
+}
+
+void Weights::put(void* to, const void* from, size_t bytes) {
+  if (device_ == Device::kCuda) {
+    device::copy_to_device(to, from, bytes, nullptr);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void Weights::pack(const PackedLinear& shape, const void* rows, DType source, int first_output,
+                   int num_rows, void* packed) {
+  if (device_ != Device::kCuda) {
+    linear_pack_cpu(shape, rows, source, first_output, num_rows, packed);
+    return;
+  }
+#ifdef OPENSPEC_CUDA
+  if (staging_.bytes() == 0) staging_ = Buffer(kStagingBytes, Memory::kDevice);
+  const size_t row_bytes = static_cast<size_t>(shape.num_inputs) * dtype_bytes(kMatrixType);
+  const int most_rows = static_cast<int>(kStagingBytes / row_bytes);
+  for (int row = 0; row < num_rows; row += most_rows) {
+    const int count = std::min(most_rows, num_rows - row);
+    const auto* from = static_cast<const std::byte*>(rows) + static_cast<size_t>(row) * row_bytes;
+    device::copy_to_device(staging_.data(), from, static_cast<size_t>(count) * row_bytes, nullptr);
+    device::check(
+        linear_pack_cuda(shape, staging_.data(), first_output + row, count, packed, nullptr),
+        "linear_pack");
+  }
+#endif
+}
+
+PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
+                                 const std::vector<int>& outputs, int inputs,
+                                 LinearEpilogue epilogue, bool may_split) {
+  PackedLinear linear;
+  for (int count : outputs) linear.num_outputs += count;
+  linear.num_inputs = inputs;
+  linear.dtype = kMatrixType;
+  linear.epilogue = epilogue;
+  if (device_ == Device::kCuda) {
+    OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs % 16 == 0, prefix, parts.front(),
+                       ": a matrix of ", linear.num_outputs, " x ", inputs,
+                       " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
+    linear.layout = LinearLayout::kTiles;
+#ifdef OPENSPEC_CUDA
+    if (may_split) linear.num_splits = linear_num_splits_cuda(linear.num_outputs, inputs);
+#else
+    (void)may_split;
+#endif
+  } else {
+    linear.layout = linear_layout_cpu(inputs, kMatrixType);
+  }
+  void* packed = take(linear_bytes(device_, linear.num_outputs, inputs, epilogue));
+  linear.data = packed;
+  int first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int count = outputs[i];
+    destinations_[prefix + parts[i]] = {
+        {count, inputs}, {[this, linear, packed, first, count](const void* data, DType source) {
+          pack(linear, data, source, first, count, packed);
+        }}};
+    first += count;
+  }
+  return linear;
+}
+
+const float* Weights::add_norm(const std::string& name, int width) {
+  void* weight = take(norm_bytes(width));
+  destinations_[name] = {{width}, {[this, weight, width](const void* data, DType source) {
+                           const std::vector<float> values = to_floats(data, source, width);
+                           put(weight, values.data(), values.size() * sizeof(float));
+                         }}};
+  return static_cast<const float*>(weight);
+}
+
+const void* Weights::add_table(const std::string& name, int num_rows, int width) {
+  const size_t bytes = table_bytes(num_rows, width);
+  void* table = take(bytes);
+  destinations_[name] = {{num_rows, width}, {[this, table, num_rows, width](const void* data, DType) {
+                           put(table, data, static_cast<size_t>(num_rows) *
+                                                static_cast<size_t>(width) *
+                                                dtype_bytes(kMatrixType));
+                         }}};
+  return table;
+}
+
+void Weights::tie(const std::string& name, const std::string& from) {
+  Destination& source = destinations_.at(from);
+  const Destination& tied = destinations_.at(name);
+  source.stores.insert(source.stores.end(), tied.stores.begin(), tied.stores.end());
+  destinations_.erase(name);
+}
+
+std::vector<TensorSpec> Weights::expected_tensors() const {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, destination] : destinations_) specs.push_back({name, destination.shape});
+  return specs;
+}
+
+void Weights::load(const std::string& name, const void* data, size_t bytes, DType dtype) {
+  const auto found = destinations_.find(name);
+  OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
+  Destination& destination = found->second;
+  const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
+  OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
+                     expected);
+  const bool is_matrix = destination.shape.size() == 2;
+  OPENSPEC_CHECK_ARG(!is_matrix || dtype == kMatrixType, "tensor ", name,
+                     " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
+  for (const Store& store : destination.stores) store(data, dtype);
+  destination.loaded = true;
+}
+
+void Weights::finish_loading() {
+  for (const auto& [name, destination] : destinations_) {
+    OPENSPEC_CHECK_ARG(destination.loaded, "tensor ", name, " is missing");
+  }
+  if (device_ == Device::kCuda) device::synchronize(nullptr);
+  staging_ = Buffer();
+}
+
+size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue) {
+  if (device == Device::kCuda) {
+    return round_up(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) *
+                    dtype_bytes(kMatrixType));
+  }
+  return round_up(linear_packed_bytes_cpu(outputs, inputs, kMatrixType, epilogue));
+}
+size_t Weights::norm_bytes(int width) {
+  return round_up(static_cast<size_t>(width) * sizeof(float));
+}
+size_t Weights::table_bytes(int num_rows, int width) {
+  return round_up(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *
+                  dtype_bytes(kMatrixType));
+}
+
+}  // namespace openspec

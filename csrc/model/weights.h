@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/exec.h"
+#include "kernels/linear.h"
+#include "model/buffer.h"
+
+namespace openspec {
+
+/// A tensor that a checkpoint must hold.
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+/// A model's weights in one buffer, in the order of use, in the form that the device's ops read;
+/// and the way from a checkpoint's tensors into it. Matrices stay bf16, as published.
+class Weights {
+ public:
+  Weights(Device device, size_t bytes);
+
+  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU).
+  /// `may_split`: its sums may be left as partials for the next op to add.
+  PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
+                          const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,
+                          bool may_split = false);
+  /// [width] fp32.
+  const float* add_norm(const std::string& name, int width);
+  /// [num_rows, width] bf16 in the checkpoint's order.
+  const void* add_table(const std::string& name, int num_rows, int width);
+  /// The tensor `from` serves as `name` too, which the checkpoint then need not hold.
+  void tie(const std::string& name, const std::string& from);
+
+  /// Every tensor of the checkpoint, each to be given once to `load`.
+  std::vector<TensorSpec> expected_tensors() const;
+  /// Takes `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
+  void load(const std::string& name, const void* data, size_t bytes, DType dtype);
+  /// Throws ArgumentError naming a tensor that was not given.
+  void finish_loading();
+
+  static size_t linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue);
+  static size_t norm_bytes(int width);
+  static size_t table_bytes(int num_rows, int width);
+
+ private:
+  using Store = std::function<void(const void* data, DType dtype)>;
+  /// Where the rows of one checkpoint tensor go.
+  struct Destination {
+    std::vector<int64_t> shape;
+    std::vector<Store> stores;
+    bool loaded = false;
+  };
+
+  void* take(size_t bytes);
+  void put(void* to, const void* from, size_t bytes);
+  void pack(const PackedLinear& shape, const void* rows, DType source, int first_output,
+            int num_rows, void* packed);
+
+  Device device_;
+  Buffer buffer_;
+  size_t num_taken_ = 0;
+  std::map<std::string, Destination> destinations_;
+  Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix
+};
+
+}  // namespace openspec

@@ -1,0 +1,647 @@
+#include "runtime/device_step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+constexpr int kGraphRows[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+// Two steps are in flight at most; the others are being read, or were given up.
+constexpr int kRing = 4;
+// Most requests' lists of stop ids and biases fit.
+constexpr size_t kListBytes = 4096;
+constexpr int kLogprobWidth = 1 + kMaxLogprobs;
+
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config) {
+  InputLayout at{};
+  const auto take = [&](size_t count, size_t bytes) {
+    const size_t offset = at.total;
+    at.total += round_up(count * bytes);
+    return offset;
+  };
+  const auto seqs = index(config.max_num_seqs);
+  const size_t num_page_updates =
+      index(config.max_num_batched_tokens) / index(config.page_size) + 2 * seqs + 64;
+  at.header = take(1, sizeof(StepHeader));
+  at.spans = take(seqs, sizeof(StepSpan));
+  at.slot_updates = take(seqs, sizeof(SlotUpdate));
+  at.page_updates = take(num_page_updates, sizeof(PageUpdate));
+  at.num_drafts = take(seqs, sizeof(int32_t));
+  at.drafts = take(seqs * index(std::max(1, config.num_speculative_tokens)), sizeof(int32_t));
+  return at;
+}
+
+DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
+  Scratch at{};
+  const auto take = [&](size_t count, size_t bytes) {
+    const size_t offset = at.total;
+    at.total += round_up(count * bytes);
+    return offset;
+  };
+  const auto seqs = index(config.max_num_seqs);
+  const auto rows = index(config.max_num_batched_tokens);
+  const auto num_drafts = index(std::max(1, config.num_speculative_tokens));
+  const size_t pages_per_seq =
+      (index(config.limits().max_tokens) + index(config.page_size) - 1) / index(config.page_size);
+  at.tokens = take(seqs * index(config.max_model_len), sizeof(int32_t));
+  for (size_t* array : {&at.num_tokens, &at.kv_len, &at.prompt_len, &at.max_num_tokens,
+                        &at.is_active, &at.seq, &at.num_wanted, &at.num_drafts, &at.span_kv_len,
+                        &at.span_seq, &at.num_offered, &at.num_granted, &at.first_choice}) {
+    *array = take(seqs, sizeof(int32_t));
+  }
+  at.span_begin = take(seqs + 1, sizeof(int32_t));
+  at.sample_begin = take(seqs + 1, sizeof(int32_t));
+  at.pages = take(seqs * pages_per_seq, sizeof(int32_t));
+  at.sampling = take(seqs, sizeof(SamplingParams));
+  at.input = take(1, plan_input(config).total);
+  at.drafts = take(seqs * num_drafts, sizeof(int32_t));
+  for (size_t* array : {&at.row_token, &at.row_position, &at.row_span, &at.row_parent,
+                        &at.sample_row, &at.score_token, &at.chosen, &at.ranks}) {
+    *array = take(rows, sizeof(int32_t));
+  }
+  at.row_kv_slot = take(rows, sizeof(int64_t));
+  at.logprob_ids = take(rows * kLogprobWidth, sizeof(int32_t));
+  at.logprobs = take(rows * kLogprobWidth, sizeof(float));
+  at.logits =
+      take(index(config.max_num_logits_rows) * index(config.target.vocab_size), sizeof(float));
+#ifdef OPENSPEC_CUDA
+  at.choose = take(
+      1, choose_workspace_bytes_cuda(config.max_num_logits_rows, config.target.vocab_size));
+#endif
+  return at;
+}
+
+size_t DeviceStep::scratch_bytes(const RunnerConfig& config) {
+  return plan_scratch(config).total + index(config.max_num_seqs) * kListBytes;
+}
+
+DeviceStep::DeviceStep(StepContext context)
+    : context_(std::move(context)),
+      exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
+      input_(plan_input(context_.config)),
+      scratch_at_(plan_scratch(context_.config)),
+      scratch_(scratch_at_.total, Memory::kDevice) {
+  const RunnerConfig& config = context_.config;
+  OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
+                     kMaxStepSpans, ", got ", config.max_num_seqs);
+  device::fill_zero(scratch_.data(), scratch_.bytes(), stream_.handle());
+  const Scratch& s = scratch_at_;
+  table_ = {.tokens = at<int32_t>(s.tokens),
+            .tokens_stride = config.max_model_len,
+            .num_tokens = at<int32_t>(s.num_tokens),
+            .kv_len = at<int32_t>(s.kv_len),
+            .prompt_len = at<int32_t>(s.prompt_len),
+            .max_num_tokens = at<int32_t>(s.max_num_tokens),
+            .is_active = at<int32_t>(s.is_active),
+            .pages = at<int32_t>(s.pages),
+            .max_pages_per_seq = context_.table.page_table().max_pages_per_seq,
+            .sampling = at<SamplingParams>(s.sampling)};
+  for (int i = 0; i < config.max_num_seqs; ++i) {
+    slot_params_.push_back(
+        {Buffer(kListBytes, Memory::kDevice),
+         Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned)});
+  }
+  const auto entries = index(kRing) * index(config.max_num_seqs);
+  const auto samples = index(kRing) * index(config.max_num_batched_tokens);
+  input_ring_ = Buffer(index(kRing) * input_.total, Memory::kPinned);
+  outcomes_ = Buffer(entries * sizeof(StepOutcome), Memory::kPinned);
+  tokens_ = Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
+                   Memory::kPinned);
+  logprob_ids_ = Buffer(samples * kLogprobWidth * sizeof(int32_t), Memory::kPinned);
+  logprobs_ = Buffer(samples * kLogprobWidth * sizeof(float), Memory::kPinned);
+  ranks_ = Buffer(samples * sizeof(int32_t), Memory::kPinned);
+  done_.reserve(kRing);
+  for (int i = 0; i < kRing; ++i) done_.emplace_back();
+}
+
+DeviceStep::~DeviceStep() = default;
+
+int DeviceStep::num_steps_ahead() const {
+  const bool has_drafts = context_.config.num_speculative_tokens > 0;
+  return has_drafts && !context_.drafter.proposes_on_device() ? 0 : 1;
+}
+
+void DeviceStep::synchronize() { device::synchronize(stream_.handle()); }
+
+// --- Sequences ---------------------------------------------------------------------------------
+
+void DeviceStep::add_sequence(int slot) {
+  SequenceTable& table = context_.table;
+  const auto tokens = table.tokens(slot);
+  device::copy_to_device(table_.tokens + slot * table_.tokens_stride, tokens.data(),
+                         tokens.size_bytes(), stream_.handle());
+  const auto pages = table.pages(slot);
+  if (!pages.empty()) {
+    device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, pages.data(),
+                           pages.size_bytes(), stream_.handle());
+  }
+  upload_params(slot);
+  restore_sequence(slot);
+}
+
+void DeviceStep::restore_sequence(int slot) {
+  const SequenceTable& table = context_.table;
+  const SlotUpdate update = {.slot = slot,
+                             .num_tokens = table.num_tokens(slot),
+                             .kv_len = table.kv_len(slot),
+                             .prompt_len = table.prompt_len(slot),
+                             .max_num_tokens = table.max_num_tokens(slot),
+                             .is_active = 1};
+  // The last word counts, whatever the order in which the device writes them.
+  std::erase_if(slot_updates_, [&](const SlotUpdate& other) { return other.slot == slot; });
+  slot_updates_.push_back(update);
+}
+
+void DeviceStep::upload_params(int slot) {
+  const SequenceParams& p = context_.table.params(slot);
+  SlotParams& room = slot_params_[index(slot)];
+  const size_t num_ints =
+      p.stop_ids.size() + p.bias_ids.size() + p.bias_values.size() + p.allowed_ids.size();
+  if (num_ints * sizeof(int32_t) > room.lists.bytes()) {
+    synchronize();  // what is freed may be in use
+    const size_t bytes = std::bit_ceil(num_ints * sizeof(int32_t));
+    room.lists = Buffer(bytes, Memory::kDevice);
+    room.staging = Buffer(sizeof(SamplingParams) + bytes, Memory::kPinned);
+  }
+  SamplingParams sampling = context_.table.sampling_data()[slot];
+  auto* staged = room.staging.as<std::byte>() + sizeof(SamplingParams);
+  auto* device_lists = room.lists.as<std::byte>();
+  size_t offset = 0;
+  const auto put = [&](const auto& list, auto& pointer) {
+    using T = std::remove_reference_t<decltype(*list.data())>;
+    if (!list.empty()) std::memcpy(staged + offset, list.data(), list.size() * sizeof(T));
+    pointer = reinterpret_cast<const T*>(device_lists + offset);
+    offset += list.size() * sizeof(T);
+  };
+  put(p.stop_ids, sampling.stop_ids);
+  put(p.bias_ids, sampling.bias_ids);
+  put(p.bias_values, sampling.bias_values);
+  put(p.allowed_ids, sampling.allowed_ids);
+  std::memcpy(room.staging.data(), &sampling, sizeof sampling);
+  device::copy_to_device(table_.sampling + slot, room.staging.data(), sizeof sampling,
+                         stream_.handle());
+  if (offset > 0) device::copy_to_device(device_lists, staged, offset, stream_.handle());
+}
+
+// --- The step, on the device ---------------------------------------------------------------------
+
+int DeviceStep::num_spans_of(int num_rows) const {
+  return std::min(num_rows, context_.config.max_num_seqs);
+}
+
+void DeviceStep::enqueue(int num_rows, int num_samples) {
+  const Scratch& s = scratch_at_;
+  const int num_spans = num_spans_of(num_rows);
+  const RowBatch rows = {.num_rows = num_rows,
+                         .num_spans = num_spans,
+                         .row_token = at<int32_t>(s.row_token),
+                         .row_position = at<int32_t>(s.row_position),
+                         .row_span = at<int32_t>(s.row_span),
+                         .row_parent = at<int32_t>(s.row_parent),
+                         .row_kv_slot = at<int64_t>(s.row_kv_slot),
+                         .span_begin = at<int32_t>(s.span_begin),
+                         .span_kv_len = at<int32_t>(s.span_kv_len),
+                         .span_seq = at<int32_t>(s.span_seq)};
+  propose(num_spans);
+  lay_out(num_spans, num_rows, num_samples);
+  score(rows);
+  choose(rows, num_samples);
+  commit(num_spans);
+}
+
+#ifdef OPENSPEC_CUDA
+
+namespace {
+StepInput input_of(const std::byte* block, size_t header, size_t spans, size_t slot_updates,
+                   size_t page_updates) {
+  return {.header = reinterpret_cast<const StepHeader*>(block + header),
+          .spans = reinterpret_cast<const StepSpan*>(block + spans),
+          .slot_updates = reinterpret_cast<const SlotUpdate*>(block + slot_updates),
+          .page_updates = reinterpret_cast<const PageUpdate*>(block + page_updates)};
+}
+}  // namespace
+
+void DeviceStep::propose(int num_spans) {
+  const Scratch& s = scratch_at_;
+  const StepInput input = input_of(at<std::byte>(s.input), input_.header, input_.spans,
+                                   input_.slot_updates, input_.page_updates);
+  device::check(begin_step_cuda({.input = input,
+                                 .table = table_,
+                                 .seq = at<int32_t>(s.seq),
+                                 .num_wanted = at<int32_t>(s.num_wanted),
+                                 .max_spans = num_spans},
+                                exec_.stream),
+                "begin_step");
+  if (num_steps_ahead() == 0 || context_.config.num_speculative_tokens == 0) return;
+  context_.drafter.propose_on_device(exec_, table_,
+                                     {.seq = at<int32_t>(s.seq),
+                                      .num_wanted = at<int32_t>(s.num_wanted),
+                                      .num_seqs = num_spans,
+                                      .max_drafts = context_.config.num_speculative_tokens,
+                                      .drafts = at<int32_t>(s.drafts),
+                                      .num_drafts = at<int32_t>(s.num_drafts)});
+}
+
+void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
+  const Scratch& s = scratch_at_;
+  const bool from_host = num_steps_ahead() == 0;
+  const auto* input = at<std::byte>(s.input);
+  device::check(
+      layout_rows_cuda(
+          {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
+                             input_.page_updates),
+           .table = table_,
+           .num_wanted = at<int32_t>(s.num_wanted),
+           .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
+                               : at<int32_t>(s.drafts),
+           .num_drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.num_drafts)
+                                   : at<int32_t>(s.num_drafts),
+           .max_spans = num_spans,
+           .max_drafts = std::max(1, context_.config.num_speculative_tokens),
+           .page_size = context_.config.page_size,
+           .vocab_size = context_.config.target.vocab_size,
+           .num_rows = num_rows,
+           .num_samples = num_samples,
+           .row_token = at<int32_t>(s.row_token),
+           .row_position = at<int32_t>(s.row_position),
+           .row_span = at<int32_t>(s.row_span),
+           .row_parent = at<int32_t>(s.row_parent),
+           .row_kv_slot = at<int64_t>(s.row_kv_slot),
+           .span_begin = at<int32_t>(s.span_begin),
+           .span_kv_len = at<int32_t>(s.span_kv_len),
+           .span_seq = at<int32_t>(s.span_seq),
+           .num_offered = at<int32_t>(s.num_offered),
+           .num_granted = at<int32_t>(s.num_granted),
+           .first_choice = at<int32_t>(s.first_choice),
+           .sample_begin = at<int32_t>(s.sample_begin),
+           .sample_row = at<int32_t>(s.sample_row),
+           .score_token = at<int32_t>(s.score_token)},
+          exec_.stream),
+      "layout_rows");
+}
+
+void DeviceStep::score(const RowBatch& rows) {
+  context_.target.forward(exec_, rows, {table_.pages, table_.max_pages_per_seq},
+                          context_.kv_layers, capture_layers_, captured_.data());
+}
+
+void DeviceStep::choose(const RowBatch& rows, int num_samples) {
+  const Scratch& s = scratch_at_;
+  const int block = context_.config.max_num_logits_rows;
+  for (int first = 0; first < num_samples; first += block) {
+    const int count = std::min(block, num_samples - first);
+    context_.target.logits(exec_, at<int32_t>(s.sample_row) + first, count, at<float>(s.logits));
+    ops::choose(exec_, {.rows = rows,
+                        .sample_row = at<int32_t>(s.sample_row) + first,
+                        .score_token = at<int32_t>(s.score_token) + first,
+                        .num_samples = count,
+                        .logits = at<float>(s.logits),
+                        .vocab_size = context_.config.target.vocab_size,
+                        .sampling = table_.sampling,
+                        .tokens = table_.tokens,
+                        .tokens_stride = table_.tokens_stride,
+                        .num_tokens = table_.num_tokens,
+                        .prompt_len = table_.prompt_len,
+                        .chosen = at<int32_t>(s.chosen) + first,
+                        .logprob_ids = at<int32_t>(s.logprob_ids) + first * kLogprobWidth,
+                        .logprobs = at<float>(s.logprobs) + first * kLogprobWidth,
+                        .ranks = at<int32_t>(s.ranks) + first,
+                        .workspace = at<float>(s.choose)});
+  }
+}
+
+void DeviceStep::commit(int num_spans) {
+  const Scratch& s = scratch_at_;
+  const RunnerConfig& config = context_.config;
+  const bool from_host = num_steps_ahead() == 0;
+  const auto* input = at<std::byte>(s.input);
+  device::check(
+      commit_rows_cuda(
+          {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
+                             input_.page_updates),
+           .table = table_,
+           .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
+                               : at<int32_t>(s.drafts),
+           .num_offered = at<int32_t>(s.num_offered),
+           .num_granted = at<int32_t>(s.num_granted),
+           .first_choice = at<int32_t>(s.first_choice),
+           .sample_begin = at<int32_t>(s.sample_begin),
+           .chosen = at<int32_t>(s.chosen),
+           .logprob_ids = at<int32_t>(s.logprob_ids),
+           .logprobs = at<float>(s.logprobs),
+           .ranks = at<int32_t>(s.ranks),
+           .num_spans = num_spans,
+           .max_spans = config.max_num_seqs,
+           .max_drafts = std::max(1, config.num_speculative_tokens),
+           .max_samples = config.max_num_batched_tokens,
+           .outcomes = outcomes_.as<StepOutcome>(),
+           .tokens = tokens_.as<int32_t>(),
+           .out_logprob_ids = logprob_ids_.as<int32_t>(),
+           .out_logprobs = logprobs_.as<float>(),
+           .out_ranks = ranks_.as<int32_t>()},
+          exec_.stream),
+      "commit_rows");
+}
+
+#else
+
+void DeviceStep::propose(int) {}
+void DeviceStep::lay_out(int, int, int) {}
+void DeviceStep::score(const RowBatch&) {}
+void DeviceStep::choose(const RowBatch&, int) {}
+void DeviceStep::commit(int) {}
+
+#endif
+
+void DeviceStep::prepare() {
+  graphs_.clear();
+  for (int rows : row_sizes()) {
+    // Once for real, without sequences: kernels are loaded and their limits set before recording.
+    StepHeader header;
+    std::memcpy(input_at(0) + input_.header, &header, sizeof header);
+    device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
+                           stream_.handle());
+    enqueue(rows, rows);
+    synchronize();
+    graphs_.try_emplace(rows, stream_.handle(), [&] { enqueue(rows, rows); });
+  }
+  synchronize();
+}
+
+// --- The step, on the host -----------------------------------------------------------------------
+
+void DeviceStep::launch(StepLease& lease) {
+  for (const char* stage : {"propose", "score", "choose", "accept"}) context_.enter(stage);
+  const RunnerConfig& config = context_.config;
+  lease.ring_index = next_ring_;
+  next_ring_ = (next_ring_ + 1) % kRing;
+  const int num_rows = choose_num_rows(lease);
+  const int num_samples = num_samples_of(lease, num_rows);
+
+  std::vector<PageUpdate> page_updates;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const int slot = lease.requests[i].slot;
+    const auto pages = lease.pages[i].pages();
+    // The lease's pages stand at the end of what is in flight for the sequence.
+    const int end = context_.table.num_pages(slot) + context_.table.in_flight(slot).num_pages;
+    const int first = end - static_cast<int>(pages.size());
+    for (size_t j = 0; j < pages.size(); ++j) {
+      page_updates.push_back({slot, first + static_cast<int>(j), pages[j]});
+    }
+  }
+  std::byte* input = input_at(lease.ring_index);
+  const StepHeader header = {.num_spans = static_cast<int32_t>(lease.requests.size()),
+                             .num_slot_updates = static_cast<int32_t>(slot_updates_.size()),
+                             .num_page_updates = static_cast<int32_t>(page_updates.size()),
+                             .row_budget = num_rows,
+                             .ring_index = lease.ring_index};
+  std::memcpy(input + input_.header, &header, sizeof header);
+  auto* spans = reinterpret_cast<StepSpan*>(input + input_.spans);
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    spans[i] = {.slot = request.slot,
+                .num_new_tokens = request.num_new_tokens,
+                .max_drafts = request.max_drafts,
+                .acceptance =
+                    static_cast<float>(context_.table.acceptance(request.slot).ratio())};
+  }
+  const size_t slot_bytes = slot_updates_.size() * sizeof(SlotUpdate);
+  const size_t page_bytes = page_updates.size() * sizeof(PageUpdate);
+  OPENSPEC_CHECK(input_.slot_updates + slot_bytes <= input_.page_updates &&
+                     input_.page_updates + page_bytes <= input_.num_drafts,
+                 "a step has ", slot_updates_.size(), " slot and ", page_updates.size(),
+                 " page updates, more than its input holds");
+  std::memcpy(input + input_.slot_updates, slot_updates_.data(), slot_bytes);
+  std::memcpy(input + input_.page_updates, page_updates.data(), page_bytes);
+  if (num_steps_ahead() == 0 && config.num_speculative_tokens > 0) propose_on_host(lease, input);
+  start(lease.ring_index, num_rows, num_samples);
+  slot_updates_.clear();
+}
+
+void DeviceStep::start(int ring_index, int num_rows, int num_samples) {
+  device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(ring_index), input_.total,
+                         stream_.handle());
+  const auto graph = graphs_.find(num_rows);
+  if (graph != graphs_.end()) {
+    graph->second.launch(stream_.handle());
+  } else {
+    enqueue(num_rows, num_samples);
+  }
+  done_[index(ring_index)].record(stream_.handle());
+  num_last_rows_ = num_rows;
+  num_last_logits_ = std::min(num_samples, context_.config.max_num_logits_rows);
+}
+
+void DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
+  const auto most = index(context_.config.num_speculative_tokens);
+  auto* num_drafts = reinterpret_cast<int32_t*>(input + input_.num_drafts);
+  auto* tokens = reinterpret_cast<int32_t*>(input + input_.drafts);
+  std::vector<ProposeRequest> wanted;
+  std::vector<size_t> span_of;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    num_drafts[i] = 0;
+    if (lease.requests[i].max_drafts == 0) continue;
+    wanted.push_back({lease.requests[i].slot, lease.requests[i].max_drafts});
+    span_of.push_back(i);
+  }
+  if (wanted.empty()) return;
+  std::vector<Draft> drafts(wanted.size());
+  try {
+    context_.drafter.propose(exec_, context_.table, wanted, drafts);
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+    return;
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    size_t count = 0;
+    while (count < std::min(index(drafts[i].size()), most) &&
+           drafts[i].parents[count] == static_cast<int>(count) - 1) {
+      tokens[span_of[i] * most + count] = drafts[i].tokens[count];
+      ++count;
+    }
+    num_drafts[span_of[i]] = static_cast<int32_t>(count);
+  }
+}
+
+int DeviceStep::choose_num_rows(const StepLease& lease) const {
+  const RunnerConfig& config = context_.config;
+  int num_known = 0, num_sampled = 0, num_drafts = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    num_known += request.num_new_tokens;
+    num_sampled += lease.is_sampled[i];
+    num_drafts += request.max_drafts;
+    offers.push_back({request.max_drafts, context_.table.acceptance(request.slot).ratio(),
+                      num_steps_ahead() == 0
+                          ? 1.0
+                          : context_.table.availability(request.slot).ratio()});
+  }
+  int num_rows = num_known + num_drafts;
+  if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
+    const std::vector<int> counts = spend_row_budget(
+        offers, num_known, num_sampled, config.max_num_batched_tokens, step_times_, 0.0);
+    num_rows = num_known;
+    for (int count : counts) num_rows += count;
+  }
+  const auto graph = graphs_.lower_bound(num_rows);
+  return graph != graphs_.end() ? graph->first : num_rows;
+}
+
+int DeviceStep::num_samples_of(const StepLease& lease, int num_rows) const {
+  if (graphs_.contains(num_rows)) return num_rows;
+  int num_samples = 0;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    if (lease.is_sampled[i]) num_samples += 1 + request.max_drafts;
+    if (context_.table.params(request.slot).num_prompt_logprobs >= 0) {
+      num_samples += request.num_new_tokens;
+    }
+  }
+  return std::max(1, std::min(num_samples, num_rows));
+}
+
+void DeviceStep::collect(StepLease& lease) {
+  done_[index(lease.ring_index)].wait();
+  lease.results.clear();
+  lease.num_rows = 0;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    lease.results.push_back(result_of(lease, i));
+    const SpanResult& result = lease.results.back();
+    if (result.num_computed > 0) {
+      lease.num_rows += lease.requests[i].num_new_tokens + result.num_draft_tokens;
+    }
+  }
+}
+
+SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
+  const RunnerConfig& config = context_.config;
+  const size_t entry = index(lease.ring_index) * index(config.max_num_seqs) + span;
+  const StepOutcome& outcome = outcomes_.as<StepOutcome>()[entry];
+  SpanResult result;
+  result.slot = lease.requests[span].slot;
+  const SequenceTable& table = context_.table;
+  // Another sequence may have the slot by now; nobody wants to know then.
+  if (!table.is_in_use(result.slot) || table.serial(result.slot) != lease.serials[span]) {
+    return result;
+  }
+  const int32_t* tokens =
+      tokens_.as<int32_t>() + entry * index(1 + std::max(1, config.num_speculative_tokens));
+  result.token_ids.assign(tokens, tokens + outcome.num_tokens);
+  result.finish = static_cast<FinishReason>(outcome.finish);
+  result.num_computed = outcome.num_computed;
+  result.num_draft_tokens = outcome.num_drafts;
+  result.num_accepted_tokens = outcome.num_accepted;
+  result.num_offered = outcome.num_offered;
+  result.num_judged = outcome.num_judged;
+  result.num_right = outcome.num_right;
+
+  const SequenceParams& params = table.params(result.slot);
+  const size_t ring_begin = index(lease.ring_index) * index(config.max_num_batched_tokens);
+  const auto logprobs_of = [&](int sample, int num_best) {
+    const size_t i = ring_begin + index(sample);
+    const int32_t* ids = logprob_ids_.as<int32_t>() + i * kLogprobWidth;
+    const float* values = logprobs_.as<float>() + i * kLogprobWidth;
+    const auto count = index(1 + num_best);
+    return TokenLogprobs{{ids, ids + count}, {values, values + count}, ranks_.as<int32_t>()[i]};
+  };
+  if (params.num_prompt_logprobs >= 0) {
+    const int end = outcome.first_choice >= 0 ? outcome.first_choice : outcome.sample_end;
+    for (int sample = outcome.sample_begin; sample < end; ++sample) {
+      result.prompt_logprobs.push_back(logprobs_of(sample, params.num_prompt_logprobs));
+    }
+  }
+  if (params.num_logprobs >= 0) {
+    for (int i = 0; i < outcome.num_tokens; ++i) {
+      result.logprobs.push_back(logprobs_of(outcome.first_choice + i, params.num_logprobs));
+    }
+  }
+  return result;
+}
+
+// --- Measuring and looking inside ----------------------------------------------------------------
+
+std::vector<int> DeviceStep::row_sizes() const {
+  const RunnerConfig& config = context_.config;
+  std::vector<int> sizes;
+  for (int rows : kGraphRows) {
+    if (rows <= std::min(config.max_num_batched_tokens, config.max_num_logits_rows)) {
+      sizes.push_back(rows);
+    }
+  }
+  return sizes;
+}
+
+double DeviceStep::time_rows(int slot, int num_rows) {
+  const SequenceTable& table = context_.table;
+  const int context = table.num_tokens(slot);
+  // The rows are the last tokens of the sequence, computed again.
+  const int kv_len = std::max(0, context - num_rows);
+  const StepHeader header = {
+      .num_spans = 1, .num_slot_updates = 1, .num_page_updates = 0, .row_budget = num_rows};
+  const StepSpan span = {.slot = slot, .num_new_tokens = context - kv_len};
+  const SlotUpdate update = {.slot = slot,
+                             .num_tokens = context,
+                             .kv_len = kv_len,
+                             .prompt_len = context,
+                             .max_num_tokens = context + 1,
+                             .is_active = 1};
+  std::byte* input = input_at(0);
+  std::memcpy(input + input_.header, &header, sizeof header);
+  std::memcpy(input + input_.spans, &span, sizeof span);
+  std::memcpy(input + input_.slot_updates, &update, sizeof update);
+  const auto row = context_.table.page_row(slot);
+  device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
+                         row.size_bytes(), stream_.handle());
+  upload_params(slot);
+  device::Event begin;
+  begin.record(stream_.handle());
+  start(0, num_rows, num_rows);
+  done_[0].wait();
+  return done_[0].seconds_since(begin);
+}
+
+void DeviceStep::set_capture(std::vector<int> layers) {
+  const bool is_changed = layers != capture_layers_;
+  StepBackend::set_capture(std::move(layers));
+  if (!is_changed) return;
+  synchronize();
+  const RunnerConfig& config = context_.config;
+  captured_ = Buffer(index(config.max_num_batched_tokens) * capture_layers_.size() *
+                         index(config.target.hidden_size) * dtype_bytes(config.dtype),
+                     Memory::kDevice);
+  if (!graphs_.empty()) prepare();
+}
+
+std::vector<float> DeviceStep::last_logits() {
+  std::vector<float> values(index(num_last_logits_) * index(context_.config.target.vocab_size));
+  device::copy_to_host(values.data(), at<float>(scratch_at_.logits), values.size() * sizeof(float),
+                       stream_.handle());
+  synchronize();
+  return values;
+}
+
+std::vector<float> DeviceStep::last_features() {
+  std::vector<uint16_t> bits(index(num_last_rows_) * capture_layers_.size() *
+                             index(context_.config.target.hidden_size));
+  device::copy_to_host(bits.data(), captured_.data(), bits.size() * sizeof(uint16_t),
+                       stream_.handle());
+  synchronize();
+  std::vector<float> values(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    values[i] = std::bit_cast<float>(uint32_t{bits[i]} << 16);
+  }
+  return values;
+}
+
+}  // namespace openspec

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/step_rows.h"
+#include "runtime/step_backend.h"
+
+namespace openspec {
+
+/// The step on CUDA: one copy in, one graph launch, and an outcome that the device writes into a ring
+/// in pinned memory. The device holds the sequence table that counts; the host's own is what it has
+/// heard of so far, so the next step can be launched before this one is known.
+///
+/// A graph is recorded for each number of rows in kGraphRows; a step takes the next larger one, its
+/// surplus rows are padding. Larger steps (prompts) are launched op by op, through the same code.
+class DeviceStep final : public StepBackend {
+ public:
+  explicit DeviceStep(StepContext context);
+  ~DeviceStep() override;
+
+  int num_steps_ahead() const override;
+  void prepare() override;
+  void add_sequence(int slot) override;
+  void restore_sequence(int slot) override;
+  void synchronize() override;
+  void launch(StepLease& lease) override;
+  void collect(StepLease& lease) override;
+  std::vector<int> row_sizes() const override;
+  bool has_sizes() const override { return true; }
+  double time_rows(int slot, int num_rows) override;
+  void set_capture(std::vector<int> layers) override;
+  std::vector<float> last_logits() override;
+  std::vector<float> last_features() override;
+
+  /// Bytes on the device beside weights, pages and the forward pass's scratch.
+  static size_t scratch_bytes(const RunnerConfig& config);
+
+ private:
+  /// Offsets into one block of memory.
+  struct InputLayout {
+    size_t header, spans, slot_updates, page_updates, num_drafts, drafts, total;
+  };
+  struct Scratch {
+    size_t tokens, num_tokens, kv_len, prompt_len, max_num_tokens, is_active, pages, sampling, input,
+        seq, num_wanted, drafts, num_drafts, row_token, row_position, row_span, row_parent,
+        row_kv_slot, span_begin, span_kv_len, span_seq, num_offered, num_granted, first_choice,
+        sample_begin, sample_row, score_token, chosen, logprob_ids, logprobs, ranks, logits, choose,
+        total;
+  };
+  /// One slot's sampling parameters: lists on the device, and where the host writes them.
+  struct SlotParams {
+    Buffer lists, staging;
+  };
+
+  static InputLayout plan_input(const RunnerConfig& config);
+  static Scratch plan_scratch(const RunnerConfig& config);
+  template <typename T>
+  T* at(size_t offset) {
+    return reinterpret_cast<T*>(scratch_.at(offset));
+  }
+
+  // The step, by stages, on the device's stream.
+  void enqueue(int num_rows, int num_samples);
+  void propose(int num_spans);
+  void lay_out(int num_spans, int num_rows, int num_samples);
+  void score(const RowBatch& rows);
+  void choose(const RowBatch& rows, int num_samples);
+  void commit(int num_spans);
+
+  int num_spans_of(int num_rows) const;
+  /// Rows of the step that serves the lease best, at least what its known tokens need.
+  int choose_num_rows(const StepLease& lease) const;
+  int num_samples_of(const StepLease& lease, int num_rows) const;
+  void propose_on_host(const StepLease& lease, std::byte* input);
+  std::byte* input_at(int ring_index) { return input_ring_.at(input_.total * index(ring_index)); }
+  /// Copies the input of the ring's entry and starts the step.
+  void start(int ring_index, int num_rows, int num_samples);
+  SpanResult result_of(const StepLease& lease, size_t span) const;
+  void upload_params(int slot);
+  static size_t index(int i) { return static_cast<size_t>(i); }
+
+  StepContext context_;
+  device::Stream stream_;
+  ExecContext exec_;
+  InputLayout input_;
+  Scratch scratch_at_;
+  Buffer scratch_;
+  Buffer captured_;
+  DeviceTable table_;
+  std::vector<SlotParams> slot_params_;
+  std::vector<SlotUpdate> slot_updates_;  // for the next step
+  // [ring] in pinned memory
+  Buffer input_ring_, outcomes_, tokens_, logprob_ids_, logprobs_, ranks_;
+  std::vector<device::Event> done_;  // [ring]
+  int next_ring_ = 0;
+  int num_last_rows_ = 0, num_last_logits_ = 0;
+  std::map<int, device::Graph> graphs_;  // by rows
+};
+
+}  // namespace openspec

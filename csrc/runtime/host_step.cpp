@@ -1,0 +1,332 @@
+#include "runtime/host_step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Longer gaps are idleness, not the host's share of a step.
+constexpr double kLongestHostGap = 0.02;
+
+}  // namespace
+
+HostStep::HostStep(StepContext context)
+    : context_(std::move(context)),
+      threads_(context_.config.num_threads),
+      exec_{.pool = &threads_} {
+  const RunnerConfig& config = context_.config;
+  logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
+                   static_cast<size_t>(config.target.vocab_size));
+  choose_workspace_ =
+      Buffer(choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size));
+}
+
+size_t HostStep::scratch_bytes(const RunnerConfig& config) {
+  return sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
+             static_cast<size_t>(config.target.vocab_size) +
+         choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size);
+}
+
+void HostStep::set_capture(std::vector<int> layers) {
+  StepBackend::set_capture(std::move(layers));
+  const RunnerConfig& config = context_.config;
+  captured_.resize(static_cast<size_t>(config.max_num_batched_tokens) * capture_layers_.size() *
+                   static_cast<size_t>(config.target.hidden_size) * dtype_bytes(config.dtype));
+}
+
+void HostStep::launch(StepLease& lease) {
+  if (last_end_) {
+    const double gap = seconds_since(*last_end_);
+    if (gap < kLongestHostGap) host_seconds_ += 0.1 * (gap - host_seconds_);
+  }
+  propose(lease);
+  score(lease);
+  choose(lease);
+  accept(lease);
+  lease.num_rows = lease.layout.num_rows();
+  last_end_ = Clock::now();
+}
+
+void HostStep::propose(StepLease& lease) {
+  context_.enter("propose");
+  offer_drafts(lease);
+  grant_drafts(lease);
+  lay_out(lease);
+}
+
+void HostStep::offer_drafts(StepLease& lease) {
+  lease.offered.assign(lease.requests.size(), {});
+  std::vector<ProposeRequest> wanted;
+  std::vector<size_t> span_of;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    if (request.max_drafts == 0) continue;
+    wanted.push_back({request.slot, request.max_drafts});
+    span_of.push_back(i);
+  }
+  if (wanted.empty()) return;
+  std::vector<Draft> drafts(wanted.size());
+  try {
+    context_.drafter.propose(exec_, context_.table, wanted, drafts);
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+    return;
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Draft& draft = drafts[i];
+    // A draft that is no token, or does not follow the one before it, ends the chain: accepted KV
+    // must come to lie contiguously.
+    int num_valid = 0;
+    while (num_valid < std::min(draft.size(), wanted[i].num_wanted) &&
+           draft.tokens[static_cast<size_t>(num_valid)] >= 0 &&
+           draft.tokens[static_cast<size_t>(num_valid)] < context_.config.target.vocab_size &&
+           draft.parents[static_cast<size_t>(num_valid)] == num_valid - 1) {
+      ++num_valid;
+    }
+    draft.truncate(num_valid);
+    lease.offered[span_of[i]] = std::move(draft);
+  }
+}
+
+void HostStep::grant_drafts(StepLease& lease) {
+  int num_rows = 0, num_sampled = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    lease.spans.push_back({.slot = request.slot,
+                           .num_new_tokens = request.num_new_tokens,
+                           .kv_len = context_.table.kv_len(request.slot),
+                           .num_tokens = context_.table.num_tokens(request.slot),
+                           .draft = lease.offered[i]});
+    num_rows += request.num_new_tokens;
+    num_sampled += lease.spans.back().is_sampled();
+    offers.push_back({lease.offered[i].size(), context_.table.acceptance(request.slot).ratio()});
+  }
+  if (!context_.config.adaptive || step_times_.empty()) return;
+  const std::vector<int> counts = spend_row_budget(
+      offers, num_rows, num_sampled, context_.config.max_num_batched_tokens, step_times_, host_seconds_);
+  for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
+}
+
+void HostStep::lay_out(StepLease& lease) {
+  lease.layout.clear();
+  for (const Span& span : lease.spans) {
+    const bool scores_prompt = context_.table.params(span.slot).num_prompt_logprobs >= 0;
+    lease.layout.append(
+        span, context_.table.tokens(span.slot), context_.table.page_row(span.slot), context_.config.page_size,
+        /*score_from=*/scores_prompt ? 0 : context_.config.max_model_len, context_.table.prompt_len(span.slot));
+  }
+}
+
+RowBatch HostStep::row_batch(const RowLayout& layout) const {
+  return {.num_rows = layout.num_rows(),
+          .num_spans = static_cast<int>(layout.span_seq.size()),
+          .row_token = layout.token.data(),
+          .row_position = layout.position.data(),
+          .row_span = layout.span.data(),
+          .row_parent = layout.parent.data(),
+          .row_kv_slot = layout.kv_slot.data(),
+          .span_begin = layout.span_begin.data(),
+          .span_kv_len = layout.span_kv_len.data(),
+          .span_seq = layout.span_seq.data()};
+}
+
+void HostStep::score(StepLease& lease) {
+  context_.enter("score");
+  context_.target.forward(exec_, row_batch(lease.layout), context_.table.page_table(), context_.kv_layers, capture_layers_,
+                  captured_.data());
+  num_captured_rows_ = lease.layout.num_rows();
+}
+
+void HostStep::choose(StepLease& lease) {
+  context_.enter("choose");
+  const RowLayout& layout = lease.layout;
+  const size_t num_samples = layout.sample_row.size();
+  lease.chosen.resize(num_samples);
+  const bool wants_logprobs = std::any_of(lease.spans.begin(), lease.spans.end(), [&](auto& span) {
+    const SequenceParams& params = context_.table.params(span.slot);
+    return params.num_logprobs >= 0 || params.num_prompt_logprobs >= 0;
+  });
+  if (wants_logprobs) {
+    lease.logprob_ids.resize(num_samples * (1 + kMaxLogprobs));
+    lease.logprobs.resize(num_samples * (1 + kMaxLogprobs));
+    lease.ranks.resize(num_samples);
+  }
+  ChooseParams params{.rows = row_batch(layout),
+                      .logits = logits_.floats(),
+                      .vocab_size = context_.config.target.vocab_size,
+                      .sampling = context_.table.sampling_data(),
+                      .tokens = context_.table.token_data(),
+                      .tokens_stride = context_.table.tokens_stride(),
+                      .num_tokens = context_.table.num_tokens_data(),
+                      .prompt_len = context_.table.prompt_len_data(),
+                      .workspace = choose_workspace_.floats()};
+  const auto block = static_cast<size_t>(context_.config.max_num_logits_rows);
+  for (size_t first = 0; first < num_samples; first += block) {
+    const int count = static_cast<int>(std::min(block, num_samples - first));
+    context_.target.logits(exec_, &layout.sample_row[first], count, logits_.floats());
+    num_last_logits_ = count;
+    params.sample_row = &layout.sample_row[first];
+    params.score_token = &layout.score_token[first];
+    params.num_samples = count;
+    params.chosen = &lease.chosen[first];
+    if (wants_logprobs) {
+      params.logprob_ids = &lease.logprob_ids[first * (1 + kMaxLogprobs)];
+      params.logprobs = &lease.logprobs[first * (1 + kMaxLogprobs)];
+      params.ranks = &lease.ranks[first];
+    }
+    ops::choose(exec_, params);
+  }
+}
+
+void HostStep::accept(StepLease& lease) {
+  context_.enter("accept");
+  for (size_t i = 0; i < lease.spans.size(); ++i) lease.results.push_back(resolve(lease, i));
+}
+
+SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
+  const Span& span = lease.spans[index];
+  const RowLayout& layout = lease.layout;
+  const SequenceParams& params = context_.table.params(span.slot);
+  SpanResult result;
+  result.slot = span.slot;
+  result.num_computed = span.num_new_tokens;
+  result.num_draft_tokens = span.draft.size();
+
+  const auto logprobs_of = [&](int sample, int num_best) {
+    const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
+    const auto count = static_cast<size_t>(1 + num_best);
+    return TokenLogprobs{{&lease.logprob_ids[at], &lease.logprob_ids[at] + count},
+                         {&lease.logprobs[at], &lease.logprobs[at] + count},
+                         lease.ranks[static_cast<size_t>(sample)]};
+  };
+  for (int sample = layout.sample_begin[index]; sample < layout.sample_begin[index + 1]; ++sample) {
+    if (layout.score_token[static_cast<size_t>(sample)] >= 0) {
+      result.prompt_logprobs.push_back(logprobs_of(sample, params.num_prompt_logprobs));
+    }
+  }
+
+  const int first = layout.first_choice[index];
+  if (first < 0) return result;
+  int num_output = span.num_tokens - context_.table.prompt_len(span.slot);
+  const auto choices = std::span(lease.chosen).subspan(static_cast<size_t>(first));
+  const std::vector<int32_t> path = accept_drafts(span.draft, choices);
+  // The token chosen at the last known token, then at each accepted draft: each but the last is
+  // the next draft on the path.
+  for (size_t i = 0; i <= path.size() && result.finish == FinishReason::kRunning; ++i) {
+    const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
+    const int32_t token = lease.chosen[static_cast<size_t>(sample)];
+    result.token_ids.push_back(token);
+    result.num_accepted_tokens += i < path.size();
+    if (params.num_logprobs >= 0) {
+      result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
+    }
+    ++num_output;
+    const bool is_stop =
+        num_output > params.min_tokens &&
+        std::find(params.stop_ids.begin(), params.stop_ids.end(), token) != params.stop_ids.end();
+    if (is_stop) {
+      result.finish = FinishReason::kStop;
+    } else if (num_output >= params.max_tokens ||
+               context_.table.prompt_len(span.slot) + num_output >= context_.config.max_model_len) {
+      result.finish = FinishReason::kLength;
+    }
+  }
+  // The last chosen token has no KV yet; the drafts before it have.
+  result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
+
+  // One draft more than was granted can be judged for free: the target's choice is known after the
+  // last granted one. So a sequence without drafts is probed at every step at no cost.
+  const Draft& offered = lease.offered[index];
+  result.num_offered = offered.size();
+  result.num_judged = std::min(offered.size(), span.draft.size() + 1);
+  while (result.num_right < result.num_judged &&
+         offered.tokens[static_cast<size_t>(result.num_right)] ==
+             choices[static_cast<size_t>(result.num_right)]) {
+    ++result.num_right;
+  }
+  return result;
+}
+
+void HostStep::show_committed(const StepLease& lease) {
+  const size_t stride = capture_layers_.size() * static_cast<size_t>(context_.config.target.hidden_size) *
+                        dtype_bytes(context_.config.dtype);
+  std::vector<CommittedRows> committed;
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const Span& span = lease.spans[i];
+    const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
+    const auto count = static_cast<size_t>(lease.results[i].num_computed);
+    committed.push_back({.slot = span.slot,
+                         .first_position = span.kv_len,
+                         .tokens = std::span(lease.layout.token).subspan(first, count),
+                         .features = captured_.data() + first * stride});
+  }
+  try {
+    context_.drafter.observe(committed);
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+  }
+}
+
+std::vector<int> HostStep::row_sizes() const {
+  const RunnerConfig& config = context_.config;
+  const int most = std::min(config.max_num_batched_tokens,
+                            config.max_num_seqs * (1 + config.num_speculative_tokens));
+  std::vector<int> sizes = {1,  2,  3,  4,  6,   8,   12,  16,  24,
+                            32, 48, 64, 96, 128, 192, 256, 384, 512};
+  std::erase_if(sizes, [&](int rows) { return rows > most; });
+  return sizes;
+}
+
+double HostStep::time_rows(int slot, int num_rows) {
+  const int context = context_.table.num_tokens(slot);
+  StepLease lease;
+  Span span{.slot = slot,
+            .num_new_tokens = 1,
+            .kv_len = context - 1,
+            .num_tokens = context,
+            .draft = {}};
+  for (int i = 1; i < num_rows; ++i) span.draft.append(0);
+  lease.spans.push_back(std::move(span));
+  lay_out(lease);
+  const auto begin = Clock::now();
+  score(lease);
+  choose(lease);
+  return seconds_since(begin);
+}
+
+std::vector<float> HostStep::last_logits() {
+  const auto* begin = logits_.floats();
+  return {begin, begin + static_cast<size_t>(num_last_logits_) *
+                             static_cast<size_t>(context_.config.target.vocab_size)};
+}
+
+std::vector<float> HostStep::last_features() {
+  const RunnerConfig& config = context_.config;
+  std::vector<float> values(capture_layers_.size() *
+                            static_cast<size_t>(config.target.hidden_size) *
+                            static_cast<size_t>(num_captured_rows_));
+  if (config.dtype == DType::kF32) {
+    std::memcpy(values.data(), captured_.data(), values.size() * sizeof(float));
+  } else {
+    const auto* source = reinterpret_cast<const uint16_t*>(captured_.data());
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+    }
+  }
+  return values;
+}
+
+}  // namespace openspec

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "core/thread_pool.h"
+#include "runtime/step_backend.h"
+
+namespace openspec {
+
+/// The step on the CPU, and the reference of what a step is.
+class HostStep final : public StepBackend {
+ public:
+  explicit HostStep(StepContext context);
+
+  int num_steps_ahead() const override { return 0; }
+  void launch(StepLease& lease) override;
+  void collect(StepLease&) override {}
+  void show_committed(const StepLease& lease) override;
+  std::vector<int> row_sizes() const override;
+  double time_rows(int slot, int num_rows) override;
+  void set_capture(std::vector<int> layers) override;
+  std::vector<float> last_logits() override;
+  std::vector<float> last_features() override;
+
+  static size_t scratch_bytes(const RunnerConfig& config);
+
+ private:
+  void propose(StepLease& lease);
+  void offer_drafts(StepLease& lease);
+  void grant_drafts(StepLease& lease);
+  void lay_out(StepLease& lease);
+  void score(StepLease& lease);
+  void choose(StepLease& lease);
+  void accept(StepLease& lease);
+  SpanResult resolve(const StepLease& lease, size_t span) const;
+  RowBatch row_batch(const RowLayout& layout) const;
+
+  StepContext context_;
+  ThreadPool threads_;
+  ExecContext exec_;
+  Buffer logits_, choose_workspace_;
+  int num_last_logits_ = 0;
+  std::vector<std::byte> captured_;
+  int num_captured_rows_ = 0;
+  double host_seconds_ = 0.0;  // between steps, smoothed
+  std::optional<std::chrono::steady_clock::time_point> last_end_;
+};
+
+}  // namespace openspec

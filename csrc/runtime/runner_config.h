@@ -1,0 +1,34 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "core/prefix_hash.h"
+#include "model/qwen3.h"
+#include "runtime/drafter.h"
+
+namespace openspec {
+
+struct RunnerConfig {
+  TargetConfig target;
+  Device device = Device::kCpu;
+  DType dtype = DType::kF32;  // activations and KV
+  int page_size = 16;         // tokens
+  int max_num_seqs = 1;
+  int max_model_len = 1;
+  int max_num_batched_tokens = 1;  // rows of a step
+  int max_num_logits_rows = 64;    // rows of logits at a time
+  int num_threads = 1;
+  int num_speculative_tokens = 0;
+  std::string method = "none";
+  std::map<std::string, DrafterOption> method_options;
+  bool adaptive = true;
+  bool enable_prefix_caching = true;
+  PrefixHasher::Key cache_key{};
+
+  void validate() const;
+  DrafterConfig drafter() const;
+  ForwardLimits limits() const;
+};
+
+}  // namespace openspec

@@ -1,0 +1,73 @@
+#pragma once
+
+/// What the tests of the runner share, on the CPU and on CUDA.
+
+#include <bit>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "runtime/runner.h"
+
+namespace openspec::testing {
+
+using Ids = std::vector<int32_t>;
+
+inline void load_random_weights(Runner& runner) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
+    const bool is_norm = spec.shape.size() == 1;
+    int64_t count = 1;
+    for (int64_t size : spec.shape) count *= size;
+    std::vector<uint16_t> data(static_cast<size_t>(count));
+    for (uint16_t& value : data) {
+      const float real = is_norm ? 1.0f : 0.4f * normal(random);
+      value = static_cast<uint16_t>(std::bit_cast<uint32_t>(real) >> 16);
+    }
+    runner.target().weights().load(spec.name, data.data(), data.size() * 2, DType::kBF16);
+  }
+  runner.finish_loading();
+}
+
+/// Proposes what a table of known continuations says, right or wrong.
+class ScriptedDrafter final : public Drafter {
+ public:
+  explicit ScriptedDrafter(std::function<Ids(std::span<const int32_t>, int)> script)
+      : script_(std::move(script)) {
+    needs_.num_speculative_tokens = 4;
+  }
+  const DrafterNeeds& needs() const override { return needs_; }
+  void propose(const ExecContext&, const SequenceTable& table,
+               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (int32_t token : script_(table.tokens(requests[i].slot), requests[i].num_wanted)) {
+        drafts[i].append(token);
+      }
+    }
+  }
+  void observe(std::span<const CommittedRows> rows) override {
+    for (const CommittedRows& row : rows) num_observed += static_cast<int>(row.tokens.size());
+  }
+  int num_observed = 0;
+
+ private:
+  DrafterNeeds needs_;
+  std::function<Ids(std::span<const int32_t>, int)> script_;
+};
+
+struct Job {
+  Ids prompt;
+  SequenceParams params;
+};
+
+inline Ids random_prompt(int seed, int length, int vocab_size) {
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  Ids tokens;
+  for (int i = 0; i < length; ++i) {
+    tokens.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_size)));
+  }
+  return tokens;
+}
+
+}  // namespace openspec::testing
