@@ -1,43 +1,98 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
-# there, runs the GPU tests, runs them again under compute-sanitizer, and times the kernels.
+# there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
+# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Under 10 minutes.
 #
-#   bench/gpu_check.sh [RESULTS]   figures go to the folder RESULTS, default build/gpu
+#   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step serve (default: all)
 #
-# PYTHON names the interpreter that has torch, SITE a folder to install into (default build/gpu/site), ARCHS the
-# architectures (default: those of the GPUs present). Under 10 minutes.
+# PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
+# what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
+# build/gpu/cmake), ARCHS the architectures (default: those of the GPUs present).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON=${PYTHON:-python3}
-RESULTS=${1:-build/gpu}
+RESULTS=${RESULTS:-$PWD/build/gpu/results}
 SITE=${SITE:-$PWD/build/gpu/site}
-mkdir -p "$RESULTS" "$SITE"
-
+BUILD=${BUILD:-$PWD/build/gpu/cmake}
+WIDENED=${WIDENED:-$PWD/build/gpu/qwen3-4b}
 # 9.0 -> 90a: the Hopper-only instructions.
 ARCHS=${ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d ' .' | sort -u |
   sed 's/^90$/90a/' | paste -sd ';')}
+mkdir -p "$RESULTS" "$SITE"
+export PYTHONPATH=$SITE${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+say() { printf '\n==== %s (at %s s)\n' "$*" "$SECONDS"; }
+
+build() {
+  say "build for $ARCHS"
+  "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps --no-index --upgrade \
+    --target "$SITE" -C build-dir="$BUILD" -C cmake.define.OPENSPEC_CUDA=ON \
+    -C cmake.define.OPENSPEC_WERROR=ON -C cmake.define.OPENSPEC_TESTS=ON \
+    "-Ccmake.define.OPENSPEC_CUDA_ARCHS=$ARCHS" .
+  cmake --build "$BUILD" --target cuda_tests bench_cuda
+}
+
+tests() {
+  say "C++ tests on the GPU"
+  local test
+  for test in "$BUILD"/tests/cpp/test.cuda.*; do
+    printf '%s: ' "$(basename "$test")"
+    "$test" | tail -n 1
+  done
+  say "Python tests on the GPU"
+  "$PYTHON" -c 'from openspec import ops; assert ops.has_cuda(), "built, but no CUDA device is usable"'
+  "$PYTHON" -m pytest tests/gpu tests/ops -q -p no:cacheprovider
+}
+
+# A part of the tests: under the sanitizer a kernel takes many times as long.
+sanitizer() {
+  say "compute-sanitizer memcheck"
+  local test
+  for test in step_rows rms_norm rope embedding gather_rows; do
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$BUILD/tests/cpp/test.cuda.$test" | tail -n 2
+  done
+  compute-sanitizer --tool memcheck --error-exitcode 1 "$BUILD/tests/cpp/test.cuda.runner" \
+    context_limit prompt_logprobs | tail -n 2
+}
+
+gates() {
+  say "exactness gates on the GPU"
+  "$PYTHON" -m pytest tests/gates --device cuda -q -p no:cacheprovider -x
+}
+
+kernels() {
+  local bench name
+  for bench in "$BUILD"/csrc/kernels/bench_cuda_*; do
+    name=${bench##*/bench_}
+    say "$name"
+    "$bench" --json "$RESULTS/$name.json"
+  done
+  say "ngram_lookup"
+  "$PYTHON" bench/kernels/ngram_lookup.py --json "$RESULTS/ngram_lookup.json"
+}
+
+step() {
+  say "step"
+  "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step.json"
+}
+
+serve() {
+  say "server, embedded model at the shape of Qwen3-4B"
+  [[ -d $WIDENED ]] ||
+    "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny "$WIDENED" --like qwen3-4b
+  "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed \
+    --concurrency 1,4,16,64 --json "$RESULTS/serve.json"
+}
+
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
-
-echo "==== build for $ARCHS (at $SECONDS s)"
-"$PYTHON" -m pip install --quiet --no-build-isolation --no-deps --no-index --upgrade \
-  --target "$SITE" -C build-dir=build/gpu/cmake -C cmake.define.OPENSPEC_CUDA=ON \
-  -C cmake.define.OPENSPEC_WERROR=ON "-Ccmake.define.OPENSPEC_CUDA_ARCHS=$ARCHS" .
-export PYTHONPATH=$SITE${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-"$PYTHON" -c 'from openspec import ops; assert ops.has_cuda(), "built, but no CUDA device is usable"'
-
-echo "==== GPU tests (at $SECONDS s)"
-"$PYTHON" -m pytest tests/gpu tests/ops -q -p no:cacheprovider
-
-echo "==== compute-sanitizer memcheck (at $SECONDS s)"
-# A part of the tests: under the sanitizer a kernel takes many times as long. PyTorch's caching allocator
-# would hide accesses past the end of a tensor.
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-  "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -k "not graph and not opcheck"
-
-for kernel in bench/kernels/*.py; do
-  echo "==== $kernel (at $SECONDS s)"
-  "$PYTHON" "$kernel" --json "$RESULTS/$(basename "$kernel" .py).json"
+for stage in "${@:-build tests sanitizer gates kernels step serve}"; do
+  for name in $stage; do
+    case $name in
+      build | tests | sanitizer | gates | kernels | step | serve) "$name" ;;
+      *) echo "gpu_check.sh: unknown stage $name" >&2; exit 2 ;;
+    esac
+  done
 done
-echo "==== gpu_check passed in $SECONDS s"
+say "gpu_check passed"

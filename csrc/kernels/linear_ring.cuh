@@ -37,10 +37,12 @@ __device__ __forceinline__ void store_shared(uint32_t address, const uint4& valu
                : "memory");
 }
 
-/// sums[16 outputs, 8 rows] += weights[16, 16 k] * x[16 k, 8], one step of a chain.
+/// sums[16 outputs, 8 rows] += weights[16, 16 k] * x[16 k, 8], one step of a chain. Volatile, so
+/// that it stays ahead of refilling the slot that its weights came from.
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&weights)[4],
                                              const uint32_t (&x)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "r"(x[0]), "r"(x[1]));

@@ -72,12 +72,11 @@ __device__ __forceinline__ __nv_bfloat16 swiglu(float gate_sum, float up_sum) {
 /// How linear_stream occupies the device. It decides speed, never bits.
 struct StreamPlan {
   int blocks_per_sm = 1;
-  int ring_kib = 80;  // weights that a block has in flight or waiting; less where they do not fit
+  int ring_kib = 84;  // weights that a block has in flight or waiting; less where they do not fit
 };
 
 /// linear_cuda by streaming the weights through mma.sync: any shape, any number of rows, sm_80 and
-/// newer. Up to 16 rows it is as fast as the memory; beyond, it is there for what linear_wgmma does
-/// not take.
+/// newer. Made for up to 16 rows; beyond, it is there for what linear_wgmma does not take.
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan = {});
 
 /// linear_cuda by wgmma: the shapes and numbers of rows that linear_wgmma_takes. The same bits.

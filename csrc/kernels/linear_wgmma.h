@@ -8,12 +8,13 @@ namespace openspec::cuda {
 struct WgmmaPlan {
   int tile_rows = 0;   // rows of x in a block's tile: 32, 64, 96 or 128
   int tile_units = 0;  // units of 16 outputs in a block's tile, 1 to 12
-  int cluster = 1;     // 2: pairs of blocks, each with its own rows, share the weights that they load;
-                       // for tiles of 96 and 128 rows
+  int cluster = 1;  // 2: pairs of blocks, each with its own rows, share the weights that they load;
+                    // for tiles of 96 and 128 rows
+  int shared_kib = 226;  // shared memory of a block at most; the ring of stages takes what it can
 };
 
-/// The plan that linear_wgmma takes by itself: the fastest by a model of what limits a block and the
-/// device.
+/// The plan that linear_wgmma takes by itself: the fastest by a model of what limits a block and
+/// the device.
 WgmmaPlan linear_wgmma_plan(const LinearParams& params);
 
 /// linear_wgmma by a plan of the caller's.

@@ -27,10 +27,9 @@ struct GroupOutput {
   int num_rows;  // of all x
   int first_unit;
   int num_units;  // of the group that are there to be written: none where <= 0
-  bool is_swiglu;
+  int group;
   int thread;       // of the group
-  uint32_t shared;  // address of 2 * kTurnBytes of the group's own
-  int barrier;      // of the group
+  uint32_t shared;  // bf16: address of 2 * kTurnBytes of the group's own
 };
 
 /// fp32, straight from the registers: the eight lanes with the same row fill whole sectors of 32
@@ -40,21 +39,15 @@ __device__ __forceinline__ void write_f32(const GroupOutput& to, const float (&s
   const int warp = to.thread / 32;
   const int lane = to.thread % 32;
   if (warp >= to.num_units) return;
-  const int unit_outputs = to.is_swiglu ? kLinearGateRows : kLinearUnit;
-  const int output = (to.first_unit + warp) * unit_outputs + lane / 4;
+  const int output = (to.first_unit + warp) * kLinearUnit + lane / 4;
+  const int first_row = to.first_row + lane % 4 * 2;
+  float* at = static_cast<float*>(to.out) + first_row * to.row_stride + output;
 #pragma unroll
   for (int i = 0; i < kRows / 4; ++i) {
-    const int row = to.first_row + i / 2 * 8 + lane % 4 * 2 + i % 2;
-    if (row >= to.num_rows) continue;
-    float* at = static_cast<float*>(to.out) + row * to.row_stride + output;
-    const float upper = sums[i / 2 * 4 + i % 2];
-    const float lower = sums[i / 2 * 4 + i % 2 + 2];
-    if (to.is_swiglu) {
-      at[0] = __bfloat162float(swiglu(upper, lower));
-    } else {
-      at[0] = upper;
-      at[kLinearUnit / 2] = lower;
-    }
+    const int row = i / 2 * 8 + i % 2;
+    if (first_row + row >= to.num_rows) continue;
+    at[row * to.row_stride] = sums[i / 2 * 4 + i % 2];
+    at[row * to.row_stride + kLinearUnit / 2] = sums[i / 2 * 4 + i % 2 + 2];
   }
 }
 
@@ -100,7 +93,7 @@ __device__ __forceinline__ void write_bf16(const GroupOutput& to, const float (&
         wgmma::store_transposed(buffer + row * 128 + (piece ^ row % 8) * 16, values);
       }
     }
-    wgmma::sync_threads(to.barrier, kGroupThreads);
+    wgmma::sync_group(to.group);
 #pragma unroll
     for (int i = 0; i < kTurnRows * kRowPieces / kGroupThreads; ++i) {
       const int turn_row = (to.thread + i * kGroupThreads) / kRowPieces;

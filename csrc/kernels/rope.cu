@@ -63,12 +63,14 @@ __global__ void rope_angles_kernel(RopeAnglesParams params) {
 }
 
 constexpr int kAppendThreads = 128;
-constexpr int kPairsPerLane = 4;  // a lane holds columns j .. j + 3 and half + j .. half + j + 3
+constexpr int kAppendBlocks = 12;  // per SM: 40 registers, to fit beside linears as rms_norm does
+constexpr int kPairsPerLane = 4;   // a lane holds columns j .. j + 3 and half + j .. half + j + 3
 
 /// One row per blockIdx.x, as many heads per block as fit; a head never leaves its warp, and its
 /// sum is taken in an order that depends on head_dim alone.
 template <int kHeadDim>
-__global__ void __launch_bounds__(kAppendThreads, 12) rope_append_kernel(RopeAppendParams params) {
+__global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
+    rope_append_kernel(RopeAppendParams params) {
   constexpr int kHalf = kHeadDim / 2;
   constexpr int kLanes = kHalf / kPairsPerLane;
   constexpr int kHeadsPerBlock = kAppendThreads / kLanes;
@@ -105,9 +107,9 @@ __global__ void __launch_bounds__(kAppendThreads, 12) rope_append_kernel(RopeApp
 
   // A page is [K heads, V heads][page_size] lines. No pool holds 2^32 tokens.
   const int64_t page_size = params.kv.page_size;
-  const int64_t offset = static_cast<uint32_t>(slot) % static_cast<uint32_t>(page_size);
+  const int64_t in_page = static_cast<uint32_t>(slot) % static_cast<uint32_t>(page_size);
   const int64_t kv_line =
-      (slot - offset) * 2 * num_kv_heads + (head - num_q_heads) * page_size + offset;
+      (slot - in_page) * 2 * num_kv_heads + (head - num_q_heads) * page_size + in_page;
   const int64_t line = is_q ? row * num_q_heads + head : kv_line;
   uint16_t* out = static_cast<uint16_t*>(is_q ? params.q : params.kv.data) + line * kHeadDim;
 

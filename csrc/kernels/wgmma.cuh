@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// --- Barriers -------------------------------------------------------------------------------------
+// --- Barriers ----------------------------------------------------------------------------
 
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int num_arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals)
@@ -72,15 +72,22 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   } while (is_complete == 0);
 }
 
-/// Of `num_threads` threads that use barrier `id`.
-__device__ __forceinline__ void sync_threads(int id, int num_threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+/// Of all threads of warpgroup `group` of the block, one of the first three. Barriers by number: a
+/// number in a register would claim all sixteen of the block.
+__device__ __forceinline__ void sync_group(int group) {
+  if (group == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else if (group == 1) {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 3, 128;" ::: "memory");
+  }
 }
 
-/// Of all threads of the cluster.
+/// Of all threads of the cluster, which publish_barriers comes before. Orders nothing else.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile(
-      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.arrive.relaxed;\n"
       "barrier.cluster.wait.acquire;" ::
           : "memory");
 }
@@ -91,7 +98,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-// --- Tensor copies --------------------------------------------------------------------------------
+// --- Tensor copies -----------------------------------------------------------------------
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -125,7 +132,7 @@ __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& 
       : "memory");
 }
 
-// --- Products -------------------------------------------------------------------------------------
+// --- Products ----------------------------------------------------------------------------
 
 /// Keeps the compiler from moving uses of accumulators across the place; no instruction.
 template <int kCount>
@@ -150,18 +157,20 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// An operand in shared memory, 16 k wide and contiguous along k: rows in groups of 8. Without
-/// swizzle, a group's 8 k are 8 x 16 contiguous bytes; `k_stride` leads to the other 8 k and
-/// `group_stride` to the next 8 rows (bytes, multiples of 16). With the swizzle of 128 bytes a row is
-/// 128 bytes of which the operand takes 32, groups are 1024 bytes and k_stride is not used.
+/// An operand in shared memory, 16 k wide and contiguous along k, its rows in groups of 8. Without
+/// swizzle, 8 k of a group are 8 x 16 contiguous bytes; `k_stride` leads to the other 8 k and
+/// `group_stride` to the next 8 rows (bytes, multiples of 16). With the swizzle of 128 bytes a row
+/// is 128 bytes of which the operand takes 32, groups are 1024 bytes and k_stride is not used.
+/// Descriptors are these two halves; adding n to the lower one moves the operand by 16 n bytes.
 /// Fields: PTX ISA, "Matrix descriptor format".
-__device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t k_stride,
-                                             uint32_t group_stride, bool has_swizzle) {
+__device__ __forceinline__ uint32_t describe_place(uint32_t address, uint32_t k_stride) {
   // In a cluster, shared addresses have bits above the 18 that count here.
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
-         static_cast<uint64_t>(k_stride >> 4) << 16 |
-         static_cast<uint64_t>(group_stride >> 4) << 32 |
-         static_cast<uint64_t>(has_swizzle ? 1 : 0) << 62;
+  return (address & 0x3ffff) >> 4 | k_stride >> 4 << 16;
+}
+__device__ __forceinline__ constexpr uint64_t describe_form(uint32_t group_stride,
+                                                            bool has_swizzle) {
+  return static_cast<uint64_t>(group_stride >> 4) << 32 | static_cast<uint64_t>(has_swizzle ? 1 : 0)
+                                                              << 62;
 }
 
 // Operand lists of the instruction below: its accumulators come first.
@@ -169,26 +178,29 @@ __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t k_stride
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define OPENSPEC_WGMMA_PLACES_32 \
   OPENSPEC_WGMMA_PLACES_16       \
-      ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define OPENSPEC_WGMMA_PLACES_48 \
   OPENSPEC_WGMMA_PLACES_32       \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define OPENSPEC_WGMMA_PLACES_64 \
   OPENSPEC_WGMMA_PLACES_48       \
-      ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define OPENSPEC_WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OPENSPEC_WGMMA_SUMS_16(i)                                               \
+#define OPENSPEC_WGMMA_SUMS_16(i)                                                       \
   OPENSPEC_WGMMA_SUMS_4(i), OPENSPEC_WGMMA_SUMS_4(i + 4), OPENSPEC_WGMMA_SUMS_4(i + 8), \
       OPENSPEC_WGMMA_SUMS_4(i + 12)
-#define OPENSPEC_WGMMA(columns, places, a_place, b_place, keep_place, ...)          \
-  asm volatile("{\n"                                                                \
-               ".reg .pred keep;\n"                                                 \
-               "setp.ne.b32 keep, " keep_place ", 0;\n"                             \
-               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" places "}, " \
-               a_place ", " b_place ", keep, 1, 1, 0, 0;\n"                         \
-               "}"                                                                  \
-               : __VA_ARGS__                                                        \
-               : "l"(a), "l"(b), "r"(keep))
+#define OPENSPEC_WGMMA(columns, places, a_place, b_place, keep_place, ...)                   \
+  asm volatile(                                                                              \
+      "{\n"                                                                                  \
+      ".reg .pred keep;\n"                                                                   \
+      "setp.ne.b32 keep, " keep_place                                                        \
+      ", 0;\n"                                                                               \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" places "}, " a_place \
+      ", " b_place                                                                           \
+      ", keep, 1, 1, 0, 0;\n"                                                                \
+      "}"                                                                                    \
+      : __VA_ARGS__                                                                          \
+      : "l"(a), "l"(b), "r"(keep))
 
 /// d = a b^T + (keep ? d : 0): a is 64 x 16, b kColumns x 16, both bf16 and described above. Lane l
 /// of warp w gets in d[4 j + i] row 16 w + l / 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i % 2.
@@ -220,7 +232,7 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, u
 #undef OPENSPEC_WGMMA_SUMS_16
 #undef OPENSPEC_WGMMA
 
-// --- Registers ------------------------------------------------------------------------------------
+// --- Registers ---------------------------------------------------------------------------
 
 /// Every warp of a warpgroup calls one of these once.
 template <int kCount>
@@ -232,15 +244,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// --- Shared memory --------------------------------------------------------------------------------
+// --- Shared memory -----------------------------------------------------------------------
 
 /// Stores four 8 x 8 matrices of 16-bit values as their transposes: a lane holds two columns of row
 /// lane / 4 of each; lane i gives the address where column i % 8 of matrix i / 8 goes, 16 bytes.
 __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&values)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
+      : "memory");
 }
 
 __device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {

@@ -438,8 +438,6 @@ void DeviceStep::start(int ring_index, int num_rows, int num_samples) {
     enqueue(num_rows, num_samples);
   }
   done_[index(ring_index)].record(stream_.handle());
-  num_last_rows_ = num_rows;
-  num_last_logits_ = std::min(num_samples, context_.config.max_num_logits_rows);
 }
 
 void DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
@@ -522,6 +520,12 @@ void DeviceStep::collect(StepLease& lease) {
       lease.num_rows += lease.requests[i].num_new_tokens + result.num_draft_tokens;
     }
   }
+  const size_t last = index(lease.ring_index) * index(context_.config.max_num_seqs) +
+                      lease.requests.size() - 1;
+  const int num_samples = outcomes_.as<StepOutcome>()[last].sample_end;
+  const int block = context_.config.max_num_logits_rows;
+  num_last_logits_ = num_samples == 0 ? 0 : (num_samples - 1) % block + 1;
+  num_last_rows_ = lease.num_rows;
 }
 
 SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {

@@ -13,15 +13,14 @@ class OutOfPages(Exception):
 class EngineError(Exception):
     """A broken invariant of the engine."""
 
-# The CUDA device that a runner would use. Without one, only the first two may be asked.
-def is_cuda_built() -> bool:
-    """Whether this build has the CUDA engine."""
-
 def has_cuda() -> bool:
-    """Whether it has, and a device is there that it runs on."""
+    """Whether a runner can use CUDA, in this build and on this machine."""
+
+def why_no_cuda() -> str:
+    """The reason if it cannot, else nothing."""
 
 def cuda_memory() -> tuple[int, int]:
-    """(free, total) bytes."""
+    """(free, total) bytes of the CUDA device."""
 
 def cuda_device_name() -> str: ...
 
@@ -153,7 +152,7 @@ class StepLease:
 
     def close(self) -> None:
         """Gives the step up, the newest open one first. If it was launched, all others that are
-        open must be closed too; every sequence is then where the last commit left it."""  # noqa: E501
+        open must be closed too; every sequence is then where the last commit left it."""
 
 @final
 class StepStats:
@@ -214,7 +213,7 @@ class Runner:
     def num_free_slots(self) -> int: ...
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
-        flight are kept."""  # noqa: E501
+        flight are kept."""
     def reset_prefix_cache(self) -> None: ...
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""

@@ -19,6 +19,10 @@ class DeviceTraits:
     """Types of activations and KV that it computes in, the default first."""
     default_num_rows: int
     """Rows of a step: enough to keep the device busy, few enough for those who decode meanwhile."""
+    min_logits_rows: int
+    """Rows of logits that there is always room for: on CUDA, those of the largest recorded step."""
+    max_logits_bytes: int
+    """Logits beyond this are computed in several parts."""
     default_kv_share: float
     """Of the engine's memory beside weights and scratch, what KV pages take by default ..."""
     default_kv_bytes: int | None
@@ -42,14 +46,21 @@ class DeviceTraits:
         return wanted
 
     def choose_num_rows(self, wanted: int | None, num_needed: int) -> int:
-        """Rows of a step: what the user wants, else the default or what is needed if that is more."""
+        """Rows of a step: as wanted, else the default, or what is needed if that is more."""
         return max(self.default_num_rows, num_needed) if wanted is None else wanted
+
+    def choose_num_logits_rows(self, num_decoding: int, vocab_size: int) -> int:
+        """Rows of logits at a time, for steps in which at most so many rows decode."""
+        most = self.max_logits_bytes // (4 * vocab_size)
+        return max(self.min_logits_rows, min(num_decoding, most))
 
 
 CPU = DeviceTraits(
     name="cpu",
     dtypes=("float32", "bfloat16"),
     default_num_rows=512,
+    min_logits_rows=32,
+    max_logits_bytes=128 << 20,
     default_kv_share=0.25,  # the machine has other uses for its memory
     default_kv_bytes=1 << 30,
     memory_flag="--kv-cache-memory",
@@ -58,31 +69,26 @@ CUDA = DeviceTraits(
     name="cuda",
     dtypes=("bfloat16",),
     default_num_rows=2048,
+    min_logits_rows=256,
+    max_logits_bytes=256 << 20,
     default_kv_share=1.0,
     default_kv_bytes=None,
     memory_flag="--gpu-memory-utilization",
 )
 
 
-def choose_device(
-    wanted: Literal["auto", "cpu", "cuda"], *, is_cuda_built: bool, has_cuda: bool
-) -> DeviceTraits:
-    """The device to run on. `has_cuda`: this build and this machine can run on CUDA.
+def choose_device(wanted: Literal["auto", "cpu", "cuda"], why_no_cuda: str) -> DeviceTraits:
+    """The device to run on. `why_no_cuda`: what keeps the engine from running there, or nothing.
 
     Raises:
         ConfigError: if CUDA is wanted and cannot be used, with what is missing.
     """
-    if wanted == "cpu" or (wanted == "auto" and not has_cuda):
+    if wanted == "cpu" or (wanted == "auto" and why_no_cuda):
         return CPU
-    if not is_cuda_built:
+    if why_no_cuda:
         raise ConfigError(
-            "--device cuda: this openspec was built without CUDA; reinstall it with nvcc 12.8 or "
-            "newer on the path and -C cmake.define.OPENSPEC_CUDA=ON, or use --device cpu"
-        )
-    if not has_cuda:
-        raise ConfigError(
-            "--device cuda: no usable CUDA device; check that nvidia-smi lists one of compute "
-            "capability 8.0 or newer and that CUDA_VISIBLE_DEVICES does not hide it, or use "
-            "--device cpu"
+            f"--device cuda: {why_no_cuda}; it takes a build with -C cmake.define.OPENSPEC_CUDA=ON "
+            "and a GPU of compute capability 8.0 or newer that nvidia-smi lists and "
+            "CUDA_VISIBLE_DEVICES does not hide; or use --device cpu"
         )
     return CUDA

@@ -28,7 +28,6 @@ from openspec.weights import load_weights
 
 logger = logging.getLogger(__name__)
 
-MAX_LOGITS_BYTES = 128 << 20
 STEP_TIMING_BUDGET_S = 0.5
 
 
@@ -42,7 +41,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     """
     started = time.monotonic()
     config.check()
-    device = choose_device(config.device, is_cuda_built=_C.is_cuda_built(), has_cuda=_C.has_cuda())
+    device = choose_device(config.device, _C.why_no_cuda())
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
@@ -125,7 +124,9 @@ def _runner_config(
     if is_compiled and spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
-    most_logits_rows = max(32, MAX_LOGITS_BYTES // (4 * model_config.vocab_size))
+    num_logits_rows = device.choose_num_logits_rows(
+        config.max_num_seqs * (1 + config.num_drafts), model_config.vocab_size
+    )
     return _C.RunnerConfig(
         target=model_config.target_config(),
         device=device.name,
@@ -134,11 +135,7 @@ def _runner_config(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_num_logits_rows=min(
-            max_num_batched_tokens,
-            config.max_num_seqs * (1 + config.num_drafts),
-            most_logits_rows,
-        ),
+        max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
         num_speculative_tokens=config.num_drafts,
         method=spec.name if is_compiled else plain_method(),
@@ -161,6 +158,7 @@ def _info(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_max_num_batched_tokens(config, device),
         page_size=config.page_size,
         num_pages=plan.num_pages,
         method=config.method,

@@ -104,6 +104,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     page_size: int
     num_pages: int
     method: str

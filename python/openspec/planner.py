@@ -92,11 +92,11 @@ class _MixedStep:
     def _place_decode(self, request: Request) -> None:
         needed = self._table.num_pages_needed(request.slot, 1)
         while needed > self._num_free():
-            if request.num_steps_in_flight > 0:
-                # Once they are in, it needs no more pages than it really has tokens.
+            last = self._queue.running[-1]
+            if request.num_steps_in_flight > 0 or last is self._queue.running[0]:
+                # Steps in flight hold pages that they may not need, or not any more.
                 self._rows_left += 1
                 return
-            last = self._queue.running[-1]
             self._queue.preempt(last)
             if last is request:
                 self._rows_left += 1

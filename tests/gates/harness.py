@@ -15,6 +15,8 @@ from openspec.messages import EngineRequest, SpeculativeOptions, TokenLogprobs
 from openspec.sampling_params import SamplingParams
 from openspec.tokenizer import Tokenizer
 
+DEVICE = "cpu"
+"""Set by the option --device."""
 PAGE_SIZE = 16
 PLAIN: dict[str, object] = {"method": "none", "enable_prefix_caching": False}
 
@@ -58,6 +60,7 @@ def tokenizer() -> Tokenizer:
 def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCore:
     """An engine on the embedded model; small limits unless the test says otherwise."""
     merged: dict[str, object] = {
+        "device": DEVICE,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "max_model_len": 512,
@@ -70,8 +73,8 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
 
 
 def kv_memory(num_pages: int) -> int:
-    """Bytes of so many pages of the embedded model: 4 layers, K and V, 1 head of 128, fp32."""
-    return num_pages * 4 * 2 * PAGE_SIZE * 128 * 4
+    """Bytes of so many pages of the embedded model: 4 layers, K and V, 1 head of 128."""
+    return num_pages * 4 * 2 * PAGE_SIZE * 128 * (4 if DEVICE == "cpu" else 2)
 
 
 def run(core: EngineCore, jobs: Sequence[Job]) -> list[Result]:

@@ -158,12 +158,15 @@ class Rows:
 class Subject:
     """A runner with the checkpoint loaded, all layers captured."""
 
-    def __init__(self, folder: Path, dtype: str = "float32", num_threads: int = 2) -> None:
+    def __init__(
+        self, folder: Path, dtype: str = "float32", num_threads: int = 2, device: str = "cpu"
+    ) -> None:
         config = ModelConfig.from_folder(folder)
         self.num_layers = config.num_layers
         self.runner = _C.Runner(
             _C.RunnerConfig(
                 target=config.target_config(),
+                device=device,
                 dtype=dtype,
                 page_size=16,
                 max_num_seqs=4,

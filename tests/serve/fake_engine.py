@@ -105,6 +105,7 @@ class FakeEngineClient:
             vocab_size=vocab_size(self.tokenizer),
             max_model_len=MAX_POSITIONS,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=512,
             page_size=16,
             num_pages=1024,
             method="ngram",

@@ -31,6 +31,7 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         vocab_size=VOCAB,
         max_model_len=runner.max_model_len,
         max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=512,
         page_size=runner.page_size,
         num_pages=runner.num_pages,
         method="fake",

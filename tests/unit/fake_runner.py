@@ -5,8 +5,8 @@ what is computed, kept or resumed shows in the text. Drafts are right about half
 
 With `num_steps_ahead=1` it behaves like a device that computes on its own: `launch` only enqueues,
 `collect` computes in the order of launches, on lengths that the host has not seen yet. A sequence
-that has ended, or was removed, yields nothing; pages stay with a sequence until it is removed; a
-step that is given up takes all others with it.
+that has ended, or was removed, yields nothing; pages of rejected drafts stay with the sequence,
+since the next step may write them; a step that is given up takes all others with it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class FakeLease:
     def __init__(self, runner: FakeRunner, spans: list[Span]) -> None:
         self.runner, self.spans = runner, spans
         self.sequences: list[_Sequence] = []
-        self.num_pages: list[int] = []  # taken, by span
+        self.pages: list[list[int]] = []  # by span
         self.results: list[FakeSpanResult] = []
         self.state = "reserved"
 
@@ -139,11 +139,14 @@ class FakeLease:
         self.runner.open_leases.pop()
         self.runner.is_giving_up = bool(self.runner.open_leases)
         self.state = "closed"
-        for sequence, num_pages in zip(self.sequences, self.num_pages, strict=True):
-            if not sequence.is_removed:
-                for _ in range(num_pages):
-                    self.runner.release(sequence.pages.pop())
-                sequence.restore()
+        self.release_pages()
+        for sequence in self.sequences:
+            sequence.restore()
+
+    def release_pages(self) -> None:
+        for pages in self.pages:
+            while pages:
+                self.runner.release(pages.pop())
 
 
 class FakeRunner:
@@ -227,9 +230,11 @@ class FakeRunner:
 
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]
-        in_flight = sum(num_new + max_drafts for num_new, max_drafts in self._in_flight(sequence))
-        most_tokens = min(sequence.kv_len + in_flight + num_rows, self.max_model_len)
-        return max(0, self._pages_for(most_tokens) - len(sequence.pages))
+        most_tokens, num_pages = sequence.kv_len + num_rows, len(sequence.pages)
+        for (_, num_new, max_drafts), pages in self._in_flight(sequence):
+            most_tokens += num_new + max_drafts
+            num_pages += len(pages)
+        return max(0, self._pages_for(most_tokens) - num_pages)
 
     def reset_prefix_cache(self) -> None:
         for page in self._evictable:
@@ -248,6 +253,8 @@ class FakeRunner:
                 raise EngineError(f"slot {slot} has KV for all of its tokens")
             for page in sequence.pages:
                 held[page] += 1
+        for page in (page for lease in self.open_leases for pages in lease.pages for page in pages):
+            held[page] += 1
         free = [self._free.count(page) for page in range(self.num_pages)]
         for page in range(self.num_pages):
             places = free[page] + (page in self._evictable) + (held[page] > 0)
@@ -276,16 +283,14 @@ class FakeRunner:
         needed = [self._check_span(span) for span in spans]  # before the lease counts as in flight
         self.open_leases.append(lease)
         for (slot, _, _), num_pages in zip(spans, needed, strict=True):
-            sequence = self._slots[slot]
-            lease.sequences.append(sequence)
-            lease.num_pages.append(0)
+            lease.sequences.append(self._slots[slot])
+            lease.pages.append([])
             for _ in range(num_pages):
                 if self.num_free_pages == 0:
                     lease.close()
                     self.is_giving_up = False  # not launched: the others are as they were
                     raise FakeOutOfPages(f"slot {slot}")
-                sequence.pages.append(self._allocate())
-                lease.num_pages[-1] += 1
+                lease.pages[-1].append(self._allocate())
         return lease
 
     def launch(self, lease: FakeLease) -> None:
@@ -306,19 +311,22 @@ class FakeRunner:
     def commit(self, lease: FakeLease) -> None:
         assert lease.state == "collected" and lease is self.open_leases[0] and not self.is_giving_up
         self.hook("commit")
-        for sequence, (_, num_new, _), result in zip(
-            lease.sequences, lease.spans, lease.results, strict=True
+        for sequence, (_, num_new, _), pages, result in zip(
+            lease.sequences, lease.spans, lease.pages, lease.results, strict=True
         ):
-            if sequence.is_removed or (sequence.is_finished and not result.token_ids):
+            if sequence.is_removed:
                 continue
-            sequence.kv_len += num_new + max(len(result.token_ids) - 1, 0)
-            sequence.tokens += result.token_ids
-            if self.num_steps_ahead == 0:
-                while len(sequence.pages) > self._pages_for(sequence.kv_len):
-                    self.release(sequence.pages.pop())
+            if result.token_ids or not sequence.is_finished:
+                sequence.kv_len += num_new + max(len(result.token_ids) - 1, 0)
+                sequence.tokens += result.token_ids
+            num_needed = self._pages_for(sequence.kv_len) - len(sequence.pages)
+            num_kept = num_needed if self.num_steps_ahead == 0 else len(pages)
+            sequence.pages += pages[:num_kept]
+            del pages[:num_kept]
             self._publish(sequence)
         self.stats.num_steps += 1
         self.open_leases.pop(0)
+        lease.release_pages()
         lease.state = "committed"
 
     # Parts
@@ -359,11 +367,12 @@ class FakeRunner:
                 self._cached[content] = page
                 self._contents[page] = content
 
-    def _in_flight(self, sequence: _Sequence) -> list[tuple[int, int]]:
+    def _in_flight(self, sequence: _Sequence) -> list[tuple[Span, list[int]]]:
+        """Spans of the sequence in open leases, with their pages."""
         return [
-            (num_new, max_drafts)
+            (span, pages)
             for lease in self.open_leases
-            for other, (_, num_new, max_drafts) in zip(lease.sequences, lease.spans, strict=True)
+            for other, span, pages in zip(lease.sequences, lease.spans, lease.pages, strict=True)
             if other is sequence
         ]
 
@@ -373,8 +382,8 @@ class FakeRunner:
         sequence = self._slots[slot]
         params = sequence.params
         end, num_output = sequence.kv_len, len(sequence.tokens) - sequence.prompt_len
-        for num_rows, _ in self._in_flight(sequence):
-            end += num_rows
+        for (_, in_flight, _), _ in self._in_flight(sequence):
+            end += in_flight
             num_output += end >= len(sequence.tokens)
         assert num_output < max(params.max_tokens, 1), "a step that can bring nothing"
         if end >= len(sequence.tokens):
@@ -400,6 +409,10 @@ class FakeRunner:
             return result
         params, known = sequence.params, list(sequence.device_tokens)
         end = sequence.device_kv_len + num_new
+        num_pages = len(sequence.pages) + sum(
+            len(pages) for _, pages in self._in_flight(sequence)[:1]
+        )
+        assert self._pages_for(end + max_drafts) <= num_pages
         if params.num_prompt_logprobs >= 0:
             for position in range(sequence.device_kv_len + 1, min(end + 1, sequence.prompt_len)):
                 result.prompt_logprobs.append(
@@ -407,12 +420,10 @@ class FakeRunner:
                 )
         sequence.device_kv_len = end
         if end < len(known):
-            assert self._pages_for(end) <= len(sequence.pages)
             return result
         num_output = len(known) - sequence.prompt_len
         max_drafts = max(0, min(max_drafts, params.max_tokens - num_output - 1))
         drafts = self._draft(known, params, num_output, max_drafts)
-        assert self._pages_for(end + len(drafts)) <= len(sequence.pages)
         result.num_draft_tokens = len(drafts)
         for index in range(len(drafts) + 1):
             num_output = len(known) - sequence.prompt_len

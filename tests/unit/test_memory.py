@@ -5,8 +5,15 @@ from dataclasses import dataclass
 import pytest
 
 from openspec.config import EngineConfig
+from openspec.device import CPU, CUDA
 from openspec.errors import ConfigError
-from openspec.memory import available_cpus, available_memory, plan_memory
+from openspec.memory import (
+    DeviceMemory,
+    MemoryPlan,
+    available_cpus,
+    available_memory,
+    plan_memory,
+)
 
 GIB = 1 << 30
 
@@ -20,8 +27,20 @@ class Plan:
     page_bytes: int = 1 << 16
 
 
+def plan_cpu(config: EngineConfig, plan: Plan, max_model_len: int, available: int) -> MemoryPlan:
+    memory = DeviceMemory(budget_bytes=available, free_bytes=available)
+    return plan_memory(config, plan, max_model_len, CPU, memory)
+
+
+def plan_cuda(
+    config: EngineConfig, plan: Plan, max_model_len: int, budget: int, free: int
+) -> MemoryPlan:
+    memory = DeviceMemory(budget_bytes=budget, free_bytes=free)
+    return plan_memory(config, plan, max_model_len, CUDA, memory)
+
+
 def test_no_more_than_useful() -> None:
-    plan = plan_memory(EngineConfig(max_num_seqs=4), Plan(), 100, 64 * GIB)
+    plan = plan_cpu(EngineConfig(max_num_seqs=4), Plan(), 100, 64 * GIB)
     assert plan.num_pages == 4 * 7 and plan.num_kv_tokens == 4 * 7 * 16
     assert plan.max_model_len == 100
     assert plan.total_bytes == sum(
@@ -32,32 +51,58 @@ def test_no_more_than_useful() -> None:
 
 
 def test_default_is_capped() -> None:
-    assert plan_memory(EngineConfig(), Plan(), 1 << 20, 64 * GIB).kv_bytes == GIB
-    assert plan_memory(EngineConfig(), Plan(), 1 << 20, GIB).kv_bytes < GIB // 4
+    assert plan_cpu(EngineConfig(), Plan(), 1 << 20, 64 * GIB).kv_bytes == GIB
+    assert plan_cpu(EngineConfig(), Plan(), 1 << 20, GIB).kv_bytes < GIB // 4
 
 
 def test_model_len_is_lowered_unless_it_was_set() -> None:
     config = EngineConfig(kv_cache_memory=10 << 16)
-    assert plan_memory(config, Plan(), 1000, GIB).max_model_len == 160
+    assert plan_cpu(config, Plan(), 1000, GIB).max_model_len == 160
     config = EngineConfig(kv_cache_memory=10 << 16, max_model_len=1000)
     with pytest.raises(
         ConfigError, match=r"holds 160 tokens, .* max_model_len 1000 needs 3\.94 MiB"
     ):
-        plan_memory(config, Plan(), 1000, GIB)
+        plan_cpu(config, Plan(), 1000, GIB)
     # Without a size given, one full sequence is found room for.
     config = EngineConfig(max_model_len=1 << 18)
-    assert plan_memory(config, Plan(page_bytes=1 << 17), 1 << 18, 64 * GIB).kv_bytes == 2 * GIB
+    assert plan_cpu(config, Plan(page_bytes=1 << 17), 1 << 18, 64 * GIB).kv_bytes == 2 * GIB
 
 
 def test_what_cannot_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"not enough memory: weights 2\.00 GiB"):
-        plan_memory(
-            EngineConfig(kv_cache_memory=1 << 26), Plan(weight_bytes=2 * GIB), 1000, 2 * GIB
-        )
+        plan_cpu(EngineConfig(kv_cache_memory=1 << 26), Plan(weight_bytes=2 * GIB), 1000, 2 * GIB)
     with pytest.raises(ConfigError, match="holds 0 tokens"):
-        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
+        plan_cpu(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
 
 
 def test_this_machine() -> None:
     assert available_memory() > 1 << 26
     assert available_cpus() >= 1
+
+
+def test_a_gpu_is_filled_up_to_the_share_given() -> None:
+    weights = Plan(weight_bytes=8 * GIB, scratch_bytes=GIB)
+    plan = plan_cuda(EngineConfig(), weights, 1 << 20, 72 * GIB, 79 * GIB)
+    assert 72 * GIB - plan.page_bytes < plan.total_bytes <= 72 * GIB
+    assert plan.available_bytes == 79 * GIB
+    # Pages for all sequences at full length are enough there too.
+    assert plan_cuda(EngineConfig(max_num_seqs=4), weights, 100, 72 * GIB, 79 * GIB).num_pages == 28
+    # A size that was asked for may go beyond the share, not beyond what is free.
+    config = EngineConfig(kv_cache_memory=66 * GIB)
+    assert plan_cuda(config, weights, 1 << 20, 72 * GIB, 79 * GIB).kv_bytes == 66 * GIB
+
+
+def test_what_cannot_fit_on_a_gpu_is_refused() -> None:
+    weights = Plan(weight_bytes=8 * GIB)
+    with pytest.raises(
+        ConfigError, match=r"72\.00 GiB of 60\.00 GiB free; lower --gpu-memory-utilization"
+    ):
+        plan_cuda(EngineConfig(), weights, 1 << 20, 72 * GIB, 60 * GIB)
+    with pytest.raises(ConfigError, match=r"of 60\.00 GiB free; lower --kv-cache-memory"):
+        config = EngineConfig(kv_cache_memory=60 * GIB)
+        plan_cuda(config, weights, 1 << 20, 72 * GIB, 60 * GIB)
+    with pytest.raises(
+        ConfigError,
+        match=r"8\.00 GiB of the 4\.00 GiB that the engine may take\); raise --gpu-memory-util",
+    ):
+        plan_cuda(EngineConfig(), weights, 1 << 20, 4 * GIB, 60 * GIB)

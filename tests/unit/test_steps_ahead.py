@@ -131,6 +131,16 @@ def test_short_of_pages_a_sequence_first_waits_for_its_own_step() -> None:
     check_empty(core, runner)
 
 
+def test_alone_in_a_pool_of_just_its_size() -> None:
+    for num_drafts in range(7):
+        runner = Watched(num_pages=5, num_speculative_tokens=num_drafts)
+        core = make_core(runner)
+        request = make_request(prompt=[1] * 4, max_tokens=16)
+        assert run(core, [request])["r"].token_ids == expected(request, 64)[0]
+        assert core.stats().num_preemptions == 0
+        check_empty(core, runner)
+
+
 # ---- Leaving while in flight --------------------------------------------------------------------
 
 
@@ -194,7 +204,7 @@ class Table:
         self.num_free_slots += 1
 
 
-def make_scheduler(num_slots: int = 1) -> Scheduler:
+def make_scheduler(table: Table, num_slots: int = 1) -> Scheduler:
     config = SchedulerConfig(
         max_model_len=64,
         max_num_seqs=num_slots,
@@ -202,7 +212,6 @@ def make_scheduler(num_slots: int = 1) -> Scheduler:
         page_size=4,
         num_speculative_tokens=0,
     )
-    table = Table()
     table.num_free_slots = num_slots
     return Scheduler(config, table)
 
@@ -217,7 +226,7 @@ def token_ids(outputs: list[EngineOutput]) -> list[list[int]]:
 
 def test_results_of_an_earlier_stay_are_never_credited() -> None:
     """Whatever a runner says about a slot, it is not the request's that came there later."""
-    scheduler = make_scheduler(num_slots=2)
+    scheduler = make_scheduler(Table(), num_slots=2)
     for name in ("a", "b"):
         scheduler.add(make_request(name, [1, 2]), VOCAB)
     first = scheduler.schedule()
@@ -238,8 +247,23 @@ def test_results_of_an_earlier_stay_are_never_credited() -> None:
     assert not scheduler.has_work
 
 
+def test_the_first_in_rank_waits_for_pages_rather_than_give_up_its_own() -> None:
+    """Those of a preempted sequence come back when its step in flight lands."""
+    table = Table()
+    scheduler = make_scheduler(table, num_slots=2)
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, [1, 2]), VOCAB)
+    first = scheduler.schedule()
+    scheduler.update(first, results(first, [10], [11]))
+    table.num_free_pages = 0
+    assert scheduler.schedule().spans == []
+    assert (scheduler.stats.num_running, scheduler.stats.num_preemptions) == (1, 1)
+    table.num_free_pages = 100
+    assert scheduler.schedule().spans == [(1, 1, 0), (0, 3, 0)]
+
+
 def test_given_up_steps_are_planned_anew() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(Table())
     scheduler.add(make_request("a", list(range(40)), max_tokens=5), VOCAB)
     plans = [scheduler.schedule() for _ in range(3)]
     assert [plan.spans for plan in plans] == [[(0, 32, 0)], [(0, 8, 0)], [(0, 1, 0)]]

@@ -91,7 +91,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "device": info.device,
             "max_model_len": info.max_model_len,
             "max_num_seqs": info.max_num_seqs,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "max_num_batched_tokens": info.max_num_batched_tokens,
             "max_num_queued_reqs": context.config.max_num_queued_reqs,
             "page_size": info.page_size,
             "num_pages": info.num_pages,

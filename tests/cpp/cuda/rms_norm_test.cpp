@@ -201,8 +201,8 @@ TEST(rms_norm_in_a_graph_follows_the_order_of_the_stream) {
   constexpr size_t kRows = 16, kWidth = 2560;
   constexpr int kLaunches = 40;
   const Input input = random_input(rng, kRows, kWidth, Delta::kRow);
-  const DeviceBuffer residual(input.residual), weight(input.weight);
-  const DeviceBuffer first(input.delta), second(input.delta.size() * 2);
+  const DeviceBuffer weight(input.weight);
+  DeviceBuffer residual(input.residual), first(input.delta), second(input.delta.size() * 2);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const auto launch_all = [&](bool waits) {

@@ -1,5 +1,6 @@
 #include "kernels/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/cuda_testing.h"

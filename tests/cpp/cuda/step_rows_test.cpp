@@ -1,5 +1,5 @@
-// The ops around the forward pass against the host's own way: RowLayout, accept_drafts and a loop over
-// tokens.
+// The ops around the forward pass against the host's own way: RowLayout, accept_drafts and a loop
+// over tokens.
 
 #include "kernels/step_rows.h"
 
@@ -115,12 +115,12 @@ struct OnDevice {
     slot_updates.upload(slots);
     page_updates.upload(page_list);
     spans.upload(at.step.spans);
-    header.upload(std::vector<StepHeader>{
-        {.num_spans = static_cast<int32_t>(at.step.spans.size()),
-         .num_slot_updates = static_cast<int32_t>(slots.size()),
-         .num_page_updates = static_cast<int32_t>(page_list.size()),
-         .row_budget = at.step.row_budget,
-         .ring_index = 1}});
+    header.upload(
+        std::vector<StepHeader>{{.num_spans = static_cast<int32_t>(at.step.spans.size()),
+                                 .num_slot_updates = static_cast<int32_t>(slots.size()),
+                                 .num_page_updates = static_cast<int32_t>(page_list.size()),
+                                 .row_budget = at.step.row_budget,
+                                 .ring_index = 1}});
   }
   DeviceTable table() const {
     auto* number = numbers.as<int32_t>();
@@ -139,7 +139,8 @@ struct OnDevice {
     return {header.as<StepHeader>(), spans.as<StepSpan>(), slot_updates.as<SlotUpdate>(),
             page_updates.as<PageUpdate>()};
   }
-  DeviceBuffer tokens, numbers, pages, sampling, stop_ids, header, spans, slot_updates, page_updates;
+  DeviceBuffer tokens, numbers, pages, sampling, stop_ids, header, spans, slot_updates,
+      page_updates;
 };
 
 int usable_drafts(const Case& at, size_t span) {
@@ -282,7 +283,8 @@ void check_case(uint64_t seed, bool is_short) {
   const auto n = static_cast<size_t>(num_rows);
   CHECK_EQ(head(num_usable, num_spans), offered);
   CHECK_EQ(head(num_granted, num_spans), granted);
-  CHECK_EQ(head(span_begin, kSeqs + 1), padded(expected.span_begin, kSeqs + 1, expected.num_rows()));
+  CHECK_EQ(head(span_begin, kSeqs + 1),
+           padded(expected.span_begin, kSeqs + 1, expected.num_rows()));
   CHECK_EQ(head(span_kv_len, kSeqs), padded(expected.span_kv_len, kSeqs, 0));
   CHECK_EQ(head(span_seq, kSeqs), padded(expected.span_seq, kSeqs, 0));
   CHECK_EQ(head(first_choice, kSeqs), padded(expected.first_choice, kSeqs, -1));
@@ -328,7 +330,8 @@ void check_case(uint64_t seed, bool is_short) {
                                .tokens = out_tokens.as<int32_t>()},
                               nullptr));
   const auto all_outcomes = outcomes.download<StepOutcome>();
-  const Ids all_tokens = out_tokens.download<int32_t>(), history = device.tokens.download<int32_t>();
+  const Ids all_tokens = out_tokens.download<int32_t>(),
+            history = device.tokens.download<int32_t>();
   const Ids numbers = device.numbers.download<int32_t>();
   for (size_t s = 0; s < num_spans; ++s) {
     const StepSpan& of = at.step.spans[s];
@@ -347,10 +350,9 @@ void check_case(uint64_t seed, bool is_short) {
         tokens.push_back(choice(i));
         num_accepted += i < num_path;
         const int num_known = static_cast<int>(sequence.tokens.size()) + i + 1;
-        const bool is_stop =
-            num_known - sequence.prompt_len > sequence.min_tokens &&
-            std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(), choice(i)) !=
-                sequence.stop_ids.end();
+        const bool is_stop = num_known - sequence.prompt_len > sequence.min_tokens &&
+                             std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(),
+                                       choice(i)) != sequence.stop_ids.end();
         finish = is_stop ? 1 : num_known >= sequence.max_num_tokens ? 2 : 0;
       }
       num_judged = std::min(offered[s], granted[s] + 1);
@@ -370,9 +372,8 @@ void check_case(uint64_t seed, bool is_short) {
     CHECK_EQ(outcome.num_right, num_right);
     CHECK_EQ(outcome.first_choice, first);
     const int num_computed =
-        !sequence.is_active
-            ? 0
-            : of.num_new_tokens + std::max(0, static_cast<int>(tokens.size()) - 1);
+        !sequence.is_active ? 0
+                            : of.num_new_tokens + std::max(0, static_cast<int>(tokens.size()) - 1);
     CHECK_EQ(outcome.num_computed, num_computed);
     const auto slot = static_cast<size_t>(of.slot);
     CHECK_EQ(numbers[slot], static_cast<int>(sequence.tokens.size() + tokens.size()));

@@ -2,6 +2,7 @@
 
 #include "kernel_testing.h"
 #include "kernels/embedding.h"
+#include "kernels/gather_rows.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 
@@ -101,6 +102,79 @@ TEST(rms_norm_rows_are_invariant_bit_for_bit) {
       }
     }
   });
+}
+
+TEST(rms_norm_takes_its_delta_as_partial_sums) {
+  for_each_isa([] {
+    Rng rng(7);
+    for (const DType dtype : both_dtypes()) {
+      for (const size_t num_partials : {1, 2, 3, 5}) {
+        constexpr size_t kRows = 19, kWidth = 333, kSize = kRows * kWidth;
+        const std::vector<float> weight = rng.normals(kWidth);
+        const std::vector<float> residual = rng.normals(kSize, 3);
+        const std::vector<float> partials = rng.normals(num_partials * kSize);
+        std::vector<float> sums;
+        for (size_t i = 0; i < kSize; ++i) {
+          float sum = partials[i];
+          for (size_t k = 1; k < num_partials; ++k) sum += partials[k * kSize + i];
+          sums.push_back(sum);
+        }
+        const NormCase expected = run_norm(residual, sums, weight, dtype, 1);
+
+        Buffer updated(residual, dtype), out(kSize, dtype);
+        ThreadPool pool(2);
+        RmsNormParams params;
+        params.residual = updated.data();
+        params.delta_partials = partials.data();
+        params.num_partials = static_cast<int>(num_partials);
+        params.weight = weight.data();
+        params.out = out.data();
+        params.num_rows = kRows;
+        params.width = kWidth;
+        params.dtype = dtype;
+        rms_norm_cpu({.pool = &pool}, params);
+        CHECK(out.guard_is_whole() && updated.guard_is_whole());
+        CHECK(updated.same(0, expected.residual, 0, kSize));
+        CHECK(out.same(0, expected.out, 0, kSize));
+      }
+    }
+  });
+}
+
+TEST(gather_rows_copies_rows_and_leaves_gaps) {
+  Rng rng(8);
+  constexpr int64_t kInRows = 11;
+  for (const int64_t width : {4, 148, 70000}) {
+    for (const int64_t gap : {0, 12}) {
+      for (const bool has_row : {true, false}) {
+        const int num_rows = has_row ? 40 : static_cast<int>(kInRows);
+        std::vector<uint8_t> in;
+        for (int64_t i = 0; i < kInRows * width; ++i) {
+          in.push_back(static_cast<uint8_t>(rng.integer(0, 254)));
+        }
+        std::vector<int32_t> row;
+        for (int i = 0; i < num_rows; ++i) row.push_back(rng.integer(-1, kInRows - 1));
+        std::vector<uint8_t> out(static_cast<size_t>(num_rows * (width + gap)), 0xff);
+        GatherRowsParams params;
+        params.row = has_row ? row.data() : nullptr;
+        params.in = in.data();
+        params.out = out.data();
+        params.num_rows = num_rows;
+        params.width_bytes = width;
+        params.out_stride = width + gap;
+        ThreadPool pool(2);
+        gather_rows_cpu({.pool = &pool}, params);
+        for (int64_t to = 0; to < num_rows; ++to) {
+          const int64_t from = has_row ? row[static_cast<size_t>(to)] : to;
+          for (int64_t i = 0; i < width + gap; ++i) {
+            const int got = out[static_cast<size_t>(to * (width + gap) + i)];
+            const bool is_copied = from >= 0 && i < width;
+            CHECK_EQ(got, is_copied ? in[static_cast<size_t>(from * width + i)] : 0xff);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(embedding_copies_and_converts) {

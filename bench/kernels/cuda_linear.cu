@@ -1,0 +1,359 @@
+// Micro-benchmark of the CUDA linear on the shapes of Qwen3-4B: the 145 linears of a step as one
+// graph with distinct weights, and every matrix alone, beside the read bandwidth of the same run.
+//
+//   bench_cuda_linear [--json FILE] [--sweep]
+//
+// The chain has no small kernels between the linears; the engine's benchmark has. `auto` is what
+// linear_cuda chooses, `stream` and `wgmma` are its kernels by themselves. --sweep goes through the
+// plans of both kernels, which decide speed and never bits, and shows the fastest. Medians of
+// replays; a matrix alone is 36 launches with 36 different weights.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/linear_tiles.cuh"
+#include "kernels/linear_wgmma.h"
+#include "read_bandwidth.h"
+
+namespace {
+
+using namespace openspec;
+
+constexpr int kNumLayers = 36;
+constexpr int kMaxRows = 256;
+
+#define CHECK_CUDA(call) check_cuda((call), #call)
+void check_cuda(int error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
+  std::exit(1);
+}
+
+/// Pairs of bf16 values of either sign, all with the same biased exponent.
+__global__ void fill_kernel(uint32_t* pairs, int64_t num_pairs, uint32_t exponent) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < num_pairs;
+       i += stride) {
+    uint64_t hash = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9u;
+    const auto random = static_cast<uint32_t>(hash >> 32);
+    pairs[i] = (random & 0x807f807fu) | exponent << 7 | exponent << 23;
+  }
+}
+
+void* allocate(size_t bytes) {
+  void* data = nullptr;
+  CHECK_CUDA(cudaMalloc(&data, bytes));
+  return data;
+}
+
+int num_sms() {
+  int count = 0;
+  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+void fill(void* data, size_t bytes, uint32_t exponent) {
+  fill_kernel<<<num_sms() * 8, 256>>>(static_cast<uint32_t*>(data), static_cast<int64_t>(bytes / 4),
+                                      exponent);
+  CHECK_CUDA(cudaGetLastError());
+}
+
+/// Median microseconds of a replay of what `enqueue` puts into the stream.
+double median_us(const std::function<void(cudaStream_t)>& enqueue, int num_replays) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  enqueue(stream);  // what is loaded on first use is loaded outside of the capture
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  enqueue(stream);
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  std::vector<cudaEvent_t> events(static_cast<size_t>(num_replays) + 1);
+  for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
+  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(replay, stream));
+  CHECK_CUDA(cudaEventRecord(events[0], stream));
+  for (size_t i = 1; i < events.size(); ++i) {
+    CHECK_CUDA(cudaGraphLaunch(replay, stream));
+    CHECK_CUDA(cudaEventRecord(events[i], stream));
+  }
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  std::vector<float> times(static_cast<size_t>(num_replays));
+  for (size_t i = 0; i < times.size(); ++i) {
+    CHECK_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
+  }
+  for (const cudaEvent_t event : events) CHECK_CUDA(cudaEventDestroy(event));
+  CHECK_CUDA(cudaGraphExecDestroy(replay));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2] * 1e3;
+}
+
+struct Matrix {
+  const char* name;
+  int num_outputs;
+  int num_inputs;
+  LinearEpilogue epilogue;
+  bool is_apart;  // leaves the sums of its splits to the next kernel
+  DType out_dtype;
+  int num_copies;
+
+  uint8_t* weights = nullptr;
+  void* out = nullptr;
+
+  size_t bytes() const { return linear_packed_bytes_cuda(num_outputs, num_inputs); }
+  int num_splits() const { return is_apart ? linear_num_splits_cuda(num_outputs, num_inputs) : 1; }
+  LinearParams params(int copy, int num_rows, const void* x) const {
+    LinearParams params;
+    params.weight.data = weights + static_cast<size_t>(copy) * bytes();
+    params.weight.num_outputs = num_outputs;
+    params.weight.num_inputs = num_inputs;
+    params.weight.epilogue = epilogue;
+    params.weight.layout = LinearLayout::kTiles;
+    params.weight.num_splits = num_splits();
+    params.x = x;
+    params.out = is_apart ? nullptr : out;
+    params.partials = is_apart ? static_cast<float*>(out) : nullptr;
+    params.num_rows = num_rows;
+    params.dtype = DType::kBF16;
+    params.out_dtype = out_dtype;
+    return params;
+  }
+};
+
+using Linear = std::function<int(const LinearParams&, cudaStream_t)>;
+
+struct Kernel {
+  const char* name;
+  Linear linear;
+};
+
+class Bench {
+ public:
+  Bench() : read_bandwidth_(bench::read_bandwidth(size_t{4} << 30)) {
+    constexpr LinearEpilogue kNone = LinearEpilogue::kNone, kSwiGlu = LinearEpilogue::kSwiGlu;
+    matrices_ = {{"qkv", 6144, 2560, kNone, false, DType::kBF16, kNumLayers},
+                 {"o", 2560, 4096, kNone, true, DType::kF32, kNumLayers},
+                 {"gate_up", 19456, 2560, kSwiGlu, false, DType::kBF16, kNumLayers},
+                 {"down", 2560, 9728, kNone, true, DType::kF32, kNumLayers},
+                 {"lm_head", 151936, 2560, kNone, false, DType::kF32, 1}};
+    for (const Matrix& matrix : matrices_) {
+      weight_bytes_ += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
+    }
+    weights_ = static_cast<uint8_t*>(allocate(weight_bytes_));
+    fill(weights_, weight_bytes_, 127 - 5);  // from 2^-5 to 2^-4
+    uint8_t* at = weights_;
+    for (Matrix& matrix : matrices_) {
+      matrix.weights = at;
+      at += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
+      matrix.out = allocate(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
+                            static_cast<size_t>(matrix.num_outputs) * sizeof(float));
+    }
+    const size_t x_bytes = static_cast<size_t>(kMaxRows) * 9728 * sizeof(__nv_bfloat16);
+    x_ = allocate(x_bytes);
+    fill(x_, x_bytes, 127);
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  const std::vector<Matrix>& matrices() const { return matrices_; }
+  const void* x() const { return x_; }
+  size_t weight_bytes() const { return weight_bytes_; }
+  double read_bandwidth() const { return read_bandwidth_; }
+  /// Microseconds to read so many bytes at the bandwidth of this run.
+  double floor_us(size_t bytes) const { return static_cast<double>(bytes) / read_bandwidth_ * 1e6; }
+
+  double chain_us(const Linear& linear, int num_rows, int num_replays = 11) const {
+    return median_us(
+        [&](cudaStream_t stream) {
+          for (int layer = 0; layer < kNumLayers; ++layer) {
+            for (const Matrix& matrix : matrices_) {
+              if (matrix.num_copies == 1) continue;
+              CHECK_CUDA(linear(matrix.params(layer, num_rows, x_), stream));
+            }
+          }
+          CHECK_CUDA(linear(matrices_.back().params(0, num_rows, x_), stream));
+        },
+        num_replays);
+  }
+
+  double matrix_us(const Matrix& matrix, const Linear& linear, int num_rows,
+                   int num_replays = 7) const {
+    const int num_launches = std::max(matrix.num_copies, 4);  // lm_head is larger than any cache
+    return median_us(
+               [&](cudaStream_t stream) {
+                 for (int i = 0; i < num_launches; ++i) {
+                   const int copy = i % matrix.num_copies;
+                   CHECK_CUDA(linear(matrix.params(copy, num_rows, x_), stream));
+                 }
+               },
+               num_replays) /
+           num_launches;
+  }
+
+ private:
+  double read_bandwidth_;  // bytes per second, measured before anything else is allocated
+  std::vector<Matrix> matrices_;
+  uint8_t* weights_ = nullptr;
+  size_t weight_bytes_ = 0;
+  void* x_ = nullptr;
+};
+
+struct Result {
+  std::string name;
+  std::string kernel;
+  int num_rows;
+  double us;
+  double floor_us;
+  size_t bytes;
+};
+
+void print(const Result& result) {
+  std::printf("%-8s %-6s %4d rows %9.2f us  %5.2f TB/s  %5.1f %% of the read bandwidth\n",
+              result.name.c_str(), result.kernel.c_str(), result.num_rows, result.us,
+              static_cast<double>(result.bytes) / result.us * 1e-6,
+              100.0 * result.floor_us / result.us);
+}
+
+void write_json(const char* path, const Bench& bench, const std::vector<Result>& results) {
+  cudaDeviceProp properties;
+  CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
+  std::FILE* file = std::fopen(path, "w");
+  if (file == nullptr) {
+    std::fprintf(stderr, "cannot write %s\n", path);
+    std::exit(1);
+  }
+  std::fprintf(file,
+               "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"model\": \"Qwen3-4B shapes, "
+               "bf16\",\n  \"weight_bytes\": %zu,\n  \"read_tb_per_s\": %.3f\n },\n \"runs\": [",
+               properties.name, bench.weight_bytes(), bench.read_bandwidth() * 1e-12);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    std::fprintf(file,
+                 "%s\n  {\"linear\": \"%s\", \"kernel\": \"%s\", \"num_rows\": %d, \"us\": %.2f, "
+                 "\"floor_us\": %.2f, \"tb_per_s\": %.3f}",
+                 i == 0 ? "" : ",", result.name.c_str(), result.kernel.c_str(), result.num_rows,
+                 result.us, result.floor_us, static_cast<double>(result.bytes) / result.us * 1e-6);
+  }
+  std::fprintf(file, "\n ]\n}\n");
+  std::fclose(file);
+}
+
+void sweep_stream(const Bench& bench) {
+  std::printf("\nchain by linear_stream, us: ring KiB of a block, 1 | 2 | 3 blocks per SM\n");
+  for (const int num_rows : {1, 8, 16, 24}) {
+    for (const int ring_kib : {42, 64, 84, 104}) {
+      std::printf("%4d rows %4d KiB", num_rows, ring_kib);
+      for (const int blocks_per_sm : {1, 2, 3}) {
+        const Linear linear = [=](const LinearParams& params, cudaStream_t stream) {
+          return cuda::linear_stream(params, stream, {blocks_per_sm, ring_kib});
+        };
+        std::printf("  %8.1f", bench.chain_us(linear, num_rows, 7));
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+void sweep_wgmma(const Bench& bench) {
+  std::printf("\nfastest plans of linear_wgmma, us: tile rows x units, cluster, shared KiB\n");
+  struct Timed {
+    cuda::WgmmaPlan plan;
+    double us;
+  };
+  for (const Matrix& matrix : bench.matrices()) {
+    for (const int num_rows : {32, 64, 128, 256}) {
+      std::vector<Timed> timed;
+      for (const int tile_rows : {32, 64, 96, 128}) {
+        const bool is_whole = tile_rows >= num_rows && tile_rows < 2 * num_rows;
+        if (!is_whole && (num_rows <= 64 || tile_rows < 96)) continue;
+        for (int units = 1; units <= 12; ++units) {
+          for (const int cluster : {1, 2}) {
+            if (cluster == 2 && (tile_rows < 96 || num_rows <= tile_rows)) continue;
+            for (const int shared_kib : {112, 168, 226}) {
+              const cuda::WgmmaPlan plan = {tile_rows, units, cluster, shared_kib};
+              const Linear linear = [=](const LinearParams& params, cudaStream_t stream) {
+                return cuda::linear_wgmma_as(plan, params, stream);
+              };
+              if (linear(matrix.params(0, 1, bench.x()), nullptr) != cudaSuccess) continue;
+              timed.push_back({plan, bench.matrix_us(matrix, linear, num_rows, 3)});
+            }
+          }
+        }
+      }
+      std::sort(timed.begin(), timed.end(),
+                [](const Timed& a, const Timed& b) { return a.us < b.us; });
+      std::printf("%-8s %4d rows", matrix.name, num_rows);
+      for (size_t i = 0; i < std::min<size_t>(timed.size(), 4); ++i) {
+        const cuda::WgmmaPlan& plan = timed[i].plan;
+        std::printf("  %7.2f (%dx%d, %d, %d)", timed[i].us, plan.tile_rows, plan.tile_units,
+                    plan.cluster, plan.shared_kib);
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* json = nullptr;
+  bool is_sweep = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
+      json = argv[++i];
+    } else if (std::strcmp(argv[i], "--sweep") == 0) {
+      is_sweep = true;
+    } else {
+      std::fprintf(stderr, "usage: %s [--json FILE] [--sweep]\n", argv[0]);
+      return 2;
+    }
+  }
+  const Bench bench;
+  std::printf("reading at %.2f TB/s, %.3f GB of weights take %.1f us\n",
+              bench.read_bandwidth() * 1e-12, static_cast<double>(bench.weight_bytes()) * 1e-9,
+              bench.floor_us(bench.weight_bytes()));
+
+  const std::vector<Kernel> kernels = {
+      {"auto", [](const LinearParams& p, cudaStream_t s) { return linear_cuda(p, s); }},
+      {"stream", [](const LinearParams& p, cudaStream_t s) { return cuda::linear_stream(p, s); }},
+      {"wgmma", [](const LinearParams& p, cudaStream_t s) { return cuda::linear_wgmma(p, s); }}};
+  const bool has_wgmma =
+      cuda::linear_wgmma_takes(bench.matrices()[0].params(0, kMaxRows, nullptr).weight, kMaxRows);
+  std::vector<Result> results;
+  const auto add = [&](const Result& result) {
+    results.push_back(result);
+    print(result);
+  };
+  for (const int num_rows : {1, 8, 16, 24, 32, 48, 64, 128, 256}) {
+    for (const Kernel& kernel : kernels) {
+      const std::string name = kernel.name;
+      if (name == "wgmma" && (!has_wgmma || num_rows < 16)) continue;
+      if (name == "stream" && (num_rows < 24 || num_rows > 64)) continue;
+      add({"chain", name, num_rows, bench.chain_us(kernel.linear, num_rows),
+           bench.floor_us(bench.weight_bytes()), bench.weight_bytes()});
+      for (const Matrix& matrix : bench.matrices()) {
+        add({matrix.name, name, num_rows, bench.matrix_us(matrix, kernel.linear, num_rows),
+             bench.floor_us(matrix.bytes()), matrix.bytes()});
+      }
+    }
+  }
+  if (json != nullptr) write_json(json, bench, results);
+  if (is_sweep) {
+    sweep_stream(bench);
+    if (has_wgmma) sweep_wgmma(bench);
+  }
+  return 0;
+}

@@ -1,0 +1,237 @@
+// What a step of the whole engine core costs at the shape of Qwen3-4B, without Python, server or
+// checkpoint: random weights, so the text means nothing and drafts are rarely right.
+//
+//   bench_cuda_step [--json FILE]
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+
+#include "read_bandwidth.h"
+#include "runtime/runner.h"
+
+using namespace openspec;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr int kPromptLen = 550, kOutputLen = 128, kVocab = 151936;
+
+RunnerConfig config_4b(const std::string& method) {
+  RunnerConfig config;
+  config.target = {.hidden_size = 2560,
+                   .num_layers = 36,
+                   .num_q_heads = 32,
+                   .num_kv_heads = 8,
+                   .head_dim = 128,
+                   .intermediate_size = 9728,
+                   .vocab_size = kVocab,
+                   .rms_norm_eps = 1e-6f,
+                   .tie_word_embeddings = true,
+                   .inv_freq = {},
+                   .rope_scale = 1.0f};
+  for (int i = 0; i < 64; ++i) {
+    config.target.inv_freq.push_back(std::pow(1e6f, -static_cast<float>(i) / 64.0f));
+  }
+  config.device = Device::kCuda;
+  config.dtype = DType::kBF16;
+  config.max_num_seqs = 64;
+  config.max_model_len = 16384;
+  config.max_num_batched_tokens = 2048;
+  config.max_num_logits_rows = 256;
+  config.method = method;
+  config.num_speculative_tokens = method == "none" ? 0 : 4;
+  config.enable_prefix_caching = false;
+  return config;
+}
+
+double load_random_weights(Runner& runner) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal(0.0f, 0.02f);
+  std::vector<uint16_t> block(1 << 20);
+  for (uint16_t& value : block) {
+    value = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+  }
+  std::vector<uint16_t> data;
+  std::vector<float> ones(16384, 1.0f);
+  const auto begin = Clock::now();
+  for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
+    size_t count = 1;
+    for (int64_t size : spec.shape) count *= static_cast<size_t>(size);
+    if (spec.shape.size() == 1) {
+      runner.target().weights().load(spec.name, ones.data(), count * 4, DType::kF32);
+      continue;
+    }
+    while (data.size() < count) {
+      data.insert(data.end(), block.begin(), block.end());
+      std::rotate(block.begin(), block.begin() + 977, block.end());
+    }
+    runner.target().weights().load(spec.name, data.data(), count * 2, DType::kBF16);
+  }
+  const double seconds = milliseconds_since(begin) / 1e3;
+  const auto prepare_begin = Clock::now();
+  runner.finish_loading();
+  std::printf("weights loaded in %.2f s, steps recorded in %.2f s\n", seconds,
+              milliseconds_since(prepare_begin) / 1e3);
+  return seconds;
+}
+
+struct Timing {
+  double first_token_ms = 0, step_ms = 0, tokens_per_second = 0, tokens_per_step = 0;
+};
+
+/// `num_seqs` requests at once, host one step ahead.
+Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool repeats) {
+  std::mt19937 random(static_cast<uint32_t>(num_seqs));
+  std::vector<int> slots, num_planned, num_out;
+  for (int i = 0; i < num_seqs; ++i) {
+    std::vector<int32_t> prompt;
+    for (int j = 0; j < prompt_len; ++j) {
+      prompt.push_back(repeats && j >= 32 ? prompt[static_cast<size_t>(j - 32)]
+                                          : static_cast<int32_t>(random() % kVocab));
+    }
+    SequenceParams params;
+    params.max_tokens = kOutputLen;
+    params.num_speculative_tokens = max_drafts;
+    slots.push_back(runner.add_sequence(prompt, prompt_len, params, {}));
+    num_planned.push_back(0);
+    num_out.push_back(0);
+  }
+  Timing timing;
+  std::deque<std::pair<std::unique_ptr<StepLease>, std::vector<size_t>>> open;
+  std::vector<bool> done(static_cast<size_t>(num_seqs), false);
+  size_t num_done = 0;
+  int num_steps = 0, num_tokens = 0;
+  const auto begin = Clock::now();
+  auto decode_begin = begin;
+  bool all_decode = false;
+  while (num_done < slots.size()) {
+    std::vector<SpanRequest> requests;
+    std::vector<size_t> of;
+    int rows_left = runner.config().max_num_batched_tokens - num_seqs * (1 + max_drafts);
+    bool has_prompts = false;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (done[i]) continue;
+      int count = 1;
+      if (num_planned[i] < prompt_len) {
+        count = std::min(rows_left, prompt_len - num_planned[i]);
+        if (count < prompt_len - num_planned[i]) count -= count % 16;
+        if (count <= 0) continue;
+        rows_left -= count;
+        has_prompts = true;
+      }
+      num_planned[i] += count;
+      requests.push_back({slots[i], count, std::min(max_drafts, kOutputLen - num_out[i] - 1)});
+      of.push_back(i);
+    }
+    if (!has_prompts && !all_decode) {
+      while (!open.empty()) {  // prompts are done: from here on only decoding is timed
+        const auto results = runner.collect(*open.front().first);
+        runner.commit(*open.front().first);
+        for (size_t k = 0; k < results.size(); ++k) {
+          num_out[open.front().second[k]] += static_cast<int>(results[k].token_ids.size());
+        }
+        if (timing.first_token_ms == 0) timing.first_token_ms = milliseconds_since(begin);
+        open.pop_front();
+      }
+      all_decode = true;
+      decode_begin = Clock::now();
+    }
+    auto lease = runner.reserve(requests);
+    runner.launch(*lease);
+    open.emplace_back(std::move(lease), std::move(of));
+    if (open.size() <= 1) continue;
+    const auto results = runner.collect(*open.front().first);
+    runner.commit(*open.front().first);
+    if (all_decode) ++num_steps;
+    for (size_t k = 0; k < results.size(); ++k) {
+      const size_t i = open.front().second[k];
+      if (done[i]) continue;
+      num_out[i] += static_cast<int>(results[k].token_ids.size());
+      if (all_decode) num_tokens += static_cast<int>(results[k].token_ids.size());
+      if (results[k].finish != FinishReason::kRunning) {
+        done[i] = true;
+        ++num_done;
+        runner.remove_sequence(slots[i]);
+      }
+    }
+    open.pop_front();
+  }
+  const double total = milliseconds_since(decode_begin);
+  while (!open.empty()) {
+    runner.collect(*open.front().first);
+    runner.commit(*open.front().first);
+    open.pop_front();
+  }
+  timing.step_ms = total / std::max(1, num_steps);
+  timing.tokens_per_second = 1e3 * num_tokens / total;
+  timing.tokens_per_step = static_cast<double>(num_tokens) / std::max(1, num_steps);
+  return timing;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string json = "{";
+  const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
+  const double weight_bytes = 8.045e9;
+  const double floor_ms = 1e3 * weight_bytes / bandwidth;
+  std::printf("read bandwidth %.3f TB/s, weights once: %.3f ms\n", bandwidth / 1e12, floor_ms);
+  json += "\"read_bandwidth\": " + std::to_string(bandwidth) +
+          ", \"floor_ms\": " + std::to_string(floor_ms);
+  for (const std::string& method : drafter_names()) {
+    Runner runner(config_4b(method), 8192);
+    load_random_weights(runner);
+    const StepTimes times = runner.measure_step_times(3.0);
+    json += ", \"" + method + "\": {\"graph_ms\": {";
+    for (size_t i = 0; i < times.points().size(); ++i) {
+      const auto& [rows, seconds] = times.points()[i];
+      std::printf("%s step of %3d rows: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
+                  rows, 1e3 * seconds, 1e3 * seconds / floor_ms,
+                  seconds / times.points()[0].second);
+      json += (i ? ", \"" : "\"") + std::to_string(rows) + "\": " + std::to_string(1e3 * seconds);
+    }
+    json += "}";
+    const int max_drafts = runner.config().num_speculative_tokens;
+    for (int num_seqs : {1, 4, 16, 64}) {
+      decode(runner, num_seqs, max_drafts, kPromptLen, false);
+      const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
+      std::printf("%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
+                  "tokens a step\n",
+                  method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
+                  timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step);
+      json += ", \"c" + std::to_string(num_seqs) +
+              "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +
+              ", \"step_ms\": " + std::to_string(timing.step_ms) +
+              ", \"tokens_per_second\": " + std::to_string(timing.tokens_per_second) + "}";
+    }
+    for (int prompt_len : {2048, 8192}) {
+      const Timing timing = decode(runner, 1, max_drafts, prompt_len, false);
+      std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms\n", method.c_str(),
+                  prompt_len, timing.first_token_ms, timing.step_ms);
+      json += ", \"prompt" + std::to_string(prompt_len) +
+              "_first_token_ms\": " + std::to_string(timing.first_token_ms);
+    }
+    json += "}";
+  }
+  json += "}\n";
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") != 0) continue;
+    if (std::FILE* file = std::fopen(argv[i + 1], "w")) {
+      std::fputs(json.c_str(), file);
+      std::fclose(file);
+    }
+  }
+  return 0;
+}

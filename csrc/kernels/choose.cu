@@ -1,0 +1,126 @@
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/choose.h"
+#include "kernels/choose_finish.cuh"
+#include "kernels/choose_row.cuh"
+#include "kernels/launch.cuh"
+
+// Compile with -fmad=false (sample_math.h): the CPU's bits are promised.
+
+namespace openspec {
+namespace {
+
+using namespace choosing;  // NOLINT
+
+constexpr int kScanThreads = 256;
+constexpr int kScanWarps = kScanThreads / kWarp;
+
+/// One pass over the logits, a warp per group of a row: decides argmax and unfiltered draws up to
+/// the best of the groups, finds the groups' largest logits for the rest, and copies rows that are
+/// to be edited.
+__global__ void __launch_bounds__(kScanThreads)
+    choose_scan_kernel(const __grid_constant__ ChooseParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int sample = static_cast<int>(blockIdx.y);
+  const int group = static_cast<int>(blockIdx.x) * kScanWarps + warp_index();
+  const int lane = lane_index();
+  const RowWorkspace workspace = row_workspace(params, sample);
+  const int row = params.sample_row[sample];
+  if (row < 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = {};
+    return;
+  }
+  // The logits are on their way while the plan follows its pointers.
+  const View raw{row_logits(params, sample), params.vocab_size, 1.0f};
+  Batch batch;
+  batch.load(raw.values, raw.size, group, lane);
+  const RowPlan plan = plan_row(params, sample, row);
+  const SamplingParams& sampling = params.sampling[plan.slot];
+
+  constexpr int32_t kDecidedLater = RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered;
+  const bool is_drawn = plan.has(RowPlan::kIsDrawn) && !plan.has(kDecidedLater);
+  GroupWalk walk{raw, nullptr, plan.position + 1, nullptr, false};
+  if (is_drawn) {
+    walk.view.scale = 1.0f / sampling.temperature;
+    walk.noise = &sampling;
+  }
+  if (plan.has(RowPlan::kIsEdited)) {
+    walk.copy = workspace.edited;
+    walk.copies_nothing = sampling.num_allowed > 0;
+  }
+  const GroupBest result = walk.run(batch, group, lane);
+  if (lane == 0) {
+    workspace.best[group] = result.best;
+    workspace.largest[group] = result.largest;
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = plan;
+}
+
+/// A cluster per row. Two CTAs fit an SM, so that one computes while the other waits.
+__global__ void __launch_bounds__(kThreads, 2)
+    choose_finish_kernel(const __grid_constant__ ChooseParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  __shared__ Shared shared;
+  const int sample = static_cast<int>(blockIdx.x) / cluster_size();
+  const RowWorkspace workspace = row_workspace(params, sample);
+  const RowPlan plan = *workspace.plan;
+  if (!plan.has(RowPlan::kIsReal)) return;
+  constexpr int32_t kIsUnfinished = RowPlan::kIsScored | RowPlan::kIsEdited |
+                                    RowPlan::kIsFiltered | RowPlan::kIsReported;
+  if (!plan.has(kIsUnfinished)) {
+    if (cluster_rank() != 0 || warp_index() != 0) return;
+    const uint64_t best = RowFinisher::best_of_groups(workspace.best);
+    if (lane_index() == 0) params.chosen[sample] = id_of(best);
+    return;
+  }
+  RowFinisher(params, sample, plan, workspace, shared).run();
+}
+
+/// CTAs per row of the second kernel: one where the code that runs here was not made for clusters.
+int cluster_size_here() {
+  static const int size = [] {
+    cudaFuncAttributes attributes = {};
+    const bool is_known = cudaFuncGetAttributes(&attributes, choose_finish_kernel) == cudaSuccess;
+    return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
+  }();
+  return size;
+}
+
+int launch_finish(const ChooseParams& params, void* stream) {
+  const int size = cluster_size_here();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(params.num_samples * size);
+  config.blockDim = kThreads;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (cuda::overlaps_kernels()) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+  }
+  return cudaLaunchKernelEx(&config, choose_finish_kernel, params);
+}
+
+}  // namespace
+
+size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
+  return static_cast<size_t>(max_num_samples) * row_workspace_bytes(vocab_size);
+}
+
+int choose_cuda(const ChooseParams& params, void* stream) {
+  if (params.num_samples == 0) return cudaSuccess;
+  const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));
+  const int error =
+      cuda::launch(choose_scan_kernel, grid, dim3(kScanThreads), 0, stream, params);
+  return error != cudaSuccess ? error : launch_finish(params, stream);
+}
+
+}  // namespace openspec

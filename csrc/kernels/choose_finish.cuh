@@ -1,0 +1,383 @@
+#pragma once
+
+/// The second kernel of `choose`: what the first could not decide on its one pass over the row.
+
+#include <cstdint>
+
+#include "kernels/choose_edit.cuh"
+#include "kernels/choose_team.cuh"
+
+namespace openspec::choosing {
+
+/// Step 3's filters: which logits of a row may be drawn.
+struct Filters {
+  View view;
+  float maximum;  // of the row, as the sampler reads it
+  float min_p;
+  uint32_t kth;           // order_key of the k-th largest logit; 0: keeps all
+  uint32_t least_weight;  // bits of the smallest weight that top_p keeps
+
+  __device__ __forceinline__ float weight(float value) const {
+    return sm::exp_f32(view.at(value) - maximum);
+  }
+  __device__ __forceinline__ bool passes_top_k(float value) const {
+    return order_key(value) >= kth;
+  }
+  __device__ __forceinline__ bool passes_min_p(float weight) const { return !(weight < min_p); }
+  __device__ __forceinline__ bool keeps(float value) const {
+    if (!passes_top_k(value)) return false;
+    const float w = weight(value);
+    return passes_min_p(w) && sm::bits_of(w) >= least_weight;
+  }
+  /// top_k and min_p alone: what top_p takes its share of.
+  __device__ __forceinline__ Measure mass(float value) const {
+    if (!passes_top_k(value)) return {0, 0};
+    const float w = weight(value);
+    return {sm::bits_of(w), passes_min_p(w) ? sm::fixed_mass(w) : 0};
+  }
+};
+
+/// Weights are at most 1: 30 bits.
+constexpr int kWeightBits = 30;
+
+class RowFinisher {
+ public:
+  __device__ RowFinisher(const ChooseParams& params, int sample, const RowPlan& plan,
+                         const RowWorkspace& workspace, Shared& shared)
+      : params_(params),
+        sample_(sample),
+        plan_(plan),
+        workspace_(workspace),
+        sampling_(params.sampling[plan.slot]),
+        raw_(row_logits(params, sample)),
+        shared_(shared),
+        cluster_(shared) {}
+
+  __device__ void run() {
+    const View raw = view_of(raw_, 1.0f);
+    if (plan_.has(RowPlan::kIsScored)) {
+      const int32_t id = params_.score_token[sample_];
+      write_chosen(id);
+      if (plan_.has(RowPlan::kIsReported)) report_all(raw, id, max(0, sampling_.num_logprobs));
+      return;
+    }
+    View view = raw;
+    if (plan_.has(RowPlan::kIsDrawn)) view.scale = 1.0f / sampling_.temperature;
+    const bool is_filtered = plan_.has(RowPlan::kIsFiltered);
+    uint64_t best = 0;
+    if (plan_.has(RowPlan::kIsEdited)) {
+      view.values = workspace_.edited;
+      RowEditor(params_, sample_, plan_, workspace_, source_of(view)).run();
+      best = walk_edited(view);
+    } else if (!is_filtered) {
+      best = best_of_groups(workspace_.best);
+    }
+    if (is_filtered) {
+      filter(view);
+      return;
+    }
+    write_chosen(id_of(best));
+    if (!plan_.has(RowPlan::kIsReported)) return;
+    report_all(sampling_.raw_logprobs ? raw : view, id_of(best), sampling_.num_logprobs);
+  }
+
+  /// The choice of a row that the first kernel has decided; for one warp.
+  __device__ static uint64_t best_of_groups(const uint64_t* keys) {
+    uint64_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups; i += kWarp) best = max_key(best, keys[i + lane_index()]);
+    return warp_max(best);
+  }
+
+ private:
+  __device__ View view_of(const float* values, float scale) const {
+    return {values, params_.vocab_size, scale};
+  }
+  __device__ RowSource source_of(const View& view) {
+    return RowSource(cluster_, view.values, view.size);
+  }
+  __device__ void write_chosen(int32_t id) const {
+    if (cluster_.is_first_thread()) params_.chosen[sample_] = id;
+  }
+
+  /// Each warp walks over groups of its CTA's share as the first kernel does; returns the best
+  /// candidate of the row (of argmax, where the row is to be filtered). Leaves the groups' largest
+  /// logits in shared memory.
+  __device__ uint64_t walk_edited(const View& view) {
+    const bool is_drawn = plan_.has(RowPlan::kIsDrawn) && !plan_.has(RowPlan::kIsFiltered);
+    const GroupWalk walk{view, is_drawn ? &sampling_ : nullptr, plan_.position + 1, nullptr, false};
+    const int share = kGroups / cluster_.size();
+    const int lane = lane_index();
+    uint64_t best = 0;
+#pragma unroll 1
+    for (int i = warp_index(); i < share; i += kWarps) {
+      const int group = cluster_.rank() * share + i;
+      Batch batch;
+      batch.load(view.values, view.size, group, lane);
+      const GroupBest result = walk.run(batch, group, lane);
+      best = max_key(best, result.best);
+      if (lane < cluster_.size()) on_rank(shared_.largest, lane)[group] = result.largest;
+    }
+    return cluster_.max(best);
+  }
+
+  /// The groups' largest logits where the row is not edited.
+  __device__ void load_largest() {
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < kGroups; i += kThreads) {
+      shared_.largest[i] = workspace_.largest[i];
+    }
+    __syncthreads();
+  }
+  /// Largest logit as the sampler reads it. From the largest stored one, as the product with the
+  /// scale may overflow.
+  __device__ float maximum_of(const View& view) const {
+    uint32_t largest = 0;
+    for (int i = lane_index(); i < kGroups; i += kWarp) largest = max(largest, shared_.largest[i]);
+    largest = __reduce_max_sync(kAllLanes, largest);
+    return view.at(largest == 0 ? minus_infinity() : float_of_ordered(largest));
+  }
+
+  __device__ void filter(const View& view);
+  template <typename Source>
+  __device__ uint32_t select_kth(Source& source, uint64_t k) const {
+    const auto measure = [](float value) {
+      return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
+    };
+    return select_from_top(source, shared_, 32, false, measure, [k](uint64_t) { return k; });
+  }
+  /// Bits of the smallest weight that top_p keeps, or of a lower bound. The mass wanted is taken of
+  /// the first source asked, which holds all that passes top_k and min_p.
+  template <typename Source>
+  __device__ uint32_t select_weight(Source& source, const Filters& filters, uint64_t& wanted_mass,
+                                    bool first_digit_only) const {
+    const auto measure = [&](float value) { return filters.mass(value); };
+    const auto wanted = [&](uint64_t total) {
+      if (wanted_mass == 0) wanted_mass = max_key(1, sm::top_p_mass(sampling_.top_p, total));
+      return wanted_mass;
+    };
+    return select_from_top(source, shared_, kWeightBits, first_digit_only, measure, wanted);
+  }
+  template <typename Source>
+  __device__ uint64_t draw(Source& source, Filters& filters, uint64_t& wanted_mass) const;
+
+  __device__ int num_best_to_report(int wanted) const {
+    return params_.logprobs == nullptr ? 0 : min(wanted, kMaxLogprobs);
+  }
+  __device__ void report_all(const View& view, int32_t id, int num_wanted);
+  template <typename Source>
+  __device__ void report_kept(Source& source, const Filters& filters, uint64_t best);
+
+  struct Report {
+    int32_t id;
+    float logit;
+    uint64_t num_ahead;  // tokens that rank before it
+    float maximum;
+    uint64_t total;  // of the weights
+    int num_best;
+    int num_found;  // of these, in shared_.best; -inf and what was dropped follow
+    bool nan_comes_last;
+  };
+  __device__ void write(const Report& report, const View& view) const;
+
+  const ChooseParams& params_;
+  const int sample_;
+  const RowPlan& plan_;
+  const RowWorkspace& workspace_;
+  const SamplingParams& sampling_;
+  const float* const raw_;
+  Shared& shared_;
+  Cluster cluster_;
+};
+
+/// Narrows the row down to a list that holds whatever passes the filters, and lets one CTA draw
+/// from it. Where too much passes, the same is done with passes over the row.
+__device__ inline void RowFinisher::filter(const View& view) {
+  RowSource row = source_of(view);
+  if (!plan_.has(RowPlan::kIsEdited)) load_largest();
+  Filters filters{view, maximum_of(view), sampling_.min_p, 0, 0};
+  uint64_t wanted_mass = 0;
+  clear_list(shared_);
+  if (has_top_k(sampling_, view.size)) {
+    float bound;
+    if (sampling_.top_k <= kGroups / 2) {
+      bound = bound_of_kth_largest(shared_, sampling_.top_k);
+    } else {
+      const uint32_t kth = select_kth(row, static_cast<uint64_t>(sampling_.top_k));
+      bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
+    }
+    // -inf is never drawn, so it stays off the list.
+    row.for_each([&](int32_t id, float value) {
+      if (value >= bound && value > minus_infinity()) add_to_list(shared_, id, value);
+    });
+  } else {
+    uint32_t least_weight = 0;
+    if (sampling_.top_p < 1.0f) least_weight = select_weight(row, filters, wanted_mass, true);
+    row.for_each([&](int32_t id, float value) {
+      const float weight = filters.weight(value);
+      if (sm::bits_of(weight) >= least_weight && filters.passes_min_p(weight) &&
+          value > minus_infinity()) {
+        add_to_list(shared_, id, value);
+      }
+    });
+  }
+
+  const bool reports_raw = plan_.has(RowPlan::kIsReported) && sampling_.raw_logprobs;
+  const bool reports_kept = plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs;
+  const int num_listed = gather_list(shared_, cluster_);
+  uint64_t best = 0;
+  if (num_listed > kListCapacity) {
+    best = draw(row, filters, wanted_mass);
+    if (reports_kept) report_kept(row, filters, best);
+  } else if (cluster_.rank() == 0) {
+    ListSource list(shared_, num_listed);
+    best = draw(list, filters, wanted_mass);
+    if (reports_kept) report_kept(list, filters, best);
+  }
+  write_chosen(id_of(best));
+  if (!reports_raw) return;
+  best = cluster_.exchange(best)[0];
+  report_all(view_of(raw_, 1.0f), id_of(best), sampling_.num_logprobs);
+}
+
+/// The candidate key of the token drawn among what passes the filters, which it completes.
+template <typename Source>
+__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
+                                      uint64_t& wanted_mass) const {
+  if (has_top_k(sampling_, params_.vocab_size)) {
+    filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
+  }
+  if (sampling_.top_p < 1.0f) {
+    filters.least_weight = select_weight(source, filters, wanted_mass, false);
+  }
+  const uint64_t seed = sampling_.seed;
+  const int32_t position = plan_.position + 1;
+  uint64_t best = 0;
+  source.for_each([&](int32_t id, float value) {
+    if (!filters.keeps(value)) return;
+    const float score = filters.view.at(value) + sm::gumbel(seed, position, id);
+    best = max_key(best, candidate_key(score, id));
+  });
+  return source.max(best);
+}
+
+/// Log-probabilities over the whole row.
+__device__ inline void RowFinisher::report_all(const View& view, int32_t id, int num_wanted) {
+  RowSource row = source_of(view);
+  if (view.values == raw_) load_largest();
+  Report report{};
+  report.id = id;
+  report.maximum = maximum_of(view);
+  report.num_best = num_best_to_report(num_wanted);
+  report.nan_comes_last = true;
+  // A CTA may have edited this logit that is not the one reading it: past the L1 cache.
+  const bool is_token = id >= 0 && id < view.size;
+  report.logit = is_token ? view.at(__ldcg(view.values + id)) : minus_infinity();
+  float bound = -minus_infinity();
+  if (report.num_best > 0) bound = view.at(bound_of_kth_largest(shared_, report.num_best));
+  const auto key_of = [&](int32_t other_id, float value) {
+    const float other = view.at(value);
+    return other >= bound ? candidate_key(other, other_id) : 0;
+  };
+  clear_list(shared_);
+  row.for_each([&](int32_t other_id, float value) {
+    const float other = view.at(value);
+    report.total += sm::fixed_mass(sm::exp_f32(other - report.maximum));
+    const bool is_ahead = other > report.logit || (other == report.logit && other_id < id);
+    report.num_ahead += is_ahead ? 1 : 0;
+    if (other >= bound && other > minus_infinity()) add_to_list(shared_, other_id, value);
+  });
+  report.total = cluster_.sum(report.total);
+  report.num_ahead = cluster_.sum(report.num_ahead);
+  if (report.num_best > 0) {
+    const int num_listed = gather_list(shared_, cluster_);
+    if (num_listed > kListCapacity) {
+      report.num_found = best_of(row, shared_, report.num_best, key_of);
+    } else if (cluster_.rank() == 0) {
+      ListSource list(shared_, num_listed);
+      report.num_found = best_of(list, shared_, report.num_best, key_of);
+    }
+  }
+  write(report, view);
+}
+
+/// Log-probabilities among what passed the filters.
+template <typename Source>
+__device__ void RowFinisher::report_kept(Source& source, const Filters& filters, uint64_t best) {
+  const View& view = filters.view;
+  Report report{};
+  report.id = id_of(best);
+  report.maximum = filters.maximum;
+  report.num_best = num_best_to_report(sampling_.num_logprobs);
+  report.logit = best == 0 ? minus_infinity() : view.at(__ldcg(view.values + report.id));
+  // With fewer than k logits above -inf, -inf itself is kept, but NaN is not.
+  report.nan_comes_last = has_top_k(sampling_, view.size) && filters.kth == 0 &&
+                          filters.passes_min_p(0.0f) && filters.least_weight == 0;
+  source.for_each([&](int32_t other_id, float value) {
+    if (!filters.keeps(value)) return;
+    const float other = view.at(value);
+    report.total += sm::fixed_mass(filters.weight(value));
+    const bool is_ahead =
+        other > report.logit || (other == report.logit && other_id < report.id);
+    report.num_ahead += is_ahead ? 1 : 0;
+  });
+  report.total = source.sum(report.total);
+  report.num_ahead = source.sum(report.num_ahead);
+  report.num_found = best_of(source, shared_, report.num_best, [&](int32_t other_id, float value) {
+    return filters.keeps(value) ? candidate_key(view.at(value), other_id) : 0;
+  });
+  write(report, view);
+}
+
+/// By one warp.
+__device__ inline void RowFinisher::write(const Report& report, const View& view) const {
+  if (cluster_.rank() != 0 || warp_index() != 0) return;
+  const int lane = lane_index();
+  if (params_.ranks != nullptr && lane == 0) {
+    params_.ranks[sample_] = static_cast<int32_t>(report.num_ahead + 1);
+  }
+  if (params_.logprobs == nullptr) return;
+  const float log_total =
+      report.total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(report.total));
+  const auto log_probability = [&](float logit) {
+    return logit > minus_infinity() ? (logit - report.maximum) - log_total : minus_infinity();
+  };
+  int32_t* ids = params_.logprob_ids + static_cast<int64_t>(sample_) * (1 + kMaxLogprobs);
+  float* values = params_.logprobs + static_cast<int64_t>(sample_) * (1 + kMaxLogprobs);
+  if (lane == 0) {
+    ids[0] = report.id;
+    values[0] = log_probability(report.logit);
+  }
+  if (lane < report.num_found) {
+    ids[1 + lane] = id_of(shared_.best[lane]);
+    values[1 + lane] = log_probability(value_of(shared_.best[lane]));
+  }
+  // The lowest ids that are not there follow, at -inf.
+  int num_listed = report.num_found;
+  const auto list = [&](bool is_candidate, int32_t id) {
+    const unsigned candidates = __ballot_sync(kAllLanes, is_candidate);
+    const int at = num_listed + __popc(candidates & ((1u << lane) - 1));
+    if (is_candidate && at < report.num_best) {
+      ids[1 + at] = id;
+      values[1 + at] = minus_infinity();
+    }
+    num_listed += __popc(candidates);
+  };
+  for (int pass = 0; pass < (report.nan_comes_last ? 2 : 1); ++pass) {
+    for (int first = 0; first < view.size && num_listed < report.num_best; first += kWarp) {
+      const int32_t id = first + lane;
+      bool is_candidate = id < view.size;
+      for (int i = 0; i < report.num_found; ++i) {
+        is_candidate = is_candidate && id_of(shared_.best[i]) != id;
+      }
+      if (is_candidate && report.nan_comes_last) {
+        const float value = __ldcg(view.values + id);
+        is_candidate = (value != value) == (pass == 1);
+      }
+      list(is_candidate, id);
+    }
+  }
+  while (num_listed < report.num_best) list(true, -1);
+}
+
+}  // namespace openspec::choosing

@@ -1,0 +1,289 @@
+#pragma once
+
+/// linear_stream's kernel: the weights stream through blocks of eight warps. Warp c computes chain
+/// c of one unit of 16 outputs after another; its ring of weights runs on across units, and it is
+/// filled before the wait for the kernel before, whose end these reads overlap. After each chain
+/// the eight sums meet in shared memory.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/launch.cuh"
+#include "kernels/linear.h"
+#include "kernels/linear_activations.cuh"
+#include "kernels/linear_ring.cuh"
+#include "kernels/linear_tiles.cuh"
+
+namespace openspec::cuda {
+
+inline constexpr int kStreamWarps = kLinearChains;
+inline constexpr int kStreamThreads = 32 * kStreamWarps;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// Chosen on the host, from shape and device. A block is (stream, split if partials are wanted,
+/// tile of rows), the last fastest: blocks that read the same weights for different rows run
+/// together and find them in the second-level cache.
+struct StreamGeometry {
+  int num_row_tiles;
+  int num_streams;  // blocks that share the units
+  int num_slots;    // of a warp's ring
+  int phase_steps;  // of SharedActivations
+};
+
+/// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
+/// added up while the next unit's are written.
+template <int kTiles>
+struct SumLayout {
+  static constexpr int kRows = 8 * kTiles;
+  static constexpr int kBuffers = kTiles <= 2 ? 2 : 1;
+  static constexpr int kPitch = kLinearUnit + 4;  // spreads the rows of a fragment over the banks
+  static constexpr int kBufferFloats = kRows * kPitch;
+  static constexpr int kChainFloats = kBuffers * kBufferFloats;
+  static constexpr int kBytes = kLinearChains * kChainFloats * 4;
+};
+
+__host__ __device__ constexpr int ring_bytes(int slot_bytes, int num_slots) {
+  return kStreamWarps * num_slots * slot_bytes;
+}
+__host__ __device__ constexpr int barrier_bytes(int num_slots) {
+  return kStreamWarps * num_slots * 8;
+}
+
+/// The steps of a chain; kSteps where that is known.
+template <int kSteps>
+__device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
+  const int num_steps = weight.num_inputs / kLinearStep;
+  const int begin = split_begin(num_steps, weight.num_splits, split);
+  const int end = split_begin(num_steps, weight.num_splits, split + 1);
+  const int first_step = chain_begin(begin, end, chain);
+  return {first_step, kSteps > 0 ? kSteps : chain_begin(begin, end, chain + 1) - first_step};
+}
+
+/// What a block works on, in this order: the splits of a unit, then the next unit.
+struct BlockItems {
+  int first_unit, unit_stride, num_units;
+  int first_split, last_split;
+};
+
+/// Where a warp's next weights come from: its chain of every item. kSteps > 0: each has so many
+/// steps, and there is one split.
+template <int kSteps, int kSlotSteps>
+class WeightFeed {
+ public:
+  __device__ __forceinline__ WeightFeed(const PackedLinear& weight, const BlockItems& items,
+                                        int chain)
+      : unit_(items.first_unit), split_(items.first_split), chain_(chain) {
+    find_weights(weight, items);
+  }
+
+  /// Starts to fill a slot with the next part of a chain, if there is one.
+  __device__ __forceinline__ void fill(const PackedLinear& weight, const BlockItems& items,
+                                       WeightRing<kSlotSteps>& ring, int slot) {
+    if (steps_left_ == 0) return;
+    const int num_steps = min(steps_left_, kSlotSteps);
+    ring.fill(slot, at_, num_steps);
+    at_ += num_steps * kLinearStepBytes;
+    steps_left_ -= num_steps;
+    if (steps_left_ > 0) return;
+    if constexpr (kSteps > 0) {
+      unit_ += items.unit_stride;
+      const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
+      at_ += items.unit_stride * unit_bytes - kSteps * kLinearStepBytes;
+      if (unit_ < items.num_units) steps_left_ = kSteps;
+    } else {
+      next(items);
+      find_weights(weight, items);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void next(const BlockItems& items) {
+    if (++split_ < items.last_split) return;
+    split_ = items.first_split;
+    unit_ += items.unit_stride;
+  }
+
+  /// At the current item or, a chain without steps having no weights, behind it.
+  __device__ __forceinline__ void find_weights(const PackedLinear& weight,
+                                               const BlockItems& items) {
+    for (; unit_ < items.num_units; next(items)) {
+      const Chain chain = find_chain<kSteps>(weight, split_, chain_);
+      if (chain.num_steps == 0) continue;
+      const int64_t step =
+          static_cast<int64_t>(unit_) * (weight.num_inputs / kLinearStep) + chain.first_step;
+      at_ = static_cast<const uint8_t*>(weight.data) + step * kLinearStepBytes;
+      steps_left_ = chain.num_steps;
+      return;
+    }
+  }
+
+  int unit_, split_, chain_;
+  const uint8_t* at_ = nullptr;
+  int steps_left_ = 0;
+};
+
+/// Writes outputs of one unit for the rows of a block. Thread t has output t % 16; a warp's 32
+/// elements are two rows.
+__device__ __forceinline__ void write_output(const LinearParams& params, int unit, int split,
+                                             int row, int output, bool is_row, float sum) {
+  const PackedLinear& weight = params.weight;
+  if (weight.epilogue == LinearEpilogue::kSwiGlu) {
+    const float up_sum = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
+    if (!is_row || output >= kLinearGateRows) return;
+    const int64_t at =
+        static_cast<int64_t>(row) * (weight.num_outputs / 2) + unit * kLinearGateRows + output;
+    static_cast<__nv_bfloat16*>(params.out)[at] = swiglu(sum, up_sum);
+    return;
+  }
+  if (!is_row) return;
+  const int column = unit * kLinearUnit + output;
+  const int64_t at = static_cast<int64_t>(row) * weight.num_outputs + column;
+  if (params.partials != nullptr) {
+    params.partials[partial_index(params.num_rows, weight.num_outputs, split, row, column)] = sum;
+  } else if (params.out_dtype == DType::kF32) {
+    static_cast<float*>(params.out)[at] = sum;
+  } else {
+    static_cast<__nv_bfloat16*>(params.out)[at] = __float2bfloat16_rn(sum);
+  }
+}
+
+template <typename Activations>
+__device__ __forceinline__ void stream_weights(const LinearParams& params,
+                                               const StreamGeometry& geometry) {
+  allow_next_kernel();
+  constexpr int kTiles = Activations::kTiles;
+  constexpr int kSteps = Activations::kSteps;
+  constexpr int kSlotSteps = Activations::kSlotSteps;
+  using Ring = WeightRing<kSlotSteps>;
+  using Sums = SumLayout<kTiles>;
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
+  const int lane = threadIdx.x % 32;
+
+  const PackedLinear& weight = params.weight;
+  const bool is_apart = params.partials != nullptr;
+  const int row_tile = blockIdx.x % geometry.num_row_tiles;
+  const int stream = blockIdx.x / geometry.num_row_tiles;
+  BlockItems items;
+  items.first_unit = is_apart ? stream / weight.num_splits : stream;
+  items.unit_stride = geometry.num_streams;
+  items.num_units = weight.num_outputs / kLinearUnit;
+  items.first_split = is_apart ? stream % weight.num_splits : 0;
+  items.last_split = is_apart ? items.first_split + 1 : weight.num_splits;
+
+  extern __shared__ __align__(128) uint8_t shared[];
+  float* const sums =
+      reinterpret_cast<float*>(shared + ring_bytes(Ring::kSlotBytes, geometry.num_slots));
+  float* const own_sums = sums + warp * Sums::kChainFloats;
+  const uint32_t slots = shared_address(shared) + warp * geometry.num_slots * Ring::kSlotBytes;
+  const uint32_t barriers = shared_address(sums) + Sums::kBytes;
+  const uint32_t behind = barriers + barrier_bytes(geometry.num_slots);
+
+  Ring ring(slots, barriers + warp * geometry.num_slots * Ring::kBarrierBytes, geometry.num_slots,
+            lane);
+  WeightFeed<kSteps, kSlotSteps> feed(weight, items, warp);
+#pragma unroll 1
+  for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
+
+  wait_for_previous_kernel();
+  const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
+                               row_tile * Sums::kRows, params.num_rows};
+  Activations activations;
+  if constexpr (kSteps > 0) {
+    const Chain chain = find_chain<kSteps>(weight, items.first_split, warp);
+    activations.begin_block(rows, chain, shared_address(own_sums), lane);
+  } else {
+    activations.begin_block(rows, behind + warp * activation_bytes(kTiles, geometry.phase_steps),
+                            geometry.phase_steps, lane);
+  }
+
+  constexpr int kElements = Sums::kRows * kLinearUnit;
+  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+  float totals[kPasses];
+  int buffer = 0;
+  for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
+    for (int split = items.first_split; split < items.last_split; ++split) {
+      float accumulators[kTiles][4] = {};
+      const Chain chain = find_chain<kSteps>(weight, split, warp);
+#pragma unroll(kSteps > 0 ? kSteps : 1)
+      for (int begin = 0; begin < (kSteps > 0 ? kSteps : chain.num_steps); begin += kSlotSteps) {
+        activations.begin_slot(split, chain, begin);
+        const uint32_t from = ring.wait() + lane * 16;
+#pragma unroll
+        for (int i = 0; i < kSlotSteps; ++i) {
+          if (begin + i < (kSteps > 0 ? kSteps : chain.num_steps)) {
+            uint32_t weights[4], x[kTiles][2];
+            load_matrices(from + i * kLinearStepBytes, weights);
+            activations.load(begin + i, x);
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+              multiply_add(accumulators[tile], weights, x[tile]);
+            }
+          }
+        }
+        __syncwarp();  // every lane is done with the slot
+        feed.fill(weight, items, ring, ring.slot());
+        ring.advance();
+      }
+
+      float* const own = own_sums + buffer * Sums::kBufferFloats;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = tile * 8 + lane % 4 * 2 + i % 2;
+          own[row * Sums::kPitch + lane / 4 + i / 2 * 8] = accumulators[tile][i];
+        }
+      }
+      __syncthreads();
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int element = pass * kStreamThreads + threadIdx.x;
+        if (element >= kElements) break;  // the whole warp
+        const int row = element / kLinearUnit;
+        const int output = element % kLinearUnit;
+        const bool is_row = rows.first_row + row < params.num_rows;
+        float sum = 0.0f;
+        if (is_row) {
+          const float* from = sums + buffer * Sums::kBufferFloats + row * Sums::kPitch + output;
+          sum = from[0];
+#pragma unroll
+          for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
+        }
+        totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
+        if (split + 1 == items.last_split) {
+          write_output(params, unit, split, rows.first_row + row, output, is_row, totals[pass]);
+        }
+      }
+      if constexpr (Sums::kBuffers == 1) {
+        __syncthreads();
+      } else {
+        buffer ^= 1;
+      }
+    }
+  }
+}
+
+// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
+// them, are to start beside these. Twice 80 leave room for any small kernel, twice 112 for 256
+// threads of 32 registers. (__maxnreg__ takes no template's constant.)
+template <typename Activations>
+__global__ void __maxnreg__(80) stream_kernel_80(LinearParams params, StreamGeometry geometry) {
+  stream_weights<Activations>(params, geometry);
+}
+template <typename Activations>
+__global__ void __maxnreg__(112) stream_kernel_112(LinearParams params, StreamGeometry geometry) {
+  stream_weights<Activations>(params, geometry);
+}
+
+template <typename Activations>
+constexpr auto kernel_of() {
+  if constexpr (Activations::kNeedsFewRegisters) {
+    return stream_kernel_80<Activations>;
+  } else {
+    return stream_kernel_112<Activations>;
+  }
+}
+
+}  // namespace openspec::cuda

@@ -1,0 +1,257 @@
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/launch.cuh"
+#include "kernels/span_attention.h"
+#include "kernels/span_attention_plan.cuh"
+#include "kernels/span_attention_tile.cuh"
+
+namespace openspec {
+namespace {
+
+using namespace span_attention;
+
+__device__ __forceinline__ int add_and_order(int32_t* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ int load_and_order(const int32_t* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+/// Hands item indices to a CTA: its own first, then tickets.
+class ItemQueue {
+ public:
+  __device__ ItemQueue(Tickets& tickets, int num_items)
+      : tickets_(tickets),
+        num_items_(num_items),
+        has_tickets_(num_items > static_cast<int>(gridDim.x)) {}
+
+  /// Draws the item after the present one; the answer is on its way while that is computed.
+  __device__ void prefetch() {
+    if (has_tickets_ && threadIdx.x == 0) ticket_ = atomicAdd(&tickets_.next, 1);
+  }
+  /// The next item, num_items if there is none. A barrier for the CTA.
+  __device__ int next(int* shared) {
+    if (!has_tickets_) return num_items_;
+    __syncthreads();
+    if (threadIdx.x == 0) *shared = static_cast<int>(gridDim.x) + ticket_;
+    __syncthreads();
+    return *shared;
+  }
+  __device__ void close() {
+    if (!has_tickets_ || threadIdx.x != 0) return;
+    if (atomicAdd(&tickets_.num_done, 1) != static_cast<int>(gridDim.x) - 1) return;
+    tickets_.next = 0;
+    tickets_.num_done = 0;
+  }
+
+ private:
+  Tickets& tickets_;
+  int num_items_;
+  bool has_tickets_;
+  int ticket_ = 0;
+};
+
+/// Counts an item of a split tile as done. Whether the CTA is to merge the tile: it came last, and
+/// no CTAs wait to do so.
+__device__ bool arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
+                       bool merges_apart, int* shared) {
+  int32_t* num_arrived = args.workspace.num_arrived + item.tile_index * args.num_kv_heads + kv_head;
+  __syncthreads();
+  if (threadIdx.x == 0) *shared = add_and_order(num_arrived);
+  if (merges_apart) return false;
+  __syncthreads();
+  if (*shared != item.num_arrivals - 1) return false;
+  if (threadIdx.x == 0) *num_arrived = 0;
+  return true;
+}
+
+/// Waits until all items of a tile are done. Their CTAs have lower indices and so run already.
+__device__ void wait_for_items(const AttentionArgs& args, const WorkItem& item, int kv_head) {
+  if (threadIdx.x == 0) {
+    const int counter = item.tile_index * args.num_kv_heads + kv_head;
+    int32_t* num_arrived = args.workspace.num_arrived + counter;
+    int32_t* num_merged = args.workspace.num_merged + counter;
+    // Seconds: a fault in the plan must not hang the device.
+    for (int tries = 1 << 24; load_and_order(num_arrived) < item.num_arrivals; --tries) {
+      if (tries == 0) __trap();
+      __nanosleep(20);
+    }
+    if (atomicAdd(num_merged, 1) == ceil_div(item.tile_rows * args.group, kMergePairs) - 1) {
+      *num_arrived = 0;
+      *num_merged = 0;
+    }
+  }
+  __syncthreads();
+}
+
+/// Tiles of up to 64 pairs over ranges of blocks: few rows, or trees.
+__global__ void __launch_bounds__(kThreads, kSplitCtasPerSm)
+    split_kernel(const __grid_constant__ AttentionArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ int message;
+  cuda::wait_for_previous_kernel();
+
+  WorkHeader& header = *args.workspace.header;
+  const int num_items = header.num_items * args.num_kv_heads;
+  const int num_merges = header.num_merges * args.num_kv_heads;
+  float4* scratch =
+      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kSplitScratch * kThreads;
+  int index = blockIdx.x;
+  if (index >= num_items + num_merges) return;
+  ItemQueue queue(header.tickets, num_items);
+  do {
+    queue.prefetch();
+    const int kv_head = index % args.num_kv_heads;
+    const WorkItem* item;
+    int merge_begin = 0, merge_end = 0;
+    if (index < num_items) {
+      item = args.workspace.items + index / args.num_kv_heads;
+      if (item->block_begin < item->block_end) {
+        const int num_pairs = (item->tail_row >= 0 ? 1 : item->tile_rows) * args.group;
+        if (num_pairs <= 16) {
+          attend<1, 1>(args, *item, kv_head, shared, scratch);
+        } else if (num_pairs <= 32) {
+          attend<2, 1>(args, *item, kv_head, shared, scratch);
+        } else {
+          attend<4, 1>(args, *item, kv_head, shared, scratch);
+        }
+      }
+      if (item->num_slots > 0 && arrive(args, *item, kv_head, num_merges > 0, &message)) {
+        merge_end = item->tile_rows * args.group;
+      }
+    } else {
+      const MergeItem merge = args.workspace.merges[(index - num_items) / args.num_kv_heads];
+      item = args.workspace.items + merge.item;
+      merge_begin = merge.first_pair;
+      merge_end = min(merge_begin + kMergePairs, item->tile_rows * args.group);
+      wait_for_items(args, *item, kv_head);
+    }
+    for (int pair = merge_begin + threadIdx.x / 32; pair < merge_end; pair += kWarps) {
+      merge_pair(args, *item, kv_head, pair);
+    }
+    index = queue.next(&message);
+  } while (index < num_items);
+  queue.close();
+}
+
+/// Tiles of 128 pairs over all their blocks: the rows of a long chain.
+__global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
+    wide_kernel(const __grid_constant__ AttentionArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ int message;
+  cuda::wait_for_previous_kernel();
+
+  WorkHeader& header = *args.workspace.header;
+  const int num_items = header.num_wide_items * args.num_kv_heads;
+  float4* scratch =
+      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kWideScratch * kThreads;
+  ItemQueue queue(header.wide_tickets, num_items);
+  for (int index = blockIdx.x; index < num_items;) {
+    queue.prefetch();
+    const WorkItem& item = args.workspace.wide_items[index / args.num_kv_heads];
+    attend<kWideTilePairs / 16, 2>(args, item, index % args.num_kv_heads, shared, scratch);
+    index = queue.next(&message);
+  }
+  queue.close();
+}
+
+int num_sms() {
+  static const int num = [] {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+  }();
+  return num;
+}
+
+Workspace workspace_of(const SpanAttentionParams& params) {
+  Workspace workspace;
+  lay_out({params.rows.num_rows, params.rows.num_spans, params.num_q_heads, params.max_tokens,
+           num_sms()},
+          params.workspace, workspace);
+  return workspace;
+}
+
+bool is_supported(const SpanAttentionParams& params) {
+  const int num_kv_heads = params.kv.num_kv_heads;
+  return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
+         params.num_q_heads % num_kv_heads == 0 && params.num_q_heads / num_kv_heads <= kMaxGroup &&
+         params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
+         params.rows.num_spans <= kMaxSpans;
+}
+
+int log2_of(int value) {
+  if ((value & (value - 1)) != 0) return -1;
+  int log2 = 0;
+  while ((1 << log2) < value) ++log2;
+  return log2;
+}
+
+bool has_wide(const SpanAttentionParams& params) { return params.rows.num_rows >= kMinRowsForWide; }
+
+}  // namespace
+
+size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
+                                           int /*head_dim*/, int max_tokens) {
+  Workspace workspace;
+  return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, num_sms()}, nullptr,
+                 workspace);
+}
+
+int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
+  if (!is_supported(params)) return cudaErrorInvalidValue;
+  PlanArgs args;
+  args.rows = params.rows;
+  args.pages = params.page_table.pages;
+  args.max_pages_per_seq = params.page_table.max_pages_per_seq;
+  args.page_size = params.kv.page_size;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.num_split_ctas = num_sms() * kSplitCtasPerSm;
+  args.has_wide = has_wide(params);
+  args.workspace = workspace_of(params);
+  const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
+  return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+}
+
+int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
+  if (!is_supported(params)) return cudaErrorInvalidValue;
+  static const int shared_status = [] {
+    const int status = cuda::allow_shared_bytes(split_kernel, kSplitSharedBytes);
+    return status != cudaSuccess ? status : cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
+  }();
+  if (shared_status != cudaSuccess) return shared_status;
+  AttentionArgs args;
+  args.q = static_cast<const __nv_bfloat16*>(params.q);
+  args.out = static_cast<__nv_bfloat16*>(params.out);
+  args.kv = static_cast<const char*>(params.kv.data);
+  args.pages = params.page_table.pages;
+  args.max_pages_per_seq = params.page_table.max_pages_per_seq;
+  args.num_q_heads = params.num_q_heads;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.page_size = params.kv.page_size;
+  args.page_shift = log2_of(params.kv.page_size);
+  args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.workspace = workspace_of(params);
+  const int status = cuda::launch(split_kernel, num_sms() * kSplitCtasPerSm, kThreads,
+                                  kSplitSharedBytes, stream, args);
+  if (status != cudaSuccess || !has_wide(params)) return status;
+  return cuda::launch(wide_kernel, num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes, stream,
+                      args);
+}
+
+}  // namespace openspec

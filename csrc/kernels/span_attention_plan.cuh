@@ -1,0 +1,447 @@
+#pragma once
+
+/// The kernel that lists a step's work items from the lengths on the device.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/launch.cuh"
+#include "kernels/rows.h"
+#include "kernels/span_attention_work.cuh"
+
+namespace openspec::span_attention {
+
+struct PlanArgs {
+  RowBatch rows;
+  const int32_t* pages;
+  int max_pages_per_seq;
+  int page_size;
+  int num_kv_heads, group;
+  int num_split_ctas;
+  bool has_wide;
+  Workspace workspace;
+};
+
+constexpr int kPlanThreads = 512;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// How spans are cut: pairs per tile, blocks per range, and the longest chain, in blocks, whose
+/// tiles are not split.
+struct Strategy {
+  int tile_pairs, range_blocks, whole_blocks;
+};
+constexpr int kNumStrategies = 18;
+
+__device__ __forceinline__ Strategy strategy_of(int index) {
+  const int depth = index / 3;
+  Strategy strategy = {kMinTilePairs << index % 3, 1 << min(depth, 3), 0};
+  strategy.whole_blocks = depth < 4    ? strategy.range_blocks
+                          : depth == 4 ? 4 * kSegmentBlocks
+                                       : INT_MAX;
+  return strategy;
+}
+
+enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4 };
+
+/// A span's rows cut by a strategy.
+struct SpanCut {
+  int tile_rows, num_tiles;
+  int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
+  int num_slots;                                    // 0: each item is a whole tile
+  int num_tails;                                    // items of one row each, behind the others
+
+  __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
+    const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
+    const bool is_tree = (flags & kIsTree) != 0, has_slots = (flags & kHasSlots) != 0;
+    tile_rows = is_tree && !has_slots ? 1 : strategy.tile_pairs / group;
+    num_tiles = ceil_div(num_rows, tile_rows);
+    range_blocks = strategy.range_blocks;
+    if (is_tree) {
+      num_shared_blocks = has_slots ? kv_len / kBlockTokens : 0;
+      num_ranges = ceil_div(num_shared_blocks, range_blocks);
+      num_slots =
+          has_slots ? num_slots_of(num_shared_blocks, range_blocks) + num_blocks - num_shared_blocks
+                    : 0;
+      num_tails = num_rows;
+    } else {
+      const bool is_split = has_slots && num_blocks > strategy.whole_blocks;
+      num_shared_blocks = num_blocks;
+      num_ranges = is_split ? ceil_div(num_blocks, range_blocks) : 1;
+      num_slots = is_split ? num_slots_of(num_blocks, range_blocks) : 0;
+      num_tails = 0;
+    }
+  }
+  __device__ int num_items() const { return num_tiles * num_ranges + num_tails; }
+  /// Separate merges, were there CTAs for them.
+  __device__ int num_merges(int num_rows, int group) const {
+    if (num_slots == 0) return 0;
+    const int last_rows = num_rows - (num_tiles - 1) * tile_rows;
+    return (num_tiles - 1) * ceil_div(tile_rows * group, kMergePairs) +
+           ceil_div(last_rows * group, kMergePairs);
+  }
+};
+
+/// What a strategy comes to, over all spans that are not wide.
+struct StrategyTotals {
+  int num_items, num_merges, num_blocks;  // per KV head
+  int longest_item;                       // blocks
+  int most_slots, most_pair_slots;        // of a tile and KV head
+  int num_pair_slots;
+};
+
+/// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
+__device__ float estimate(const Strategy& strategy, const StrategyTotals& totals, int num_tokens,
+                          int num_kv_heads, int num_ctas, int num_pair_slots) {
+  constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
+  constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
+  const float num_items = static_cast<float>(totals.num_items) * num_kv_heads;
+  const float num_merges = static_cast<float>(totals.num_merges) * num_kv_heads;
+  const float read = num_tokens * (num_kv_heads * kTokenBytes / kMemory);
+  const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * kTokenBytes / kCache);
+  const float block_time = strategy.tile_pairs == 16   ? 600.0f
+                           : strategy.tile_pairs == 32 ? 650.0f
+                                                       : 800.0f;
+  const float rounds = ceilf(num_items / num_ctas) * (1000.0f + totals.longest_item * block_time);
+  float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
+  if (num_merges > 0.0f) {
+    merge += num_items + num_merges <= num_ctas ? 900.0f + 30.0f * totals.most_slots
+                                                : 800.0f + 8.0f * totals.most_pair_slots;
+  }
+  if (totals.num_pair_slots > num_pair_slots) merge += 1e6f;  // some spans will not be split
+  return fmaxf(fmaxf(read, cached), rounds) + merge;
+}
+
+/// Sum of the values of the threads before this one; of all threads in `total`.
+__device__ int sum_before(int value, int* warp_sums, int& total) {
+  constexpr int kNumWarps = kPlanThreads / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum = value;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  int before = 0;
+  total = 0;
+#pragma unroll
+  for (int i = 0; i < kNumWarps; ++i) {
+    if (i == warp) before = total;
+    total += warp_sums[i];
+  }
+  __syncthreads();
+  return before + sum - value;
+}
+
+/// Per span, in shared memory. The begin arrays have an entry more, the end of the last span.
+struct SpanTable {
+  int *row, *kv_len, *flags, *slot, *item, *wide_item, *tile, *merge;
+  static constexpr int kArrays = 8;
+
+  __device__ SpanTable(int* shared, int num_spans) {
+    int** arrays[kArrays] = {&row, &kv_len, &flags, &slot, &item, &wide_item, &tile, &merge};
+    for (int i = 0; i < kArrays; ++i) *arrays[i] = shared + i * (num_spans + 1);
+  }
+  __device__ int num_rows(int span) const { return row[span + 1] - row[span]; }
+};
+
+/// The span that entry `index` of a list belongs to.
+__device__ int span_of(const int* begin, int num_spans, int index) {
+  int low = 0, high = num_spans;  // begin[low] <= index < begin[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (begin[middle] <= index ? low : high) = middle;
+  }
+  return low;
+}
+
+__device__ __forceinline__ void set_lines(const PlanArgs& args, WorkItem& item) {
+  const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
+#pragma unroll
+  for (int i = 0; i < kBlockTokens / kLineRows; ++i) {
+    // Behind the end: any line that exists.
+    const int token =
+        min(item.block_begin * kBlockTokens + i * kLineRows, (item.end - 1) & ~(kLineRows - 1));
+    const int index = token / args.page_size;
+    item.lines[i] =
+        static_cast<uint32_t>(pages[index]) * (2u * args.num_kv_heads * args.page_size) +
+        (token - index * args.page_size);
+  }
+}
+
+__device__ void write_item(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
+                           int index) {
+  const int span = span_of(spans.item, args.rows.num_spans, index);
+  const int num_rows = spans.num_rows(span), flags = spans.flags[span];
+  const SpanCut cut(strategy, num_rows, spans.kv_len[span], flags, args.group);
+  const int in_span = index - spans.item[span], num_shared_items = cut.num_tiles * cut.num_ranges;
+  const bool is_tail = in_span >= num_shared_items;
+  // Tiles of one range follow each other: they share K and V in L2.
+  const int tile = is_tail ? (in_span - num_shared_items) / cut.tile_rows : in_span % cut.num_tiles;
+  const int first_row = tile * cut.tile_rows;  // in the span
+
+  WorkItem item;
+  item.span_row = spans.row[span];
+  item.tile_row = item.span_row + first_row;
+  item.tile_rows = min(cut.tile_rows, num_rows - first_row);
+  item.kv_len = spans.kv_len[span];
+  item.seq = args.rows.span_seq[span];
+  item.num_shared_blocks = cut.num_shared_blocks;
+  item.num_slots = cut.num_slots;
+  item.range_blocks = cut.range_blocks;
+  item.slot_base = spans.slot[span] + first_row * args.group * args.num_kv_heads * cut.num_slots;
+  item.num_arrivals = cut.num_ranges + (cut.num_tails > 0 ? item.tile_rows : 0);
+  item.tile_index = spans.tile[span] + tile;
+  item.is_tree = (flags & kIsTree) != 0;
+  if (is_tail) {
+    item.tail_row = item.span_row + in_span - num_shared_items;
+    item.end = item.kv_len;
+    const uint32_t* words =
+        args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
+#pragma unroll
+    for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+    item.block_begin = cut.num_shared_blocks;
+    item.block_end = ceil_div(item.end, kBlockTokens);
+    item.first_slot = num_slots_of(cut.num_shared_blocks, cut.range_blocks);
+  } else {
+    item.tail_row = -1;
+    item.end = item.is_tree ? cut.num_shared_blocks * kBlockTokens
+                            : item.kv_len + first_row + item.tile_rows;
+    const int num_blocks = ceil_div(item.end, kBlockTokens);
+    item.block_begin = in_span / cut.num_tiles * cut.range_blocks;
+    item.block_end =
+        cut.num_ranges == 1 ? num_blocks : min(item.block_begin + cut.range_blocks, num_blocks);
+    item.first_slot = slot_of(item.block_begin, cut.range_blocks);
+  }
+  set_lines(args, item);
+  args.workspace.items[index] = item;
+}
+
+/// Longest tiles first: they are drawn in order.
+__device__ void write_wide_item(const PlanArgs& args, const SpanTable& spans, int index) {
+  const int span = span_of(spans.wide_item, args.rows.num_spans, index);
+  const int tile_rows = kWideTilePairs / args.group;
+  const int first_row = (spans.wide_item[span + 1] - 1 - index) * tile_rows;
+  WorkItem item = {};
+  item.span_row = spans.row[span];
+  item.tile_row = item.span_row + first_row;
+  item.tile_rows = min(tile_rows, spans.num_rows(span) - first_row);
+  item.tail_row = -1;
+  item.kv_len = spans.kv_len[span];
+  item.seq = args.rows.span_seq[span];
+  item.end = item.kv_len + first_row + item.tile_rows;
+  item.block_end = ceil_div(item.end, kBlockTokens);
+  item.num_shared_blocks = item.block_end;
+  item.range_blocks = kSegmentBlocks;
+  item.num_arrivals = 1;
+  set_lines(args, item);
+  args.workspace.wide_items[index] = item;
+}
+
+__device__ void write_merge(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
+                            int index) {
+  const int span = span_of(spans.merge, args.rows.num_spans, index);
+  const SpanCut cut(strategy, spans.num_rows(span), spans.kv_len[span], spans.flags[span],
+                    args.group);
+  const int in_span = index - spans.merge[span];
+  const int merges_per_tile = ceil_div(cut.tile_rows * args.group, kMergePairs);
+  const int tile = in_span / merges_per_tile;
+  // The tile's first range, or its first row's tail.
+  const int item = spans.item[span] + (cut.num_ranges > 0 ? tile : tile * cut.tile_rows);
+  args.workspace.merges[index] = {item, in_span % merges_per_tile * kMergePairs};
+}
+
+/// Bits of the rows of the span that a row sees: itself and its ancestors, which come before it.
+__device__ void write_ancestors(const PlanArgs& args, int row, int span_row) {
+  uint32_t words[kAncestorWords] = {};
+  for (int node = row; node >= span_row;) {
+    const int index = node - span_row;
+#pragma unroll
+    for (int i = 0; i < kAncestorWords; ++i) {
+      if (index / 32 == i) words[i] |= 1u << index % 32;
+    }
+    const int parent = args.rows.row_parent[node];
+    if (parent >= node) break;
+    node = parent;
+  }
+  uint4* to = reinterpret_cast<uint4*>(args.workspace.ancestors +
+                                       static_cast<int64_t>(row) * kAncestorWords);
+  to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  to[1] = make_uint4(words[4], words[5], words[6], words[7]);
+}
+
+/// Finds the cheapest strategy for the step; needs every thread of the CTA.
+__device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans) {
+  __shared__ StrategyTotals totals[32];
+  __shared__ int num_tokens, chosen;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (warp == 0) {
+    totals[lane] = {};
+    num_tokens = 0;
+  }
+  __syncthreads();
+
+  // A strategy per lane, a span per warp at a time.
+  const Strategy strategy = strategy_of(min(lane, kNumStrategies - 1));
+  StrategyTotals mine = {};
+  int my_tokens = 0;
+  for (int span = warp; span < args.rows.num_spans; span += kPlanThreads / 32) {
+    const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
+    if (num_rows == 0 || (spans.flags[span] & kIsWide) != 0) continue;
+    const SpanCut cut(strategy, num_rows, kv_len, spans.flags[span] | kHasSlots, args.group);
+    const int tail_blocks =
+        cut.num_tails > 0 ? ceil_div(kv_len + num_rows, kBlockTokens) - cut.num_shared_blocks : 0;
+    my_tokens += kv_len + num_rows;
+    mine.num_items += cut.num_items();
+    mine.num_merges += cut.num_merges(num_rows, args.group);
+    mine.num_blocks += cut.num_tiles * cut.num_shared_blocks + cut.num_tails * tail_blocks;
+    mine.longest_item =
+        max(mine.longest_item,
+            cut.num_slots == 0 ? cut.num_shared_blocks
+                               : max(min(cut.range_blocks, cut.num_shared_blocks), tail_blocks));
+    mine.most_slots = max(mine.most_slots, cut.num_slots);
+    const int tile_rows = min(cut.tile_rows, num_rows);
+    mine.most_pair_slots = max(mine.most_pair_slots, cut.num_slots * tile_rows * args.group);
+    mine.num_pair_slots +=
+        min(cut.num_slots * num_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+  }
+  StrategyTotals& all = totals[lane];
+  atomicAdd(&all.num_items, mine.num_items);
+  atomicAdd(&all.num_merges, mine.num_merges);
+  atomicAdd(&all.num_blocks, mine.num_blocks);
+  atomicMax(&all.longest_item, mine.longest_item);
+  atomicMax(&all.most_slots, mine.most_slots);
+  atomicMax(&all.most_pair_slots, mine.most_pair_slots);
+  atomicAdd(&all.num_pair_slots, mine.num_pair_slots);
+  if (lane == 0) atomicAdd(&num_tokens, my_tokens);
+  __syncthreads();
+
+  if (warp == 0) {
+    float time = lane < kNumStrategies
+                     ? estimate(strategy, all, num_tokens, args.num_kv_heads, args.num_split_ctas,
+                                args.workspace.num_pair_slots)
+                     : INFINITY;
+    int index = lane;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      const float other_time = __shfl_xor_sync(kAllLanes, time, offset);
+      const int other = __shfl_xor_sync(kAllLanes, index, offset);
+      if (other_time < time || (other_time == time && other < index)) {
+        time = other_time;
+        index = other;
+      }
+    }
+    if (lane == 0) chosen = index;
+  }
+  __syncthreads();
+  return strategy_of(chosen);
+}
+
+/// One CTA: lists the step's work.
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ int table[];
+  __shared__ int warp_sums[kPlanThreads / 32];
+  const int num_spans = args.rows.num_spans, thread = threadIdx.x;
+  const SpanTable spans(table, num_spans);
+  cuda::wait_for_previous_kernel();
+
+  for (int span = thread; span <= num_spans; span += kPlanThreads) {
+    spans.row[span] = args.rows.span_begin[span];
+    if (span == num_spans) break;
+    spans.kv_len[span] = args.rows.span_kv_len[span];
+    spans.flags[span] = 0;
+  }
+  __syncthreads();
+  const int num_rows = spans.row[num_spans];
+  bool has_tree = false;
+  for (int row = thread; row < num_rows; row += kPlanThreads) {
+    const int span = args.rows.row_span[row];
+    const int chain_parent = row == spans.row[span] ? -1 : row - 1;
+    if (args.rows.row_parent[row] != chain_parent) {
+      spans.flags[span] = kIsTree;
+      has_tree = true;
+    }
+  }
+  if (__syncthreads_or(has_tree)) {
+    for (int row = thread; row < num_rows; row += kPlanThreads) {
+      const int span = args.rows.row_span[row];
+      if ((spans.flags[span] & kIsTree) != 0) write_ancestors(args, row, spans.row[span]);
+    }
+  }
+  if (args.has_wide) {
+    for (int span = thread; span < num_spans; span += kPlanThreads) {
+      // Wide tiles are the most efficient, and pay where there are enough of them to keep the SMs
+      // busy or where they are short.
+      const int num_pairs = spans.num_rows(span) * args.group;
+      const int num_blocks = ceil_div(spans.kv_len[span] + spans.num_rows(span), kBlockTokens);
+      if (spans.flags[span] == 0 && num_pairs > kMaxTilePairs &&
+          (num_pairs * args.num_kv_heads >= 64 * kWideTilePairs || num_blocks <= 16)) {
+        spans.flags[span] = kIsWide;
+      }
+    }
+  }
+  __syncthreads();
+  const Strategy strategy = choose_strategy(args, spans);
+
+  // Where each span's share of every list begins.
+  int slot_end = 0, item_end = 0, wide_end = 0, tile_end = 0, merge_end = 0;
+  for (int begin = 0; begin <= num_spans; begin += kPlanThreads) {
+    const int span = begin + thread;
+    const bool is_span = span < num_spans && spans.num_rows(span) > 0;
+    const int span_rows = is_span ? spans.num_rows(span) : 0;
+    int flags = is_span ? spans.flags[span] : 0;
+    const bool is_split = is_span && (flags & kIsWide) == 0;
+    int num_slots = 0;
+    if (is_split) {
+      const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
+      num_slots =
+          min(cut.num_slots * span_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+    }
+    int total;
+    const int slot = slot_end + sum_before(num_slots, warp_sums, total);
+    slot_end += total;
+    if (slot + num_slots <= args.workspace.num_pair_slots) flags |= kHasSlots;
+
+    int num_items = 0, num_tiles = 0, num_merges = 0, num_wide = 0;
+    if (is_split) {
+      const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags, args.group);
+      num_items = cut.num_items();
+      num_tiles = cut.num_tiles;
+      num_merges = cut.num_merges(span_rows, args.group);
+    } else if (is_span) {
+      num_wide = ceil_div(span_rows, kWideTilePairs / args.group);
+    }
+    const int item = item_end + sum_before(num_items, warp_sums, total);
+    item_end += total;
+    const int tile = tile_end + sum_before(num_tiles, warp_sums, total);
+    tile_end += total;
+    const int merge = merge_end + sum_before(num_merges, warp_sums, total);
+    merge_end += total;
+    const int wide_item = wide_end + sum_before(num_wide, warp_sums, total);
+    wide_end += total;
+    if (span <= num_spans) {
+      spans.flags[span] = flags;
+      spans.slot[span] = slot;
+      spans.item[span] = item;
+      spans.tile[span] = tile;
+      spans.merge[span] = merge;
+      spans.wide_item[span] = wide_item;
+    }
+  }
+  __syncthreads();
+
+  if ((item_end + merge_end) * args.num_kv_heads > args.num_split_ctas) merge_end = 0;
+  if (thread == 0) *args.workspace.header = {item_end, wide_end, merge_end, 0, {0, 0}, {0, 0}};
+  for (int i = thread; i < tile_end * args.num_kv_heads; i += kPlanThreads) {
+    args.workspace.num_arrived[i] = 0;
+    args.workspace.num_merged[i] = 0;
+  }
+  for (int i = thread; i < item_end; i += kPlanThreads) write_item(args, spans, strategy, i);
+  for (int i = thread; i < wide_end; i += kPlanThreads) write_wide_item(args, spans, i);
+  for (int i = thread; i < merge_end; i += kPlanThreads) write_merge(args, spans, strategy, i);
+}
+
+}  // namespace openspec::span_attention

@@ -1,0 +1,174 @@
+#pragma once
+
+/// How a step's attention is cut into work items, and where the workspace keeps them.
+///
+/// What is summed with what is fixed by token indices alone. Visible tokens are cut into *blocks*
+/// of kBlockTokens; a block's result (maximum, sum of exponentials, weighted sum of V) starts from
+/// zero. Blocks are merged left to right into *segments* of kSegmentBlocks, segments left to right
+/// into the row's result; both by merge_weights() and merged() of span_attention_tile.cuh. Two
+/// levels, because whoever computes part of a segment has to hand its blocks on one by one, while a
+/// whole segment is one partial result: long contexts stay cheap to split over the SMs.
+///
+/// An item is a tile of consecutive rows (times the q heads of one KV head) and a range of blocks.
+/// Which items there are depends on what the machine needs to be busy, never the results.
+
+#include <cuda_runtime.h>
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+namespace openspec::span_attention {
+
+constexpr int kHeadDim = 128;
+constexpr int kBlockTokens = 64;
+constexpr int kSegmentBlocks = 8;
+constexpr int kMaxGroup = 8;  // q heads per KV head
+constexpr int kMaxSpans = 1024;
+constexpr int kMaxTreeRows = 256;  // rows of a span that is no chain
+constexpr int kAncestorWords = kMaxTreeRows / 32;
+constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
+
+constexpr int kThreads = 128;  // of both attention kernels
+constexpr int kWarps = kThreads / 32;
+
+// A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
+// products.
+constexpr int kMinTilePairs = 16;
+constexpr int kMaxTilePairs = 64;
+constexpr int kWideTilePairs = 128;
+
+// Fixed grids; CTAs beyond what fits at once find nothing left to do, or wait for a place.
+constexpr int kSplitCtasPerSm = 3;
+constexpr int kWideCtasPerSm = 2;
+// float4 per thread that a CTA keeps of the segments so far: sums of at most 16 tiles of 16 x 8, or
+// 32 in the wide kernel, and maxima and normalisers.
+constexpr int kSplitScratch = 16 + 1;
+constexpr int kWideScratch = 32 + 2;
+
+// Steps with room for fewer rows than this have no wide tiles, and spare the launch.
+constexpr int kMinRowsForWide = 257;
+
+constexpr int kMergePairs = kWarps;  // pairs that one CTA of a separate merge handles
+
+/// Partial results by pair: enough to split 64 sequences of 8k tokens with 4 rows each into
+/// segments, with 32 heads. What does not fit is not split.
+constexpr int kMaxPairSlots = 128 * 1024;
+
+/// One row tile and one range of blocks, for every KV head.
+struct alignas(16) WorkItem {
+  int32_t span_row;   // first row of the span
+  int32_t tile_row;   // first row of the tile
+  int32_t tile_rows;  // rows of the tile: whole rows, all q heads of the KV head
+  int32_t tail_row;   // -1: the tile's rows share the keys. Else: this row alone, over its own
+                      // ancestors, which follow the committed prefix at their depth
+  int32_t kv_len;     // tokens before the span
+  int32_t seq;        // slot in the sequence table
+  int32_t block_begin, block_end;  // empty for tiles that end before the range
+  int32_t end;                     // tokens that the last row sees; keys from here on count as zero
+  int32_t num_shared_blocks;       // blocks that all items but tails cover
+  // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
+  int32_t num_slots;     // partial results per pair
+  int32_t first_slot;    // of block_begin
+  int32_t range_blocks;  // 1, 2, 4 or 8: the grid of the ranges
+  int32_t slot_base;     // pair slot where the tile's partial results begin
+  int32_t num_arrivals;  // items of the tile
+  int32_t tile_index;    // of the counters
+  int32_t is_tree;
+  // For each 8 tokens of the first block: line of kHeadDim elements in the layer, KV head 0's K.
+  uint32_t lines[kBlockTokens / kLineRows];
+};
+static_assert(sizeof(WorkItem) == 112);
+
+/// Items beyond the first of each CTA are drawn from a ticket counter, which the last CTA clears.
+struct Tickets {
+  int32_t next;
+  int32_t num_done;
+};
+
+struct WorkHeader {
+  int32_t num_items;       // times num_kv_heads
+  int32_t num_wide_items;  // times num_kv_heads
+  int32_t num_merges;      // times num_kv_heads; 0: the last of a tile's items merges it
+  int32_t reserved;
+  Tickets tickets, wide_tickets;
+};
+
+/// A share of a tile to merge by a CTA of its own.
+struct MergeItem {
+  int32_t item;  // any item of the tile
+  int32_t first_pair;
+};
+
+struct Workspace {
+  WorkHeader* header;
+  WorkItem* items;
+  WorkItem* wide_items;
+  MergeItem* merges;      // as many as CTAs
+  int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
+  int32_t* num_merged;    // as num_arrived
+  uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
+  float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, kThreads]
+  float2* partial_stats;  // [pair slots] maximum, normaliser
+  float* partial_sums;    // [pair slots, kHeadDim]
+  int32_t num_pair_slots;
+};
+
+/// What the workspace is sized by; every size grows with every field.
+struct Geometry {
+  int num_rows, num_spans, num_q_heads, max_tokens, num_sms;
+};
+
+/// Returns the bytes in use.
+inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace) {
+  size_t used = 0;
+  const auto take = [&](auto*& pointer, size_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base) + used);
+    used += (count * sizeof(T) + 255) / 256 * 256;
+  };
+  const size_t rows = geometry.num_rows, spans = geometry.num_spans;
+  const size_t heads = geometry.num_q_heads, num_sms = geometry.num_sms;
+  const int64_t max_blocks = (geometry.max_tokens + kBlockTokens - 1) / kBlockTokens;
+  const int64_t most_pair_slots = static_cast<int64_t>(rows * heads) * max_blocks;
+  workspace.num_pair_slots =
+      static_cast<int32_t>(most_pair_slots < kMaxPairSlots ? most_pair_slots : kMaxPairSlots);
+  // Tiles have kMinTilePairs / kMaxGroup rows or more, save the last one of a span; or, in trees
+  // without room for partial results, one row.
+  const size_t max_tiles = rows;
+  // An item of a split tile takes a slot for every head of a row or more, or is a row's tail.
+  const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
+  const bool has_wide = geometry.num_rows >= kMinRowsForWide;
+  take(workspace.header, 1);
+  take(workspace.items, max_items);
+  take(workspace.wide_items, has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans : 0);
+  take(workspace.merges, num_sms * kSplitCtasPerSm);
+  take(workspace.num_arrived, max_tiles * heads);
+  take(workspace.num_merged, max_tiles * heads);
+  take(workspace.ancestors, rows * kAncestorWords);
+  const size_t split_scratch = kSplitCtasPerSm * kSplitScratch;
+  const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch : 0;
+  take(workspace.scratch,
+       num_sms * kThreads * (split_scratch > wide_scratch ? split_scratch : wide_scratch));
+  take(workspace.partial_stats, workspace.num_pair_slots);
+  take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kHeadDim);
+  return used;
+}
+
+/// Slot of a block's partial result, or of the partial result that contains it. A range at the
+/// beginning of a segment merges its blocks; the others keep one slot per block.
+__host__ __device__ inline int slot_of(int block, int range_blocks) {
+  const int in_segment = block % kSegmentBlocks;
+  const int slots_per_segment = kSegmentBlocks + 1 - range_blocks;
+  return block / kSegmentBlocks * slots_per_segment +
+         (in_segment < range_blocks ? 0 : in_segment - range_blocks + 1);
+}
+
+/// Slots of blocks [0, num_blocks).
+__host__ __device__ inline int num_slots_of(int num_blocks, int range_blocks) {
+  return num_blocks == 0 ? 0 : slot_of(num_blocks - 1, range_blocks) + 1;
+}
+
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace openspec::span_attention
