@@ -1,0 +1,575 @@
+#include "kernels/span_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "cuda/cuda_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+NeedsDevice needs_device;
+
+constexpr int kDim = 128;
+
+struct Shape {
+  int num_q_heads = 8;
+  int num_kv_heads = 2;
+
+  int group() const { return num_q_heads / num_kv_heads; }
+  size_t q_width() const { return static_cast<size_t>(num_q_heads * kDim); }
+  size_t kv_width() const { return static_cast<size_t>(num_kv_heads * kDim); }
+};
+
+using Bits = std::vector<uint16_t>;  // bf16
+
+Bits random_bits(Rng& rng, size_t count, float scale) {
+  Bits bits(count);
+  for (uint16_t& x : bits) x = to_bf16(rng.normal(scale));
+  return bits;
+}
+
+// One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
+struct Sequence {
+  int kv_len = 0;
+  std::vector<int> parents;  // within the span; -1: the committed prefix
+  Bits k, v;                 // [token, num_kv_heads, kDim]
+  Bits q;                    // [row, num_q_heads, kDim]
+
+  int num_rows() const { return static_cast<int>(parents.size()); }
+  int num_tokens() const { return kv_len + num_rows(); }
+  // Tokens that a row sees, in order.
+  std::vector<int> visible(int row) const {
+    std::vector<int> tokens;
+    for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
+      tokens.push_back(kv_len + node);
+    }
+    for (int token = kv_len - 1; token >= 0; --token) tokens.push_back(token);
+    std::reverse(tokens.begin(), tokens.end());
+    return tokens;
+  }
+};
+
+enum class Form { kChain, kBushy, kDeep };  // deep: most rows follow the row before
+
+Sequence random_sequence(Rng& rng, const Shape& shape, int kv_len, int num_rows,
+                         Form form = Form::kChain) {
+  Sequence s;
+  s.kv_len = kv_len;
+  for (int row = 0; row < num_rows; ++row) {
+    int parent = row - 1;
+    if (form == Form::kBushy) parent = rng.integer(std::max(-1, row - 6), row - 1);
+    if (form == Form::kDeep && rng.integer(0, 9) == 0) parent = rng.integer(-1, row - 1);
+    s.parents.push_back(parent);
+  }
+  // Scores of a few units, so that weights are uneven.
+  s.q = random_bits(rng, static_cast<size_t>(num_rows) * shape.q_width(), 2.0f);
+  s.k = random_bits(rng, static_cast<size_t>(s.num_tokens()) * shape.kv_width(), 1.0f);
+  s.v = random_bits(rng, static_cast<size_t>(s.num_tokens()) * shape.kv_width(), 1.0f);
+  return s;
+}
+
+template <typename T>
+std::vector<T> slice(const std::vector<T>& all, size_t begin, size_t end) {
+  return {all.begin() + static_cast<std::ptrdiff_t>(begin),
+          all.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+// Rows [first, first + num_rows) of a chain that begins at token 0, as a chunk of it.
+Sequence chunk_of(const Shape& shape, const Sequence& whole, int first, int num_rows) {
+  const auto at = [](int index, size_t width) { return static_cast<size_t>(index) * width; };
+  Sequence part;
+  part.kv_len = first;
+  for (int row = 0; row < num_rows; ++row) part.parents.push_back(row - 1);
+  part.k = slice(whole.k, 0, at(first + num_rows, shape.kv_width()));
+  part.v = slice(whole.v, 0, at(first + num_rows, shape.kv_width()));
+  part.q = slice(whole.q, at(first, shape.q_width()), at(first + num_rows, shape.q_width()));
+  return part;
+}
+
+// The path from the root of a tree to one of its rows, as a chain.
+Sequence path_of(const Shape& shape, const Sequence& tree, int row) {
+  const auto append = [](Bits& to, const Bits& from, int index, size_t width) {
+    const Bits part = slice(from, static_cast<size_t>(index) * width,
+                            (static_cast<size_t>(index) + 1) * width);
+    to.insert(to.end(), part.begin(), part.end());
+  };
+  Sequence chain;
+  chain.kv_len = tree.kv_len;
+  for (const int token : tree.visible(row)) {
+    append(chain.k, tree.k, token, shape.kv_width());
+    append(chain.v, tree.v, token, shape.kv_width());
+    if (token < tree.kv_len) continue;
+    append(chain.q, tree.q, token - tree.kv_len, shape.q_width());
+    chain.parents.push_back(chain.num_rows() - 1);
+  }
+  return chain;
+}
+
+struct Layout {
+  int page_size = 16;
+  int spare_rows = 3;
+  int spare_spans = 2;
+  int spare_context = 100;
+  bool has_gaps = false;  // an empty span before every span
+};
+
+// A step on the device. Pages come in random order; what no token fills is NaN, page table entries
+// behind the end are -1.
+class Step {
+ public:
+  Step(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences, const Layout& layout)
+      : shape_(shape) {
+    const int ps = layout.page_size;
+    int num_pages = 3, max_pages = 1, max_tokens = 1;
+    for (const Sequence& s : sequences) {
+      const int pages = (s.num_tokens() + ps - 1) / ps;
+      num_pages += pages;
+      max_pages = std::max(max_pages, pages);
+      max_tokens = std::max(max_tokens, s.num_tokens());
+    }
+    std::vector<int32_t> free_pages;
+    for (int page = 0; page < num_pages; ++page) {
+      free_pages.push_back(page);
+      std::swap(free_pages.back(), free_pages[static_cast<size_t>(rng.integer(0, page))]);
+    }
+    Bits kv(static_cast<size_t>(num_pages) * 2 * shape.kv_width() * static_cast<size_t>(ps),
+            0xffff);
+    std::vector<int32_t> pages(sequences.size() * static_cast<size_t>(max_pages), -1);
+    std::vector<int32_t> begin = {0}, kv_len, seq, span, parent, position;
+    Bits q;
+    for (size_t index = 0; index < sequences.size(); ++index) {
+      const Sequence& s = sequences[index];
+      const size_t slot = sequences.size() - 1 - index;
+      for (int token = 0; token < s.num_tokens(); ++token) {
+        int32_t& page = pages[slot * static_cast<size_t>(max_pages) + static_cast<size_t>(token / ps)];
+        if (page < 0) {
+          page = free_pages.back();
+          free_pages.pop_back();
+        }
+        for (int head = 0; head < shape.num_kv_heads; ++head) {
+          const auto line = [&](int is_value) {
+            return static_cast<size_t>(
+                ((page * 2 + is_value) * shape.num_kv_heads + head) * ps + token % ps);
+          };
+          const size_t from = static_cast<size_t>(token) * shape.kv_width() +
+                              static_cast<size_t>(head) * kDim;
+          std::copy_n(&s.k[from], kDim, &kv[line(0) * kDim]);
+          std::copy_n(&s.v[from], kDim, &kv[line(1) * kDim]);
+        }
+      }
+      if (layout.has_gaps) {
+        begin.push_back(begin.back());
+        kv_len.push_back(rng.integer(0, 50));
+        seq.push_back(0);
+      }
+      for (int row = 0; row < s.num_rows(); ++row) {
+        const int above = s.parents[static_cast<size_t>(row)];
+        parent.push_back(above < 0 ? -1 : begin.back() + above);
+        position.push_back(static_cast<int32_t>(s.visible(row).size()) - 1);
+        span.push_back(static_cast<int32_t>(begin.size()) - 1);
+      }
+      q.insert(q.end(), s.q.begin(), s.q.end());
+      begin.push_back(static_cast<int32_t>(span.size()));
+      kv_len.push_back(s.kv_len);
+      seq.push_back(static_cast<int32_t>(slot));
+    }
+    num_rows_ = span.size();
+    for (int i = 0; i < layout.spare_rows; ++i) {
+      parent.push_back(-1);
+      position.push_back(0);
+      span.push_back(-1);
+    }
+    for (int i = 0; i < layout.spare_spans; ++i) {
+      begin.push_back(begin.back());
+      kv_len.push_back(0);
+      seq.push_back(0);
+    }
+    q.resize(span.size() * shape.q_width(), 0xffff);
+
+    SpanAttentionParams& p = params_;
+    p.rows.num_rows = static_cast<int>(span.size());
+    p.rows.num_spans = static_cast<int>(kv_len.size());
+    p.rows.row_position = keep(position);
+    p.rows.row_span = keep(span);
+    p.rows.row_parent = keep(parent);
+    p.rows.span_begin = keep(begin);
+    p.rows.span_kv_len = keep(kv_len);
+    p.rows.span_seq = keep(seq);
+    p.q = keep(q);
+    p.kv = {keep(kv), shape.num_kv_heads, kDim, ps};
+    p.page_table = {keep(pages), max_pages};
+    p.num_q_heads = shape.num_q_heads;
+    p.scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+    p.dtype = DType::kBF16;
+    p.max_tokens = max_tokens + layout.spare_context;
+    p.out = keep(Bits(q.size(), 0xffff));
+    out_ = buffers_.back().get();
+    buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
+        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, kDim, p.max_tokens)));
+    p.workspace = buffers_.back()->as<float>();
+  }
+
+  // Twice over the same plan, as two layers would.
+  Bits run() {
+    CHECK_CUDA(span_attention_plan_cuda(params_, nullptr));
+    CHECK_CUDA(span_attention_cuda(params_, nullptr));
+    const Bits first = output();
+    out_->poison();
+    CHECK_CUDA(span_attention_cuda(params_, nullptr));
+    const Bits second = output();
+    CHECK(first == second);
+    return first;
+  }
+  Bits output() const {
+    for (const auto& buffer : buffers_) CHECK(buffer->guard_is_whole());
+    return slice(out_->download<uint16_t>(), 0, num_rows_ * shape_.q_width());
+  }
+  const SpanAttentionParams& params() const { return params_; }
+
+ private:
+  template <typename T>
+  T* keep(const std::vector<T>& values) {
+    buffers_.push_back(std::make_unique<DeviceBuffer>(values));
+    return buffers_.back()->template as<T>();
+  }
+
+  Shape shape_;
+  size_t num_rows_ = 0;
+  SpanAttentionParams params_;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  DeviceBuffer* out_ = nullptr;
+};
+
+Bits run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
+         const Layout& layout = {}) {
+  return Step(rng, shape, sequences, layout).run();
+}
+
+// Largest errors against fp64, ours and that of plain arithmetic: fp32 softmax, weights rounded to
+// bf16 for the product with V, output rounded to bf16.
+struct Errors {
+  double ours = 0, plain = 0;
+
+  void check() const { CHECK_LE(ours, 2 * plain); }
+};
+
+void add_row_errors(const Shape& shape, const Sequence& s, int row, const Bits& out, size_t out_row,
+                    Errors& errors) {
+  const std::vector<int> tokens = s.visible(row);
+  for (int head = 0; head < shape.num_q_heads; ++head) {
+    const size_t q_at =
+        static_cast<size_t>(row) * shape.q_width() + static_cast<size_t>(head) * kDim;
+    const auto kv_at = [&](int token) {
+      return static_cast<size_t>(token) * shape.kv_width() +
+             static_cast<size_t>(head / shape.group()) * kDim;
+    };
+    std::vector<double> scores;
+    double maximum = -1e300;
+    for (const int token : tokens) {
+      double score = 0;
+      for (size_t d = 0; d < kDim; ++d) {
+        score += static_cast<double>(from_bf16(s.q[q_at + d])) *
+                 static_cast<double>(from_bf16(s.k[kv_at(token) + d]));
+      }
+      scores.push_back(score / std::sqrt(static_cast<double>(kDim)));
+      maximum = std::max(maximum, scores.back());
+    }
+    std::vector<double> expected(kDim, 0.0), plain(kDim, 0.0);
+    double total = 0;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const double weight = std::exp(scores[i] - maximum);
+      const double rounded = static_cast<double>(from_bf16(to_bf16(static_cast<float>(weight))));
+      total += weight;
+      for (size_t d = 0; d < kDim; ++d) {
+        const double value = static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
+        expected[d] += weight * value;
+        plain[d] += rounded * value;
+      }
+    }
+    for (size_t d = 0; d < kDim; ++d) {
+      const double exact = expected[d] / total;
+      const double found = static_cast<double>(
+          from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * kDim + d]));
+      CHECK(std::isfinite(found));
+      errors.ours = std::max(errors.ours, std::abs(found - exact));
+      const double rounded =
+          static_cast<double>(from_bf16(to_bf16(static_cast<float>(plain[d] / total))));
+      errors.plain = std::max(errors.plain, std::abs(rounded - exact));
+    }
+  }
+}
+
+// Every stride-th row against the reference.
+void check_rows(const Shape& shape, const std::vector<Sequence>& sequences, const Bits& out,
+                int stride = 1) {
+  Errors errors;
+  size_t out_row = 0;
+  for (const Sequence& s : sequences) {
+    for (int row = 0; row < s.num_rows(); ++row, ++out_row) {
+      if (row % stride == 0 || row + 1 == s.num_rows()) {
+        add_row_errors(shape, s, row, out, out_row, errors);
+      }
+    }
+  }
+  errors.check();
+}
+
+void check_same_rows(const Shape& shape, const Bits& a, size_t a_row, const Bits& b, size_t b_row,
+                     size_t count) {
+  const size_t width = shape.q_width();
+  CHECK_LE((a_row + count) * width, a.size());
+  CHECK_LE((b_row + count) * width, b.size());
+  for (size_t i = 0; i < count * width; ++i) {
+    if (a[a_row * width + i] == b[b_row * width + i]) continue;
+    FAIL("row " + std::to_string(a_row + i / width) + " against " +
+         std::to_string(b_row + i / width) + ", element " + std::to_string(i % width));
+  }
+}
+
+}  // namespace
+
+TEST(matches_reference_on_ragged_batches) {
+  Rng rng(1);
+  for (const int group : {1, 2, 3, 4, 5, 8}) {
+    const Shape shape = {2 * group, 2};
+    std::vector<Sequence> sequences;
+    for (const int kv_len : {0, 1, 63, 64, 130, 511, 512, 600}) {
+      sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(1, 9)));
+      sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(2, 20), Form::kBushy));
+    }
+    check_rows(shape, sequences, run(rng, shape, sequences));
+  }
+}
+
+TEST(matches_reference_for_page_sizes_and_gaps) {
+  Rng rng(2);
+  const Shape shape = {8, 2};
+  for (const int page_size : {8, 16, 24, 32, 64, 128}) {
+    const std::vector<Sequence> sequences = {
+        random_sequence(rng, shape, 250, 5), random_sequence(rng, shape, 125, 12, Form::kBushy),
+        random_sequence(rng, shape, 0, 1), random_sequence(rng, shape, 700, 16)};
+    Layout layout;
+    layout.page_size = page_size;
+    layout.has_gaps = true;
+    check_rows(shape, sequences, run(rng, shape, sequences, layout));
+  }
+}
+
+TEST(matches_reference_on_prefill_chunks) {
+  Rng rng(3);
+  for (const int group : {1, 4, 5, 8}) {
+    const Shape shape = {group, 1};
+    const std::vector<Sequence> sequences = {random_sequence(rng, shape, 0, 550),
+                                             random_sequence(rng, shape, 530, 300),
+                                             random_sequence(rng, shape, 40, 3, Form::kBushy)};
+    check_rows(shape, sequences, run(rng, shape, sequences), 13);
+  }
+}
+
+// One row, few rows, many rows, in whatever batch and layout: every row has the same bits.
+TEST(chunks_and_batches_are_invariant_bit_for_bit) {
+  Rng rng(4);
+  for (const int group : {4, 5}) {
+    const Shape shape = {2 * group, 2};
+    constexpr int kTokens = 1100;
+    const Sequence whole = random_sequence(rng, shape, 0, kTokens);
+    const Bits expected = run(rng, shape, {whole});  // wide tiles
+    check_rows(shape, {whole}, expected, 97);
+    for (const int chunk : {7, 16, 64, 100, 300}) {
+      for (int first = 0; first < kTokens;) {
+        const int count = std::min(chunk, kTokens - first);
+        Layout layout;
+        layout.page_size = std::vector<int>{8, 16, 32, 64}[static_cast<size_t>(rng.integer(0, 3))];
+        layout.spare_context = rng.integer(0, 5000);
+        layout.spare_rows = rng.integer(0, 300);
+        std::vector<Sequence> batch;
+        size_t at = 0;
+        for (int i = rng.integer(0, 2); i > 0; --i) {
+          batch.push_back(random_sequence(rng, shape, rng.integer(0, 300), rng.integer(1, 6),
+                                          i == 2 ? Form::kBushy : Form::kChain));
+          at += static_cast<size_t>(batch.back().num_rows());
+        }
+        batch.push_back(chunk_of(shape, whole, first, count));
+        if (rng.integer(0, 1) == 1) batch.push_back(random_sequence(rng, shape, 10, 3));
+        const Bits out = run(rng, shape, batch, layout);
+        check_same_rows(shape, out, at, expected, static_cast<size_t>(first),
+                        static_cast<size_t>(count));
+        // Small chunks are sampled.
+        first += chunk < 20 ? std::max(count, rng.integer(1, 60)) : count;
+      }
+    }
+    for (int trial = 0; trial < 60; ++trial) {
+      const int num_rows = trial % 3 == 0 ? 1 : rng.integer(1, 17);
+      const int first = rng.integer(0, kTokens - num_rows);
+      const Bits out = run(rng, shape, {chunk_of(shape, whole, first, num_rows)});
+      check_same_rows(shape, out, 0, expected, static_cast<size_t>(first),
+                      static_cast<size_t>(num_rows));
+    }
+  }
+}
+
+// Enough sequences that tiles are cut and merged in other ways than alone.
+TEST(large_batches_are_invariant_bit_for_bit) {
+  Rng rng(5);
+  const Shape shape = {16, 4};
+  for (const int num_sequences : {5, 24, 90}) {
+    std::vector<Sequence> sequences;
+    for (int i = 0; i < num_sequences; ++i) {
+      const bool is_long = i % 11 == 3;
+      sequences.push_back(random_sequence(rng, shape, rng.integer(0, is_long ? 3000 : 700),
+                                          rng.integer(1, i % 2 == 0 ? 1 : 16)));
+    }
+    const Bits together = run(rng, shape, sequences);
+    size_t at = 0;
+    Errors errors;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const Sequence& s = sequences[i];
+      if (i % 4 == 3) {
+        const Bits alone = run(rng, shape, {s});
+        check_same_rows(shape, together, at, alone, 0, static_cast<size_t>(s.num_rows()));
+        add_row_errors(shape, s, s.num_rows() - 1, alone, static_cast<size_t>(s.num_rows()) - 1,
+                       errors);
+      }
+      at += static_cast<size_t>(s.num_rows());
+    }
+    errors.check();
+  }
+}
+
+// Every path of a tree gives the bits of the chain with the same tokens.
+TEST(trees_equal_chains_bit_for_bit) {
+  Rng rng(6);
+  for (const int group : {4, 5}) {
+    const Shape shape = {group, 1};
+    for (const int kv_len : {0, 5, 63, 64, 100, 505, 512, 900}) {
+      const Form form = kv_len % 2 == 0 ? Form::kBushy : Form::kDeep;
+      const int num_rows = kv_len == 505 ? 256 : 60;
+      const Sequence tree = random_sequence(rng, shape, kv_len, num_rows, form);
+      const Bits out = run(rng, shape, {tree, random_sequence(rng, shape, 30, 2)});
+      for (int row = 0; row < num_rows; row += num_rows / 20) {
+        const Sequence path = path_of(shape, tree, row);
+        const Bits alone = run(rng, shape, {path});
+        check_same_rows(shape, out, static_cast<size_t>(row), alone,
+                        static_cast<size_t>(path.num_rows() - 1), 1);
+      }
+    }
+  }
+}
+
+// A tree of so many rows and heads that its partial results exceed the workspace.
+TEST(trees_beyond_the_workspace_equal_chains_bit_for_bit) {
+  Rng rng(7);
+  const Shape shape = {64, 8};
+  const Sequence tree = random_sequence(rng, shape, 3000, 256, Form::kDeep);
+  const Bits out = run(rng, shape, {tree});
+  for (int row = 0; row < 256; row += 51) {
+    const Sequence path = path_of(shape, tree, row);
+    const Bits alone = run(rng, shape, {path});
+    check_same_rows(shape, out, static_cast<size_t>(row), alone,
+                    static_cast<size_t>(path.num_rows() - 1), 1);
+  }
+}
+
+// Large scores: one key takes nearly all the weight, and maxima differ widely between blocks.
+TEST(extreme_scores_match_reference) {
+  Rng rng(8);
+  const Shape shape = {4, 1};
+  Sequence s = random_sequence(rng, shape, 900, 6);
+  for (uint16_t& x : s.q) x = to_bf16(from_bf16(x) * 20.0f);
+  check_rows(shape, {s}, run(rng, shape, {s}));
+  // All keys alike: an average of V.
+  for (uint16_t& x : s.q) x = 0;
+  check_rows(shape, {s}, run(rng, shape, {s}));
+}
+
+// A captured graph stays right as lengths, page tables and KV change on the device.
+TEST(captured_graph_follows_the_lengths) {
+  Rng rng(9);
+  const Shape shape = {8, 2};
+  Layout layout;
+  layout.spare_rows = 40;
+  layout.spare_spans = 10;
+  layout.spare_context = 4000;
+  // The larger step sizes the buffers; the smaller one's contents are copied over them.
+  const std::vector<Sequence> large = {random_sequence(rng, shape, 2000, 9),
+                                       random_sequence(rng, shape, 100, 5, Form::kBushy),
+                                       random_sequence(rng, shape, 640, 1)};
+  const std::vector<Sequence> small = {random_sequence(rng, shape, 70, 3)};
+  Step captured(rng, shape, large, layout);
+  const Bits expected_large = Step(rng, shape, large, layout).run();
+  const Bits expected_small = Step(rng, shape, small, layout).run();
+
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  CHECK_CUDA(span_attention_plan_cuda(captured.params(), stream));
+  for (int layer = 0; layer < 3; ++layer) {
+    CHECK_CUDA(span_attention_cuda(captured.params(), stream));
+  }
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (int replay = 0; replay < 3; ++replay) CHECK_CUDA(cudaGraphLaunch(executable, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK(captured.output() == expected_large);
+
+  const Step source(rng, shape, small, layout);
+  const SpanAttentionParams& to = captured.params();
+  const SpanAttentionParams& from = source.params();
+  const auto copy = [](const void* target, const void* origin, size_t bytes) {
+    CHECK_CUDA(
+        cudaMemcpy(const_cast<void*>(target), origin, bytes, cudaMemcpyDeviceToDevice));
+  };
+  const size_t num_rows = static_cast<size_t>(from.rows.num_rows);
+  std::vector<int32_t> begin(static_cast<size_t>(to.rows.num_spans) + 1, 3);
+  begin[0] = 0;
+  std::vector<int32_t> zeros(static_cast<size_t>(to.rows.num_spans), 0);
+  const std::vector<int32_t> none(static_cast<size_t>(to.rows.num_rows), -1);
+  copy(to.rows.row_span, DeviceBuffer(none).data(), none.size() * 4);
+  copy(to.rows.span_begin, DeviceBuffer(begin).data(), begin.size() * 4);
+  copy(to.rows.span_kv_len, DeviceBuffer(zeros).data(), zeros.size() * 4);
+  copy(to.rows.span_kv_len, from.rows.span_kv_len, 4);
+  copy(to.rows.span_seq, DeviceBuffer(zeros).data(), zeros.size() * 4);
+  copy(to.rows.row_span, from.rows.row_span, num_rows * 4);
+  copy(to.rows.row_parent, from.rows.row_parent, num_rows * 4);
+  copy(to.q, from.q, num_rows * shape.q_width() * 2);
+  copy(to.page_table.pages, from.page_table.pages,
+       static_cast<size_t>(from.page_table.max_pages_per_seq) * 4);
+  // 73 tokens on 5 pages, and 3 more that are not used.
+  copy(to.kv.data, from.kv.data, 8 * 2 * 16 * shape.kv_width() * 2);
+  for (int replay = 0; replay < 2; ++replay) CHECK_CUDA(cudaGraphLaunch(executable, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  check_same_rows(shape, captured.output(), 0, expected_small, 0, 3);
+  CHECK_CUDA(cudaGraphExecDestroy(executable));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST(a_step_without_rows_does_nothing) {
+  Rng rng(10);
+  const Shape shape = {8, 2};
+  CHECK(run(rng, shape, {}).empty());
+}
+
+TEST(unsupported_shapes_are_refused) {
+  Rng rng(11);
+  const Shape shape = {8, 2};
+  SpanAttentionParams params =
+      Step(rng, shape, {random_sequence(rng, shape, 3, 1)}, {}).params();
+  const auto check_refused = [&](const std::function<void(SpanAttentionParams&)>& change) {
+    SpanAttentionParams changed = params;
+    change(changed);
+    CHECK_EQ(span_attention_plan_cuda(changed, nullptr), int{cudaErrorInvalidValue});
+    CHECK_EQ(span_attention_cuda(changed, nullptr), int{cudaErrorInvalidValue});
+  };
+  check_refused([](SpanAttentionParams& p) { p.dtype = DType::kF32; });
+  check_refused([](SpanAttentionParams& p) { p.kv.head_dim = 64; });
+  check_refused([](SpanAttentionParams& p) { p.kv.page_size = 12; });
+  check_refused([](SpanAttentionParams& p) { p.num_q_heads = 7; });
+  check_refused([](SpanAttentionParams& p) { p.num_q_heads = 18; });
+}
