@@ -207,10 +207,11 @@ int main(int argc, char** argv) {
     for (int num_seqs : {1, 4, 16, 64}) {
       decode(runner, num_seqs, max_drafts, kPromptLen, false);
       const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
-      std::printf("%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
-                  "tokens a step\n",
-                  method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
-                  timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step);
+      std::printf(
+          "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
+          "tokens a step\n",
+          method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
+          timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step);
       json += ", \"c" + std::to_string(num_seqs) +
               "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +
               ", \"step_ms\": " + std::to_string(timing.step_ms) +

@@ -1,9 +1,9 @@
-#include "read_bandwidth.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include "read_bandwidth.h"
 
 namespace openspec::bench {
 

@@ -48,7 +48,7 @@ class RowChooser {
     const int32_t scored = params_.score_token == nullptr ? -1 : params_.score_token[sample_];
     if (scored >= 0) {
       params_.chosen[sample_] = scored;
-      report_all(raw_, scored, max_of(0, sampling_.num_logprobs));
+      report_all(raw_, scored, max_of(0, sampling_.num_prompt_logprobs));
       return;
     }
     Logits logits = raw_;

@@ -18,8 +18,9 @@ class DeviceError : public EngineError {
 
 }  // namespace openspec
 
-/// The CUDA device as the layers above the kernels see it: memory, streams, events and graphs, without
-/// CUDA's headers. In a build without CUDA there is never a device, and everything else throws.
+/// The CUDA device as the layers above the kernels see it: memory, streams, events and graphs,
+/// without CUDA's headers. In a build without CUDA there is never a device, and everything else
+/// throws.
 namespace openspec::device {
 
 /// Throws DeviceError naming `what` unless `error` (a cudaError_t) is success.

@@ -20,13 +20,13 @@ namespace openspec::ops {
 #endif
 
 /// op(exec, params): `op_cuda` on CUDA, else `op_cpu`.
-#define OPENSPEC_DEFINE_OP(op, Params)                                \
-  inline void op(const ExecContext& exec, const Params& params) {     \
-    if (exec.device == Device::kCuda) {                               \
-      OPENSPEC_ON_CUDA(op##_cuda);                                    \
-    } else {                                                          \
-      op##_cpu(exec, params);                                         \
-    }                                                                 \
+#define OPENSPEC_DEFINE_OP(op, Params)                            \
+  inline void op(const ExecContext& exec, const Params& params) { \
+    if (exec.device == Device::kCuda) {                           \
+      OPENSPEC_ON_CUDA(op##_cuda);                                \
+    } else {                                                      \
+      op##_cpu(exec, params);                                     \
+    }                                                             \
   }
 
 OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)

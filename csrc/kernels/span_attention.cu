@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/launch.cuh"
+#include "kernels/packs.cuh"
 #include "kernels/span_attention.h"
 #include "kernels/span_attention_plan.cuh"
 #include "kernels/span_attention_tile.cuh"
@@ -25,6 +26,21 @@ __device__ __forceinline__ int load_and_order(const int32_t* counter) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
+}
+
+/// Starts copying an item to shared memory.
+__device__ __forceinline__ void fetch(WorkItem& to, const WorkItem* from) {
+  constexpr int kChunks = sizeof(WorkItem) / 16;
+  const int chunk = threadIdx.x;
+  if (chunk < kChunks) {
+    copy_async(shared_address(&to) + chunk * 16, reinterpret_cast<const uint4*>(from) + chunk,
+               true);
+  }
+  commit_copies();
+}
+__device__ __forceinline__ void wait_for_fetch() {
+  wait_for_copies<0>();
+  __syncthreads();
 }
 
 /// Hands item indices to a CTA: its own first, then tickets.
@@ -99,49 +115,59 @@ __global__ void __launch_bounds__(kThreads, kSplitCtasPerSm)
     split_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ WorkItem item;
   __shared__ int message;
+  int index = blockIdx.x;
+  const WorkItem* first =
+      args.workspace.items + min(index / args.num_kv_heads, args.workspace.max_items - 1);
   cuda::wait_for_previous_kernel();
 
+  fetch(item, first);  // while the header is on its way
   WorkHeader& header = *args.workspace.header;
   const int num_items = header.num_items * args.num_kv_heads;
   const int num_merges = header.num_merges * args.num_kv_heads;
   float4* scratch =
       args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kSplitScratch * kThreads;
-  int index = blockIdx.x;
+  wait_for_fetch();
   if (index >= num_items + num_merges) return;
+  if (index >= num_items) {
+    const MergeItem merge = args.workspace.merges[(index - num_items) / args.num_kv_heads];
+    fetch(item, args.workspace.items + merge.item);
+    message = merge.first_pair;
+    wait_for_fetch();
+  }
   ItemQueue queue(header.tickets, num_items);
-  do {
+  for (;;) {
     queue.prefetch();
     const int kv_head = index % args.num_kv_heads;
-    const WorkItem* item;
     int merge_begin = 0, merge_end = 0;
     if (index < num_items) {
-      item = args.workspace.items + index / args.num_kv_heads;
-      if (item->block_begin < item->block_end) {
-        const int num_pairs = (item->tail_row >= 0 ? 1 : item->tile_rows) * args.group;
+      if (item.block_begin < item.block_end) {
+        const int num_pairs = (item.tail_row >= 0 ? 1 : item.tile_rows) * args.group;
         if (num_pairs <= 16) {
-          attend<1, 1>(args, *item, kv_head, shared, scratch);
+          attend<1, 1>(args, item, kv_head, shared, scratch);
         } else if (num_pairs <= 32) {
-          attend<2, 1>(args, *item, kv_head, shared, scratch);
+          attend<2, 1>(args, item, kv_head, shared, scratch);
         } else {
-          attend<4, 1>(args, *item, kv_head, shared, scratch);
+          attend<4, 1>(args, item, kv_head, shared, scratch);
         }
       }
-      if (item->num_slots > 0 && arrive(args, *item, kv_head, num_merges > 0, &message)) {
-        merge_end = item->tile_rows * args.group;
+      if (item.num_slots > 0 && arrive(args, item, kv_head, num_merges > 0, &message)) {
+        merge_end = item.tile_rows * args.group;
       }
     } else {
-      const MergeItem merge = args.workspace.merges[(index - num_items) / args.num_kv_heads];
-      item = args.workspace.items + merge.item;
-      merge_begin = merge.first_pair;
-      merge_end = min(merge_begin + kMergePairs, item->tile_rows * args.group);
-      wait_for_items(args, *item, kv_head);
+      merge_begin = message;
+      merge_end = min(merge_begin + kMergePairs, item.tile_rows * args.group);
+      wait_for_items(args, item, kv_head);
     }
     for (int pair = merge_begin + threadIdx.x / 32; pair < merge_end; pair += kWarps) {
-      merge_pair(args, *item, kv_head, pair);
+      merge_pair(args, item, kv_head, pair);
     }
     index = queue.next(&message);
-  } while (index < num_items);
+    if (index >= num_items) break;
+    fetch(item, args.workspace.items + index / args.num_kv_heads);
+    wait_for_fetch();
+  }
   queue.close();
 }
 
@@ -150,6 +176,7 @@ __global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
     wide_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ WorkItem item;
   __shared__ int message;
   cuda::wait_for_previous_kernel();
 
@@ -158,11 +185,11 @@ __global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
   float4* scratch =
       args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kWideScratch * kThreads;
   ItemQueue queue(header.wide_tickets, num_items);
-  for (int index = blockIdx.x; index < num_items;) {
+  for (int index = blockIdx.x; index < num_items; index = queue.next(&message)) {
     queue.prefetch();
-    const WorkItem& item = args.workspace.wide_items[index / args.num_kv_heads];
+    fetch(item, args.workspace.wide_items + index / args.num_kv_heads);
+    wait_for_fetch();
     attend<kWideTilePairs / 16, 2>(args, item, index % args.num_kv_heads, shared, scratch);
-    index = queue.next(&message);
   }
   queue.close();
 }
@@ -190,7 +217,8 @@ bool is_supported(const SpanAttentionParams& params) {
   return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
          params.num_q_heads % num_kv_heads == 0 && params.num_q_heads / num_kv_heads <= kMaxGroup &&
          params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
-         params.rows.num_spans <= kMaxSpans;
+         params.rows.num_spans <= kMaxSpans &&
+         cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
 int log2_of(int value) {

@@ -1,38 +1,12 @@
 #pragma once
 
-/// The arithmetic of attention: one tile of pairs over a range of blocks.
-///
-/// Every output element is a chain of the same m16n8k16 products and the same fp32 operations for
-/// every shape of tile, so a pair's bits depend on its own q and visible keys only:
-///   s = q . k             8 products over head_dim, in order, from zero
-///   m = max of s          over the visible keys of the block
-///   p = 2^(s c - m c)     c = scale * log2(e); one fused multiply-add; 0 where a key is not
-///   visible l = p . 1, o = p . v  4 products over the block's keys in order, from zero, p rounded
-///   to bf16
-/// and (m, l, o) are merged in order. A block of which a row sees nothing changes nothing but the
-/// sign of a zero, which finish() clears: so tiles may visit it or not.
-///
-/// One limit: within a tile a key that a row does not see still meets it with p = 0, so V must be
-/// finite there. Behind the last token that any row of the tile sees nothing is read.
+/// One tile of pairs over a range of blocks.
 
-#include <cuda_bf16.h>
-
+#include "kernels/span_attention_math.cuh"
+#include "kernels/span_attention_sums.cuh"
 #include "kernels/span_attention_work.cuh"
 
 namespace openspec::span_attention {
-
-struct AttentionArgs {
-  const __nv_bfloat16* q;  // [num_rows, num_q_heads, kHeadDim]
-  __nv_bfloat16* out;      // as q
-  const char* kv;          // KvLayerView::data
-  const int32_t* pages;    // PageTableView::pages
-  int max_pages_per_seq;
-  int num_q_heads, num_kv_heads, group;
-  int page_size;
-  int page_shift;  // log2 of page_size; -1: no power of two
-  float scale;     // c above
-  Workspace workspace;
-};
 
 // Shared memory: a ring of two blocks' K and V, rows of 256 bytes, 16-byte chunks swizzled by row.
 constexpr int kLineBytes = kHeadDim * 2;
@@ -48,89 +22,6 @@ constexpr int kWeightsAt = 4 * kStageBytes;
 constexpr int kMaximaAt = kWeightsAt + 32 * kBlockTokens * 2;
 constexpr int kAncestorsAt = kMaximaAt + 64 * 4;
 constexpr int kSplitSharedBytes = kAncestorsAt + kMaxTreeRows;
-
-/// The thread's index, as a value that nothing can be derived from ahead of time: else addresses of
-/// every kind of tile are computed before the loop over items, and spilled.
-__device__ __forceinline__ int opaque_thread() {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return thread;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-/// Copies 16 bytes, or writes 16 zero bytes.
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool is_wanted) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(is_wanted ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Returns when all but the latest kPending groups of this thread have landed.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
-/// sum += a . b, 16 x 8 over 16 terms.
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-struct MergeWeights {
-  float earlier, later;
-};
-
-/// Weights of two partial results, and the maximum of both in `maximum`. Of two that are both empty
-/// both weights are 0; an empty later one leaves the earlier with weight 1.
-__device__ __forceinline__ MergeWeights merge_weights(float& maximum, float later, float scale) {
-  const float earlier = maximum;
-  maximum = fmaxf(earlier, later);
-  const float base = maximum == -INFINITY ? 0.0f : maximum;
-  return {exp2_of(__fmul_rn(__fsub_rn(earlier, base), scale)),
-          exp2_of(__fmul_rn(__fsub_rn(later, base), scale))};
-}
-__device__ __forceinline__ float merged(float earlier, float later, MergeWeights weights) {
-  return __fmaf_rn(later, weights.later, __fmul_rn(earlier, weights.earlier));
-}
-/// The output: never -0, whichever empty blocks were merged.
-__device__ __forceinline__ float finish(float sum, float reciprocal) {
-  return __fmaf_rn(sum, reciprocal, 0.0f);
-}
 
 /// Where an item's keys are.
 struct KeySource {
@@ -174,119 +65,6 @@ struct KeySource {
       copy_async(to + i * 8 * kLineBytes,
                  args.kv + static_cast<int64_t>(line + extra_lines) * kLineBytes + chunk * 16,
                  8 * i < visible);
-    }
-  }
-};
-
-/// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
-/// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
-/// column tile.
-template <int kRowTiles, int kDimTiles>
-struct Sums {
-  float out[kRowTiles][kDimTiles][4];
-  float maximum[kRowTiles][2];
-  float normaliser[kRowTiles][2];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < kDimTiles; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) out[tile][i][j] = 0.0f;
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        maximum[tile][half] = -INFINITY;
-        normaliser[tile][half] = 0.0f;
-      }
-    }
-  }
-
-  // In the next two `pair` is the thread's first row and `column` its first column.
-
-  /// To the partial results of pairs [0, num_pairs) that begin at `pair_slot`.
-  __device__ __forceinline__ void store_partial(const Workspace& workspace, int64_t pair_slot,
-                                                int num_pairs, int pair, int column) const {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = pair + tile * 16 + half * 8;
-        if (row >= num_pairs) continue;
-        float* to = workspace.partial_sums + (pair_slot + row) * kHeadDim + column;
-#pragma unroll
-        for (int i = 0; i < kDimTiles; ++i) {
-          *reinterpret_cast<float2*>(to + i * 8) =
-              make_float2(out[tile][i][2 * half], out[tile][i][2 * half + 1]);
-        }
-        if (column == 0) {
-          workspace.partial_stats[pair_slot + row] =
-              make_float2(maximum[tile][half], normaliser[tile][half]);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void store_output(const AttentionArgs& args, int first_row,
-                                               int kv_head, int num_pairs, int pair,
-                                               int column) const {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = pair + tile * 16 + half * 8;
-        if (row >= num_pairs) continue;
-        const float reciprocal = __frcp_rn(normaliser[tile][half]);
-        const int head = kv_head * args.group + row % args.group;
-        __nv_bfloat16* to =
-            args.out + column +
-            (static_cast<int64_t>(first_row + row / args.group) * args.num_q_heads + head) *
-                kHeadDim;
-#pragma unroll
-        for (int i = 0; i < kDimTiles; ++i) {
-          *reinterpret_cast<uint32_t*>(to + i * 8) =
-              pack_bf16(finish(out[tile][i][2 * half], reciprocal),
-                        finish(out[tile][i][2 * half + 1], reciprocal));
-        }
-      }
-    }
-  }
-
-  // `scratch` is the CTA's; each thread gets back what it kept.
-  __device__ __forceinline__ void keep(float4* scratch) const {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < kDimTiles; ++i) {
-        const float (&x)[4] = out[tile][i];
-        scratch[(tile * kDimTiles + i) * kThreads + threadIdx.x] =
-            make_float4(x[0], x[1], x[2], x[3]);
-      }
-      scratch[(kRowTiles * kDimTiles + tile) * kThreads + threadIdx.x] =
-          make_float4(maximum[tile][0], maximum[tile][1], normaliser[tile][0], normaliser[tile][1]);
-    }
-  }
-  /// *this = kept + *this.
-  __device__ __forceinline__ void merge_into_kept(const float4* scratch, float scale) {
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      const float4 kept = scratch[(kRowTiles * kDimTiles + tile) * kThreads + threadIdx.x];
-      float first = kept.x, second = kept.y;
-      const MergeWeights weights[2] = {merge_weights(first, maximum[tile][0], scale),
-                                       merge_weights(second, maximum[tile][1], scale)};
-      maximum[tile][0] = first;
-      maximum[tile][1] = second;
-      normaliser[tile][0] = merged(kept.z, normaliser[tile][0], weights[0]);
-      normaliser[tile][1] = merged(kept.w, normaliser[tile][1], weights[1]);
-#pragma unroll
-      for (int i = 0; i < kDimTiles; ++i) {
-        float (&x)[4] = out[tile][i];
-        const float4 earlier = scratch[(tile * kDimTiles + i) * kThreads + threadIdx.x];
-        x[0] = merged(earlier.x, x[0], weights[0]);
-        x[1] = merged(earlier.y, x[1], weights[0]);
-        x[2] = merged(earlier.z, x[2], weights[1]);
-        x[3] = merged(earlier.w, x[3], weights[1]);
-      }
     }
   }
 };
@@ -404,15 +182,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const WorkItem
   // Blocks are merged in runs: of a segment where the item is a whole tile; else of the range,
   // where it begins a segment, or of one block.
   const bool is_direct = kIsWide || item.num_slots == 0;
-  int run_blocks = kSegmentBlocks;
-  if (!is_direct && (is_tail || block_begin % kSegmentBlocks != 0)) run_blocks = 1;
+  const bool keeps_blocks = !is_direct && (is_tail || block_begin % kSegmentBlocks != 0);
   bool has_kept = false;
 
   int block = block_begin;
   while (block < block_end) {
     Sums<kRowTiles, kDimTiles> sums;
     sums.clear();
-    const int run_end = min(block_end, (block / run_blocks + 1) * run_blocks);
+    const int run_end =
+        keeps_blocks ? block + 1 : min(block_end, (block / kSegmentBlocks + 1) * kSegmentBlocks);
     for (; block < run_end; ++block) {
       const uint32_t stage = (block - block_begin) % 2 * kStageBytes;
       wait_for_copies<2>();
@@ -605,7 +383,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const WorkItem
     const int pair = first_tile * 16 + lane / 4, column = part * kDimTiles * 8 + lane % 4 * 2;
     if (!is_direct) {
       // [kv_head][slot][pair] of the tile
-      const int slot = item.first_slot + (run_blocks == 1 ? block - 1 - block_begin : 0);
+      const int slot = item.first_slot + (keeps_blocks ? block - 1 - block_begin : 0);
       const int first_pair = (first_row - item.tile_row) * args.group;
       const int64_t pair_slot =
           item.slot_base + first_pair +
@@ -621,84 +399,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const WorkItem
       }
     }
   }
-}
-
-/// One warp merges a pair's partial results in order and writes its output.
-__device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
-                                           int kv_head, int pair) {
-  constexpr int kLoads = 8;  // in flight together
-  const int lane = opaque_thread() % 32;
-  const int row = item.tile_row + pair / args.group;
-  int num_visible = item.kv_len + row - item.span_row + 1;
-  if (item.is_tree) {
-    const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
-    num_visible = item.kv_len;
-    for (int i = 0; i < kAncestorWords; ++i) num_visible += __popc(words[i]);
-  }
-  const int num_blocks = ceil_div(num_visible, kBlockTokens);
-  const int num_shared = min(num_blocks, item.num_shared_blocks);
-  const int num_shared_slots = num_slots_of(num_shared, item.range_blocks);
-  const int num_slots = num_shared_slots + num_blocks - num_shared;
-  const int slots_per_segment = kSegmentBlocks + 1 - item.range_blocks;
-
-  const int tile_pairs = item.tile_rows * args.group;
-  const int64_t from =
-      item.slot_base + static_cast<int64_t>(kv_head) * item.num_slots * tile_pairs + pair;
-  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f), part = total;
-  float total_max = -INFINITY, total_sum = 0.0f, part_max = -INFINITY, part_sum = 0.0f;
-  const auto add = [&](float4& sums, float& maximum, float& normaliser, const float4& later,
-                       float later_max, float later_sum) {
-    const MergeWeights weights = merge_weights(maximum, later_max, args.scale);
-    normaliser = merged(normaliser, later_sum, weights);
-    sums.x = merged(sums.x, later.x, weights);
-    sums.y = merged(sums.y, later.y, weights);
-    sums.z = merged(sums.z, later.z, weights);
-    sums.w = merged(sums.w, later.w, weights);
-  };
-  // Where the slots of the next segment begin; blocks that are not shared have one slot each.
-  int num_done = 0;
-  const auto end_of_segment = [&] {
-    num_done += kSegmentBlocks;
-    return num_done <= num_shared ? num_done / kSegmentBlocks * slots_per_segment
-                                  : num_shared_slots + num_done - num_shared;
-  };
-  int segment_end = end_of_segment();
-  for (int begin = 0; begin < num_slots; begin += kLoads) {
-    float4 sums[kLoads];
-    float2 stats[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if (begin + i < num_slots) {
-        // Written by other SMs in this launch: from L2.
-        const int64_t slot = from + static_cast<int64_t>(begin + i) * tile_pairs;
-        sums[i] = __ldcg(
-            reinterpret_cast<const float4*>(args.workspace.partial_sums + slot * kHeadDim) + lane);
-        stats[i] = __ldcg(args.workspace.partial_stats + slot);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if (begin + i < num_slots) {
-        if (begin + i == segment_end) {
-          add(total, total_max, total_sum, part, part_max, part_sum);
-          part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          part_max = -INFINITY;
-          part_sum = 0.0f;
-          segment_end = end_of_segment();
-        }
-        add(part, part_max, part_sum, sums[i], stats[i].x, stats[i].y);
-      }
-    }
-  }
-  add(total, total_max, total_sum, part, part_max, part_sum);
-
-  const float reciprocal = __frcp_rn(total_sum);
-  const int head = kv_head * args.group + pair % args.group;
-  uint2 bits;
-  bits.x = pack_bf16(finish(total.x, reciprocal), finish(total.y, reciprocal));
-  bits.y = pack_bf16(finish(total.z, reciprocal), finish(total.w, reciprocal));
-  reinterpret_cast<uint2*>(args.out + (static_cast<int64_t>(row) * args.num_q_heads + head) *
-                                          kHeadDim)[lane] = bits;
 }
 
 }  // namespace openspec::span_attention

@@ -55,8 +55,8 @@ constexpr int kMergePairs = kWarps;  // pairs that one CTA of a separate merge h
 /// segments, with 32 heads. What does not fit is not split.
 constexpr int kMaxPairSlots = 128 * 1024;
 
-/// One row tile and one range of blocks, for every KV head.
-struct alignas(16) WorkItem {
+/// One row tile and one range of blocks, for every KV head; one cache line.
+struct alignas(128) WorkItem {
   int32_t span_row;   // first row of the span
   int32_t tile_row;   // first row of the tile
   int32_t tile_rows;  // rows of the tile: whole rows, all q heads of the KV head
@@ -78,7 +78,7 @@ struct alignas(16) WorkItem {
   // For each 8 tokens of the first block: line of kHeadDim elements in the layer, KV head 0's K.
   uint32_t lines[kBlockTokens / kLineRows];
 };
-static_assert(sizeof(WorkItem) == 112);
+static_assert(sizeof(WorkItem) == 128);
 
 /// Items beyond the first of each CTA are drawn from a ticket counter, which the last CTA clears.
 struct Tickets {
@@ -112,6 +112,7 @@ struct Workspace {
   float2* partial_stats;  // [pair slots] maximum, normaliser
   float* partial_sums;    // [pair slots, kHeadDim]
   int32_t num_pair_slots;
+  int32_t max_items;
 };
 
 /// What the workspace is sized by; every size grows with every field.
@@ -138,6 +139,7 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   const size_t max_tiles = rows;
   // An item of a split tile takes a slot for every head of a row or more, or is a row's tail.
   const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
+  workspace.max_items = static_cast<int32_t>(max_items);
   const bool has_wide = geometry.num_rows >= kMinRowsForWide;
   take(workspace.header, 1);
   take(workspace.items, max_items);

@@ -1,8 +1,7 @@
-#include "kernels/step_rows.h"
-
 #include <cuda_runtime.h>
 
 #include "kernels/launch.cuh"
+#include "kernels/step_rows.h"
 
 namespace openspec {
 namespace {
@@ -83,8 +82,8 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
     const StepSpan span = params.input.spans[s];
     slot = span.slot;
     const int num_tokens = table.num_tokens[slot];
-    const bool is_sampled = table.is_active[slot] != 0 &&
-                            table.kv_len[slot] + span.num_new_tokens == num_tokens;
+    const bool is_sampled =
+        table.is_active[slot] != 0 && table.kv_len[slot] + span.num_new_tokens == num_tokens;
     // The token chosen after the last draft must still fit.
     const int room = table.max_num_tokens[slot] - num_tokens - 1;
     if (is_sampled) num_wanted = max(0, min(span.max_drafts, room));
@@ -269,8 +268,7 @@ __global__ void __launch_bounds__(kCommitThreads) commit_rows_kernel(CommitRowsP
   outcome.sample_begin = params.sample_begin[s];
   outcome.sample_end = params.sample_begin[s + 1];
   outcome.first_choice = params.first_choice[s];
-  const bool has_rows =
-      table.is_active[slot] != 0 && kv_len + span.num_new_tokens <= num_tokens;
+  const bool has_rows = table.is_active[slot] != 0 && kv_len + span.num_new_tokens <= num_tokens;
   if (has_rows) outcome.num_computed = span.num_new_tokens;
   if (outcome.first_choice >= 0) {
     const int granted = params.num_granted[s], offered = params.num_offered[s];

@@ -8,7 +8,8 @@
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
 /// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU
-/// engine does the same in core/row_layout.h and runtime/host_step.cpp, which the tests compare with.
+/// engine does the same in core/row_layout.h and runtime/host_step.cpp, which the tests compare
+/// with.
 namespace openspec {
 
 /// The sequence table in device memory, by slot.
@@ -30,7 +31,8 @@ struct StepSpan {
   int32_t slot = 0;
   int32_t num_new_tokens = 0;  // known tokens to compute: 1 in decode
   int32_t max_drafts = 0;      // that pages are reserved for
-  float acceptance = 0.0f;     // conditional, of each draft: which drafts go first where rows are short
+  float acceptance =
+      0.0f;  // conditional, of each draft: which drafts go first where rows are short
 };
 /// A slot that the host (re)wrote.
 struct SlotUpdate {
@@ -48,7 +50,7 @@ struct StepHeader {
 /// A step's input in device memory, which the host fills by one copy before each launch.
 struct StepInput {
   const StepHeader* header = nullptr;
-  const StepSpan* spans = nullptr;          // [max_spans]
+  const StepSpan* spans = nullptr;  // [max_spans]
   const SlotUpdate* slot_updates = nullptr;
   const PageUpdate* page_updates = nullptr;
 };
@@ -60,16 +62,16 @@ struct BeginStepParams {
   StepInput input;
   DeviceTable table;
   int32_t* seq = nullptr;         // out [max_spans] slot of each span; 0 behind the last one
-  int32_t* num_wanted = nullptr;  // out [max_spans] drafts that can still be used; 0 for a span that
-                                  // ends before the last known token, or is finished
+  int32_t* num_wanted = nullptr;  // out [max_spans] drafts that can still be used; 0 for a span
+                                  // that ends before the last known token, or is finished
   int max_spans = 0;
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 
 /// Spends the row budget on drafts and lays all rows out, as RowLayout does: span after span, known
 /// tokens, then drafts. Where the budget is short, drafts go in falling order of survival
-/// (acceptance to the power of their depth), equal ones in rounds over the spans. A draft that is no
-/// token id ends its chain.
+/// (acceptance to the power of their depth), equal ones in rounds over the spans. A draft that is
+/// no token id ends its chain.
 struct LayoutRowsParams {
   StepInput input;
   DeviceTable table;
@@ -108,8 +110,9 @@ struct StepOutcome {
   int32_t num_drafts = 0;    // drafts that had rows
   int32_t num_accepted = 0;  // drafts among the chosen tokens
   int32_t num_offered = 0;
-  int32_t num_judged = 0;  // offered drafts that can be compared with a choice: one more than granted
-  int32_t num_right = 0;   // of these, the leading ones that equal it
+  int32_t num_judged =
+      0;  // offered drafts that can be compared with a choice: one more than granted
+  int32_t num_right = 0;  // of these, the leading ones that equal it
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
   int32_t reserved = 0;
 };
@@ -129,8 +132,8 @@ struct CommitRowsParams {
   const int32_t* logprob_ids = nullptr;
   const float* logprobs = nullptr;
   const int32_t* ranks = nullptr;
-  int num_spans = 0;    // room of the step's arrays
-  int max_spans = 0;    // that an entry of the ring has room for, as the next two
+  int num_spans = 0;  // room of the step's arrays
+  int max_spans = 0;  // that an entry of the ring has room for, as the next two
   int max_drafts = 0;
   int max_samples = 0;
   // out, each [ring, ...], pinned

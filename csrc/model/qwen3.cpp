@@ -149,9 +149,8 @@ Qwen3::Scratch Qwen3::plan_scratch(const TargetConfig& c, DType dtype, Device de
     at.partials = take(static_cast<size_t>(num_splits) *
                        static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
                        static_cast<size_t>(c.hidden_size) * sizeof(float));
-    at.attention =
-        take(span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans, c.num_q_heads,
-                                                 c.head_dim, limits.max_tokens));
+    at.attention = take(span_attention_workspace_bytes_cuda(
+        limits.max_rows, limits.max_spans, c.num_q_heads, c.head_dim, limits.max_tokens));
     return at;
   }
 #else
@@ -235,25 +234,23 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
   const auto capture = [&](int layer) {
     const auto found = std::find(capture_layers.begin(), capture_layers.end(), layer);
     if (found == capture_layers.end()) return;
-    ops::gather_rows(
-        exec, {.in = residual,
-               .out = static_cast<std::byte*>(captured) +
-                      row_bytes * static_cast<size_t>(found - capture_layers.begin()),
-               .num_rows = n,
-               .width_bytes = static_cast<int64_t>(row_bytes),
-               .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
+    ops::gather_rows(exec, {.in = residual,
+                            .out = static_cast<std::byte*>(captured) +
+                                   row_bytes * static_cast<size_t>(found - capture_layers.begin()),
+                            .num_rows = n,
+                            .width_bytes = static_cast<int64_t>(row_bytes),
+                            .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
   };
-  SpanAttentionParams attention{
-      .rows = rows,
-      .q = q,
-      .out = attended,
-      .kv = kv.front(),
-      .page_table = page_table,
-      .num_q_heads = c.num_q_heads,
-      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
-      .dtype = dtype_,
-      .workspace = reinterpret_cast<float*>(scratch_.at(at_.attention)),
-      .max_tokens = limits_.max_tokens};
+  SpanAttentionParams attention{.rows = rows,
+                                .q = q,
+                                .out = attended,
+                                .kv = kv.front(),
+                                .page_table = page_table,
+                                .num_q_heads = c.num_q_heads,
+                                .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                                .dtype = dtype_,
+                                .workspace = reinterpret_cast<float*>(scratch_.at(at_.attention)),
+                                .max_tokens = limits_.max_tokens};
 
   ops::embedding(exec, {.token = rows.row_token,
                         .table = embedding_,
@@ -299,8 +296,8 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
 void Qwen3::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
                  limits_.max_logits_rows);
-  const int64_t width = static_cast<int64_t>(config_.hidden_size) *
-                        static_cast<int64_t>(dtype_bytes(dtype_));
+  const int64_t width =
+      static_cast<int64_t>(config_.hidden_size) * static_cast<int64_t>(dtype_bytes(dtype_));
   ops::gather_rows(exec, {.row = row,
                           .in = scratch_.at(at_.normed),
                           .out = scratch_.at(at_.gathered),

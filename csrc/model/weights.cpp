@@ -124,11 +124,11 @@ const float* Weights::add_norm(const std::string& name, int width) {
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
   const size_t bytes = table_bytes(num_rows, width);
   void* table = take(bytes);
-  destinations_[name] = {{num_rows, width}, {[this, table, num_rows, width](const void* data, DType) {
-                           put(table, data, static_cast<size_t>(num_rows) *
-                                                static_cast<size_t>(width) *
-                                                dtype_bytes(kMatrixType));
-                         }}};
+  destinations_[name] = {
+      {num_rows, width}, {[this, table, num_rows, width](const void* data, DType) {
+        put(table, data,
+            static_cast<size_t>(num_rows) * static_cast<size_t>(width) * dtype_bytes(kMatrixType));
+      }}};
   return table;
 }
 

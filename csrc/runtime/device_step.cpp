@@ -75,8 +75,8 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   at.logits =
       take(index(config.max_num_logits_rows) * index(config.target.vocab_size), sizeof(float));
 #ifdef OPENSPEC_CUDA
-  at.choose = take(
-      1, choose_workspace_bytes_cuda(config.max_num_logits_rows, config.target.vocab_size));
+  at.choose =
+      take(1, choose_workspace_bytes_cuda(config.max_num_logits_rows, config.target.vocab_size));
 #endif
   return at;
 }
@@ -107,16 +107,16 @@ DeviceStep::DeviceStep(StepContext context)
             .max_pages_per_seq = context_.table.page_table().max_pages_per_seq,
             .sampling = at<SamplingParams>(s.sampling)};
   for (int i = 0; i < config.max_num_seqs; ++i) {
-    slot_params_.push_back(
-        {Buffer(kListBytes, Memory::kDevice),
-         Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned)});
+    slot_params_.push_back({Buffer(kListBytes, Memory::kDevice),
+                            Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned)});
   }
   const auto entries = index(kRing) * index(config.max_num_seqs);
   const auto samples = index(kRing) * index(config.max_num_batched_tokens);
   input_ring_ = Buffer(index(kRing) * input_.total, Memory::kPinned);
   outcomes_ = Buffer(entries * sizeof(StepOutcome), Memory::kPinned);
-  tokens_ = Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
-                   Memory::kPinned);
+  tokens_ =
+      Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
+             Memory::kPinned);
   logprob_ids_ = Buffer(samples * kLogprobWidth * sizeof(int32_t), Memory::kPinned);
   logprobs_ = Buffer(samples * kLogprobWidth * sizeof(float), Memory::kPinned);
   ranks_ = Buffer(samples * sizeof(int32_t), Memory::kPinned);
@@ -291,8 +291,8 @@ void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
 }
 
 void DeviceStep::score(const RowBatch& rows) {
-  context_.target.forward(exec_, rows, {table_.pages, table_.max_pages_per_seq},
-                          context_.kv_layers, capture_layers_, captured_.data());
+  context_.target.forward(exec_, rows, {table_.pages, table_.max_pages_per_seq}, context_.kv_layers,
+                          capture_layers_, captured_.data());
 }
 
 void DeviceStep::choose(const RowBatch& rows, int num_samples) {
@@ -325,32 +325,31 @@ void DeviceStep::commit(int num_spans) {
   const RunnerConfig& config = context_.config;
   const bool from_host = num_steps_ahead() == 0;
   const auto* input = at<std::byte>(s.input);
-  device::check(
-      commit_rows_cuda(
-          {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
-                             input_.page_updates),
-           .table = table_,
-           .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
-                               : at<int32_t>(s.drafts),
-           .num_offered = at<int32_t>(s.num_offered),
-           .num_granted = at<int32_t>(s.num_granted),
-           .first_choice = at<int32_t>(s.first_choice),
-           .sample_begin = at<int32_t>(s.sample_begin),
-           .chosen = at<int32_t>(s.chosen),
-           .logprob_ids = at<int32_t>(s.logprob_ids),
-           .logprobs = at<float>(s.logprobs),
-           .ranks = at<int32_t>(s.ranks),
-           .num_spans = num_spans,
-           .max_spans = config.max_num_seqs,
-           .max_drafts = std::max(1, config.num_speculative_tokens),
-           .max_samples = config.max_num_batched_tokens,
-           .outcomes = outcomes_.as<StepOutcome>(),
-           .tokens = tokens_.as<int32_t>(),
-           .out_logprob_ids = logprob_ids_.as<int32_t>(),
-           .out_logprobs = logprobs_.as<float>(),
-           .out_ranks = ranks_.as<int32_t>()},
-          exec_.stream),
-      "commit_rows");
+  device::check(commit_rows_cuda(
+                    {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
+                                       input_.page_updates),
+                     .table = table_,
+                     .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
+                                         : at<int32_t>(s.drafts),
+                     .num_offered = at<int32_t>(s.num_offered),
+                     .num_granted = at<int32_t>(s.num_granted),
+                     .first_choice = at<int32_t>(s.first_choice),
+                     .sample_begin = at<int32_t>(s.sample_begin),
+                     .chosen = at<int32_t>(s.chosen),
+                     .logprob_ids = at<int32_t>(s.logprob_ids),
+                     .logprobs = at<float>(s.logprobs),
+                     .ranks = at<int32_t>(s.ranks),
+                     .num_spans = num_spans,
+                     .max_spans = config.max_num_seqs,
+                     .max_drafts = std::max(1, config.num_speculative_tokens),
+                     .max_samples = config.max_num_batched_tokens,
+                     .outcomes = outcomes_.as<StepOutcome>(),
+                     .tokens = tokens_.as<int32_t>(),
+                     .out_logprob_ids = logprob_ids_.as<int32_t>(),
+                     .out_logprobs = logprobs_.as<float>(),
+                     .out_ranks = ranks_.as<int32_t>()},
+                    exec_.stream),
+                "commit_rows");
 }
 
 #else
@@ -412,8 +411,7 @@ void DeviceStep::launch(StepLease& lease) {
     spans[i] = {.slot = request.slot,
                 .num_new_tokens = request.num_new_tokens,
                 .max_drafts = request.max_drafts,
-                .acceptance =
-                    static_cast<float>(context_.table.acceptance(request.slot).ratio())};
+                .acceptance = static_cast<float>(context_.table.acceptance(request.slot).ratio())};
   }
   const size_t slot_bytes = slot_updates_.size() * sizeof(SlotUpdate);
   const size_t page_bytes = page_updates.size() * sizeof(PageUpdate);
@@ -480,10 +478,9 @@ int DeviceStep::choose_num_rows(const StepLease& lease) const {
     num_known += request.num_new_tokens;
     num_sampled += lease.is_sampled[i];
     num_drafts += request.max_drafts;
-    offers.push_back({request.max_drafts, context_.table.acceptance(request.slot).ratio(),
-                      num_steps_ahead() == 0
-                          ? 1.0
-                          : context_.table.availability(request.slot).ratio()});
+    offers.push_back(
+        {request.max_drafts, context_.table.acceptance(request.slot).ratio(),
+         num_steps_ahead() == 0 ? 1.0 : context_.table.availability(request.slot).ratio()});
   }
   int num_rows = num_known + num_drafts;
   if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
@@ -520,8 +517,8 @@ void DeviceStep::collect(StepLease& lease) {
       lease.num_rows += lease.requests[i].num_new_tokens + result.num_draft_tokens;
     }
   }
-  const size_t last = index(lease.ring_index) * index(context_.config.max_num_seqs) +
-                      lease.requests.size() - 1;
+  const size_t last =
+      index(lease.ring_index) * index(context_.config.max_num_seqs) + lease.requests.size() - 1;
   const int num_samples = outcomes_.as<StepOutcome>()[last].sample_end;
   const int block = context_.config.max_num_logits_rows;
   num_last_logits_ = num_samples == 0 ? 0 : (num_samples - 1) % block + 1;

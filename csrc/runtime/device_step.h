@@ -10,9 +10,9 @@
 
 namespace openspec {
 
-/// The step on CUDA: one copy in, one graph launch, and an outcome that the device writes into a ring
-/// in pinned memory. The device holds the sequence table that counts; the host's own is what it has
-/// heard of so far, so the next step can be launched before this one is known.
+/// The step on CUDA: one copy in, one graph launch, and an outcome that the device writes into a
+/// ring in pinned memory. The device holds the sequence table that counts; the host's own is what
+/// it has heard of so far, so the next step can be launched before this one is known.
 ///
 /// A graph is recorded for each number of rows in kGraphRows; a step takes the next larger one, its
 /// surplus rows are padding. Larger steps (prompts) are launched op by op, through the same code.
@@ -44,8 +44,8 @@ class DeviceStep final : public StepBackend {
     size_t header, spans, slot_updates, page_updates, num_drafts, drafts, total;
   };
   struct Scratch {
-    size_t tokens, num_tokens, kv_len, prompt_len, max_num_tokens, is_active, pages, sampling, input,
-        seq, num_wanted, drafts, num_drafts, row_token, row_position, row_span, row_parent,
+    size_t tokens, num_tokens, kv_len, prompt_len, max_num_tokens, is_active, pages, sampling,
+        input, seq, num_wanted, drafts, num_drafts, row_token, row_position, row_span, row_parent,
         row_kv_slot, span_begin, span_kv_len, span_seq, num_offered, num_granted, first_choice,
         sample_begin, sample_row, score_token, chosen, logprob_ids, logprobs, ranks, logits, choose,
         total;

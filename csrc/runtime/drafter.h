@@ -64,8 +64,8 @@ class Drafter {
   /// known tokens. `drafts` come empty.
   virtual void propose(const ExecContext& exec, const SequenceTable& table,
                        std::span<const ProposeRequest> requests, std::span<Draft> drafts) = 0;
-  /// Whether it can propose inside a device step, by propose_on_device; else a device step waits for
-  /// the host to propose.
+  /// Whether it can propose inside a device step, by propose_on_device; else a device step waits
+  /// for the host to propose.
   virtual bool proposes_on_device() const { return false; }
   /// Enqueues the proposals. What it launches may be captured in a graph, so lengths come from
   /// `table`, on the device.

@@ -115,8 +115,9 @@ void HostStep::grant_drafts(StepLease& lease) {
     offers.push_back({lease.offered[i].size(), context_.table.acceptance(request.slot).ratio()});
   }
   if (!context_.config.adaptive || step_times_.empty()) return;
-  const std::vector<int> counts = spend_row_budget(
-      offers, num_rows, num_sampled, context_.config.max_num_batched_tokens, step_times_, host_seconds_);
+  const std::vector<int> counts =
+      spend_row_budget(offers, num_rows, num_sampled, context_.config.max_num_batched_tokens,
+                       step_times_, host_seconds_);
   for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
 }
 
@@ -124,9 +125,10 @@ void HostStep::lay_out(StepLease& lease) {
   lease.layout.clear();
   for (const Span& span : lease.spans) {
     const bool scores_prompt = context_.table.params(span.slot).num_prompt_logprobs >= 0;
-    lease.layout.append(
-        span, context_.table.tokens(span.slot), context_.table.page_row(span.slot), context_.config.page_size,
-        /*score_from=*/scores_prompt ? 0 : context_.config.max_model_len, context_.table.prompt_len(span.slot));
+    lease.layout.append(span, context_.table.tokens(span.slot), context_.table.page_row(span.slot),
+                        context_.config.page_size,
+                        /*score_from=*/scores_prompt ? 0 : context_.config.max_model_len,
+                        context_.table.prompt_len(span.slot));
   }
 }
 
@@ -145,8 +147,8 @@ RowBatch HostStep::row_batch(const RowLayout& layout) const {
 
 void HostStep::score(StepLease& lease) {
   context_.enter("score");
-  context_.target.forward(exec_, row_batch(lease.layout), context_.table.page_table(), context_.kv_layers, capture_layers_,
-                  captured_.data());
+  context_.target.forward(exec_, row_batch(lease.layout), context_.table.page_table(),
+                          context_.kv_layers, capture_layers_, captured_.data());
   num_captured_rows_ = lease.layout.num_rows();
 }
 
@@ -261,7 +263,8 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
 }
 
 void HostStep::show_committed(const StepLease& lease) {
-  const size_t stride = capture_layers_.size() * static_cast<size_t>(context_.config.target.hidden_size) *
+  const size_t stride = capture_layers_.size() *
+                        static_cast<size_t>(context_.config.target.hidden_size) *
                         dtype_bytes(context_.config.dtype);
   std::vector<CommittedRows> committed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
@@ -284,8 +287,7 @@ std::vector<int> HostStep::row_sizes() const {
   const RunnerConfig& config = context_.config;
   const int most = std::min(config.max_num_batched_tokens,
                             config.max_num_seqs * (1 + config.num_speculative_tokens));
-  std::vector<int> sizes = {1,  2,  3,  4,  6,   8,   12,  16,  24,
-                            32, 48, 64, 96, 128, 192, 256, 384, 512};
+  std::vector<int> sizes = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
   std::erase_if(sizes, [&](int rows) { return rows > most; });
   return sizes;
 }
@@ -293,11 +295,8 @@ std::vector<int> HostStep::row_sizes() const {
 double HostStep::time_rows(int slot, int num_rows) {
   const int context = context_.table.num_tokens(slot);
   StepLease lease;
-  Span span{.slot = slot,
-            .num_new_tokens = 1,
-            .kv_len = context - 1,
-            .num_tokens = context,
-            .draft = {}};
+  Span span{
+      .slot = slot, .num_new_tokens = 1, .kv_len = context - 1, .num_tokens = context, .draft = {}};
   for (int i = 1; i < num_rows; ++i) span.draft.append(0);
   lease.spans.push_back(std::move(span));
   lay_out(lease);

@@ -96,8 +96,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
       target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
       pool_(num_pages),
-      table_(config.max_num_seqs, config.max_model_len, config.page_size,
-             num_lookahead(config),
+      table_(config.max_num_seqs, config.max_model_len, config.page_size, num_lookahead(config),
              config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
   const bool is_cuda = config_.device == Device::kCuda;
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
@@ -210,10 +209,10 @@ void Runner::check_integrity() const {
     // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
     const int num_needed = table_.pages_for(table_.kv_len(slot));
     const bool keeps_more = backend_->num_steps_ahead() > 0;
-    OPENSPEC_CHECK(table_.num_pages(slot) == num_needed ||
-                       (keeps_more && table_.num_pages(slot) > num_needed),
-                   "slot ", slot, " holds ", table_.num_pages(slot), " pages for ",
-                   table_.kv_len(slot), " tokens");
+    OPENSPEC_CHECK(
+        table_.num_pages(slot) == num_needed || (keeps_more && table_.num_pages(slot) > num_needed),
+        "slot ", slot, " holds ", table_.num_pages(slot), " pages for ", table_.kv_len(slot),
+        " tokens");
   }
   pool_.check_integrity(holders);
 }
@@ -246,9 +245,9 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
                                pool_.num_available(), " are free");
     }
     // Entries past num_pages are the leases' own until commit.
-    const auto row = table_.page_row(request.slot)
-                         .subspan(static_cast<size_t>(table_.num_pages(request.slot) +
-                                                      in_flight.num_pages));
+    const auto row =
+        table_.page_row(request.slot)
+            .subspan(static_cast<size_t>(table_.num_pages(request.slot) + in_flight.num_pages));
     std::copy(pages.pages().begin(), pages.pages().end(), row.begin());
     in_flight.num_new_tokens += request.num_new_tokens;
     in_flight.num_rows += num_rows;

@@ -102,8 +102,7 @@ void SequenceTable::check_slot(int slot) const {
 }
 
 std::span<const int32_t> SequenceTable::tokens(int slot) const {
-  return {tokens_.as<int32_t>() + slot * tokens_stride_,
-          static_cast<size_t>(num_tokens(slot))};
+  return {tokens_.as<int32_t>() + slot * tokens_stride_, static_cast<size_t>(num_tokens(slot))};
 }
 
 std::span<int32_t> SequenceTable::page_row(int slot) {

@@ -34,8 +34,8 @@ struct SequenceParams {
 /// A sequence's *known* tokens are prompt and output, the last chosen token included; *committed*
 /// tokens are those whose KV is in its pages. In decode num_tokens == kv_len + 1 after every step.
 ///
-/// Where steps are launched ahead of their results, this table holds what is known of the steps that
-/// were committed; `in_flight` says what the launched ones may add.
+/// Where steps are launched ahead of their results, this table holds what is known of the steps
+/// that were committed; `in_flight` says what the launched ones may add.
 class SequenceTable {
  public:
   /// `memory`: of what a device copies from.
@@ -117,10 +117,10 @@ class SequenceTable {
   int max_model_len_, page_size_, max_pages_per_seq_;
   int64_t tokens_stride_;
   std::vector<Sequence> sequences_;
-  std::vector<int> free_slots_;      // used as a stack
+  std::vector<int> free_slots_;  // used as a stack
   uint64_t num_added_ = 0;
-  Buffer tokens_;                    // [max_num_seqs, tokens_stride] int32
-  Buffer page_table_;                // [max_num_seqs, max_pages_per_seq] int32
+  Buffer tokens_;      // [max_num_seqs, tokens_stride] int32
+  Buffer page_table_;  // [max_num_seqs, max_pages_per_seq] int32
   std::vector<int32_t> num_tokens_, kv_len_, prompt_len_, num_pages_;  // [max_num_seqs]
   std::vector<SamplingParams> sampling_;                               // [max_num_seqs]
 };

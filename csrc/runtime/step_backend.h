@@ -59,8 +59,8 @@ class StepBackend {
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }
   const std::vector<int>& capture_layers() const { return capture_layers_; }
-  /// Of the last step, for tests: logits of the rows of its last block of samples [rows, vocab_size],
-  /// and the captured features [rows, num_captures * hidden_size].
+  /// Of the last step, for tests: logits of the rows of its last block of samples [rows,
+  /// vocab_size], and the captured features [rows, num_captures * hidden_size].
   virtual std::vector<float> last_logits() = 0;
   virtual std::vector<float> last_features() = 0;
 

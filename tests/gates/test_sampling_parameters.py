@@ -66,6 +66,10 @@ def test_parameter(drafter_name: str, name: str, kind: str, reference: Reference
     # Bit for bit, as floats.
     assert [one.logprobs for one in results] == [one.logprobs for one in expected]
     assert [one.prompt_logprobs for one in results] == [one.prompt_logprobs for one in expected]
+    for result in results:
+        for entry in result.prompt_logprobs:
+            assert entry.logprobs[1:] == sorted(entry.logprobs[1:], reverse=True)
+            assert len({*entry.token_ids[1:]}) == changes.get("prompt_logprobs")
 
 
 def test_every_parameter_matters(reference: Reference) -> None:

@@ -75,8 +75,7 @@ Batch flatten(const std::vector<Request>& requests, int num_samples = 0,
     p.bias_ids = put(request.bias_ids);
     p.allowed_ids = put(request.allowed_ids);
     p.bias_values = as_offset<float>(batch.values.size());
-    batch.values.insert(batch.values.end(), request.bias_values.begin(),
-                        request.bias_values.end());
+    batch.values.insert(batch.values.end(), request.bias_values.begin(), request.bias_values.end());
     std::copy(request.history.begin(), request.history.end(),
               batch.tokens.begin() + static_cast<std::ptrdiff_t>(slot * batch.stride));
     batch.num_tokens[slot] = static_cast<int32_t>(request.history.size());
@@ -218,12 +217,12 @@ class DeviceCall {
     logits_before_ = batch.logits;
     ChooseParams params = params_of(batch, asked);
     const int32_t** const arrays[] = {
-        &params.rows.row_token, &params.rows.row_position, &params.rows.row_span,
-        &params.rows.row_parent, &params.rows.span_seq, &params.sample_row, &params.num_tokens,
-        &params.prompt_len, &params.score_token};
-    const Ids* from[] = {&batch.row_token, &batch.row_position, &batch.row_span,
-                         &batch.row_parent, &batch.span_seq, &batch.sample_row,
-                         &batch.num_tokens, &batch.prompt_len, &batch.score_token};
+        &params.rows.row_token,  &params.rows.row_position, &params.rows.row_span,
+        &params.rows.row_parent, &params.rows.span_seq,     &params.sample_row,
+        &params.num_tokens,      &params.prompt_len,        &params.score_token};
+    const Ids* from[] = {&batch.row_token,  &batch.row_position, &batch.row_span,
+                         &batch.row_parent, &batch.span_seq,     &batch.sample_row,
+                         &batch.num_tokens, &batch.prompt_len,   &batch.score_token};
     Ids numbers(capacity_ * 9, 1 << 29);
     for (size_t i = 0; i < 9; ++i) {
       CHECK_LE(from[i]->size(), capacity_);
@@ -312,8 +311,9 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
   Request request;
   SamplingParams& p = request.sampling;
   const auto one_in = [&](int n) { return rng.integer(1, n) == 1; };
-  const auto id = [&] { return one_in(30) ? rng.integer(-3, 2) * vocab_size - 1
-                                          : rng.integer(0, vocab_size - 1); };
+  const auto id = [&] {
+    return one_in(30) ? rng.integer(-3, 2) * vocab_size - 1 : rng.integer(0, vocab_size - 1);
+  };
   p.temperature = one_in(3) ? 0.0f : 0.1f + 0.15f * static_cast<float>(rng.integer(0, 12));
   if (one_in(15)) p.temperature = 1.5e-5f;
   if (one_in(15)) p.temperature = 1e4f;
@@ -330,6 +330,7 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
   if (one_in(3)) p.min_tokens = rng.integer(0, 12);
   if (one_in(2)) p.num_logprobs = rng.integer(0, kMaxLogprobs);
   p.raw_logprobs = one_in(2);
+  p.num_prompt_logprobs = rng.integer(-1, 6);
   for (int i = rng.integer(0, 3); i > 0; --i) request.stop_ids.push_back(id());
   for (int i = one_in(3) ? rng.integer(1, 40) : 0; i > 0; --i) {
     const bool is_again = !request.bias_ids.empty() && one_in(3);
@@ -349,6 +350,7 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
     request.parents.push_back(is_chain ? i - 1 : rng.integer(-1, i - 1));
   }
   const bool is_scored = one_in(8);
+  request.sampling.num_prompt_logprobs = rng.integer(-1, kMaxLogprobs);
   const float scale = 0.5f + static_cast<float>(rng.integer(0, 5));
   for (int row = 0; row < request.num_rows(); ++row) {
     request.logits.push_back(rng.normals(static_cast<size_t>(vocab_size), scale));
@@ -400,8 +402,8 @@ TEST(equals_the_cpu_op_on_small_vocabularies) {
   Rng rng(1);
   for (int round = 0; round < 60; ++round) {
     const int vocab_size = round % 3 == 0 ? rng.integer(1, 140) : round % 3 == 1 ? 50 : 601;
-    const Batch batch = flatten(random_requests(rng, vocab_size, rng.integer(1, 8), 5), 0,
-                                random_padding(rng, 12));
+    const Batch batch =
+        flatten(random_requests(rng, vocab_size, rng.integer(1, 8), 5), 0, random_padding(rng, 12));
     check_same(choose_on_cuda(batch), choose_on_cpu(batch), "small");
   }
 }
@@ -410,7 +412,8 @@ TEST(equals_the_cpu_op_on_medium_vocabularies) {
   Rng rng(2);
   for (int round = 0; round < 25; ++round) {
     const int vocab_size = round % 2 == 0 ? 4096 : rng.integer(3000, 9000);
-    const Batch batch = flatten(random_requests(rng, vocab_size, 12, 4), 0, random_padding(rng, 30));
+    const Batch batch =
+        flatten(random_requests(rng, vocab_size, 12, 4), 0, random_padding(rng, 30));
     check_same(choose_on_cuda(batch), choose_on_cpu(batch), "medium");
   }
 }
@@ -418,7 +421,8 @@ TEST(equals_the_cpu_op_on_medium_vocabularies) {
 TEST(equals_the_cpu_op_on_large_vocabularies) {
   Rng rng(3);
   for (const int vocab_size : {kQwenVocab, kQwenVocab, 200003}) {
-    const Batch batch = flatten(random_requests(rng, vocab_size, 14, 2), 0, random_padding(rng, 30));
+    const Batch batch =
+        flatten(random_requests(rng, vocab_size, 14, 2), 0, random_padding(rng, 30));
     check_same(choose_on_cuda(batch), choose_on_cpu(batch), "large");
   }
 }
@@ -432,9 +436,15 @@ TEST(every_filter_alone_and_with_others) {
                                             rng.normals(static_cast<size_t>(vocab_size), 0.3f),
                                             rng.normals(static_cast<size_t>(vocab_size), 1)};
     for (float& logit : rows[2]) logit = std::round(logit);
-    for (const auto& [top_k, top_p, min_p] : std::vector<std::tuple<int, float, float>>{
-             {20, 0.95f, 0.0f}, {0, 0.9f, 0.0f}, {0, 1.0f, 0.1f}, {129, 1.0f, 0.0f},
-             {3500, 0.8f, 0.01f}, {0, 0.0f, 0.0f}, {128, 0.0f, 1.0f}, {0, 0.99f, 0.2f}}) {
+    for (const auto& [top_k, top_p, min_p] :
+         std::vector<std::tuple<int, float, float>>{{20, 0.95f, 0.0f},
+                                                    {0, 0.9f, 0.0f},
+                                                    {0, 1.0f, 0.1f},
+                                                    {129, 1.0f, 0.0f},
+                                                    {3500, 0.8f, 0.01f},
+                                                    {0, 0.0f, 0.0f},
+                                                    {128, 0.0f, 1.0f},
+                                                    {0, 0.99f, 0.2f}}) {
       for (const std::vector<float>& row : rows) {
         Request request = drawn(row, 0.8f);
         request.sampling.top_k = top_k;

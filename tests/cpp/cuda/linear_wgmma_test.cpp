@@ -41,15 +41,13 @@ PackedLinear packed(const Shape& shape, const void* data) {
 }
 
 /// Ends the process as skipped where the device or the build has no wgmma: see linear_wgmma_takes.
-struct NeedsWgmma {
-  NeedsWgmma() {
-    if (!cuda::linear_wgmma_takes(packed({"", 2560, 2560}, nullptr), 128)) {
-      std::printf("skipped: no device of compute capability 9.0, or no code for sm_90a\n");
-      std::exit(77);
-    }
+/// Called by every test: before main the kernels are not registered yet.
+void need_wgmma() {
+  if (!cuda::linear_wgmma_takes(packed({"", 2560, 2560}, nullptr), 128)) {
+    std::printf("skipped: no device of compute capability 9.0, or no code for sm_90a\n");
+    std::exit(77);
   }
-};
-NeedsWgmma needs_wgmma;
+}
 
 /// `count` values made fast: a random sequence of a prime length, over and over.
 std::vector<uint16_t> values(size_t count, float scale, uint64_t seed) {
@@ -175,6 +173,7 @@ double silu(double x) { return x / (1.0 + std::exp(-x)); }
 // far less than 2^-17 of the sum of the magnitudes. SwiGLU rounds four times: gate, up, silu,
 // output; silu's slope is at most 1.1.
 TEST(small_matrices_are_close_to_double_precision) {
+  need_wgmma();
   const Shape shapes[] = {{"plain", 80, 144},
                           {"three splits", 208, 432, kNone, 3},
                           {"one unit", 16, 128},
@@ -227,6 +226,7 @@ TEST(small_matrices_are_close_to_double_precision) {
 // Every form of tile on matrices that leave a remainder everywhere: units per tile, tiles per round
 // of blocks, chains that begin and end within a stage, rows.
 TEST(every_plan_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
   const Shape shapes[] = {{"65 units", 1040, 336},
                           {"uneven chains, three splits", 272, 16 * 85, kNone, 3},
                           {"uneven chains, swiglu", 512, 16 * 37, kSwiGlu},
@@ -275,12 +275,25 @@ void check_model(const std::string& name, int hidden, int heads, int kv_heads, i
   }
 }
 
-TEST(qwen3_0_6b_has_the_bits_of_the_streaming_kernel) { check_model("0.6B", 1024, 16, 8, 3072); }
-TEST(qwen3_4b_has_the_bits_of_the_streaming_kernel) { check_model("4B", 2560, 32, 8, 9728); }
-TEST(qwen3_8b_has_the_bits_of_the_streaming_kernel) { check_model("8B", 4096, 32, 8, 12288); }
-TEST(qwen3_14b_has_the_bits_of_the_streaming_kernel) { check_model("14B", 5120, 40, 8, 17408); }
+TEST(qwen3_0_6b_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
+  check_model("0.6B", 1024, 16, 8, 3072);
+}
+TEST(qwen3_4b_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
+  check_model("4B", 2560, 32, 8, 9728);
+}
+TEST(qwen3_8b_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
+  check_model("8B", 4096, 32, 8, 12288);
+}
+TEST(qwen3_14b_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
+  check_model("14B", 5120, 40, 8, 17408);
+}
 
 TEST(vocabulary_in_fp32_has_the_bits_of_the_streaming_kernel) {
+  need_wgmma();
   for (const int hidden : {1024, 2560}) {
     const Matrix matrix({"lm_head of " + std::to_string(hidden), 151936, hidden});
     const DeviceBuffer x(values(static_cast<size_t>(128) * hidden, 1.0f, 6));
@@ -295,6 +308,7 @@ TEST(vocabulary_in_fp32_has_the_bits_of_the_streaming_kernel) {
 // What a row holds, where it stands and how many there are is nobody else's business; -0,
 // infinities and NaN in other rows included.
 TEST(a_row_depends_on_itself_alone) {
+  need_wgmma();
   const Shape shapes[] = {
       {"plain", 1040, 2560}, {"swiglu", 2080, 1024, kSwiGlu}, {"four splits", 320, 4096, kNone, 4}};
   for (const Shape& shape : shapes) {
@@ -334,6 +348,7 @@ TEST(a_row_depends_on_itself_alone) {
 
 // Kernels overlap: each reads what the one before wrote, with weights already on the way.
 TEST(a_captured_chain_of_linears_repeats_itself) {
+  need_wgmma();
   const int width = 1024, num_rows = 128, num_links = 12;
   const Matrix first({"link", width, width}, 11), second({"link", width, width}, 12);
   const DeviceBuffer x(values(static_cast<size_t>(num_rows) * width, 1.0f, 13));
@@ -380,6 +395,7 @@ TEST(a_captured_chain_of_linears_repeats_itself) {
 }
 
 TEST(takes_what_it_can_do) {
+  need_wgmma();
   const Shape shape = {"", 2560, 2560};
   CHECK(cuda::linear_wgmma_takes(packed(shape, nullptr), 8192));
   CHECK(!cuda::linear_wgmma_takes(packed(shape, nullptr), 8));

@@ -1,5 +1,5 @@
-// The whole step on the GPU, with the host one step ahead: the text must not depend on batch, chunks,
-// drafts, prefix hits, removals or failures, log-probabilities included, bit for bit.
+// The whole step on the GPU, with the host one step ahead: the text must not depend on batch,
+// chunks, drafts, prefix hits, removals or failures, log-probabilities included, bit for bit.
 
 #include "runtime/runner.h"
 
@@ -59,9 +59,9 @@ struct Output {
 struct Schedule {
   int chunk = 64;
   int max_drafts = 0;
-  int ahead = 1;             // at most what the runner allows
-  int remove_every = 0;      // gives up a random sequence now and then, and starts it again
-  int abandon_every = 0;     // closes all open leases now and then, as after a failure
+  int ahead = 1;          // at most what the runner allows
+  int remove_every = 0;   // gives up a random sequence now and then, and starts it again
+  int abandon_every = 0;  // closes all open leases now and then, as after a failure
 };
 
 /// Runs all jobs together under a schedule.
@@ -81,8 +81,8 @@ std::vector<Output> run(Runner& runner, const std::vector<Job>& jobs, const Sche
   const auto start = [&](size_t i) {
     Ids known = jobs[i].prompt;
     known.insert(known.end(), outputs[i].tokens.begin(), outputs[i].tokens.end());
-    states[i].slot = runner.add_sequence(known, static_cast<int>(jobs[i].prompt.size()),
-                                         jobs[i].params, {});
+    states[i].slot =
+        runner.add_sequence(known, static_cast<int>(jobs[i].prompt.size()), jobs[i].params, {});
     states[i].num_planned = runner.table().kv_len(states[i].slot);
     states[i].num_choosing = 0;
     ++states[i].generation;
@@ -188,7 +188,8 @@ std::vector<Job> mixed_jobs() {
   return jobs;
 }
 
-std::unique_ptr<Runner> make_runner(RunnerConfig config, std::unique_ptr<Drafter> drafter = nullptr) {
+std::unique_ptr<Runner> make_runner(RunnerConfig config,
+                                    std::unique_ptr<Drafter> drafter = nullptr) {
   auto runner = std::make_unique<Runner>(config, 256, std::move(drafter));
   load_random_weights(*runner);
   return runner;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
+#include <string>
 
 #include "cuda/cuda_testing.h"
 
@@ -93,8 +95,8 @@ Sequence chunk_of(const Shape& shape, const Sequence& whole, int first, int num_
 // The path from the root of a tree to one of its rows, as a chain.
 Sequence path_of(const Shape& shape, const Sequence& tree, int row) {
   const auto append = [](Bits& to, const Bits& from, int index, size_t width) {
-    const Bits part = slice(from, static_cast<size_t>(index) * width,
-                            (static_cast<size_t>(index) + 1) * width);
+    const Bits part =
+        slice(from, static_cast<size_t>(index) * width, (static_cast<size_t>(index) + 1) * width);
     to.insert(to.end(), part.begin(), part.end());
   };
   Sequence chain;
@@ -145,18 +147,19 @@ class Step {
       const Sequence& s = sequences[index];
       const size_t slot = sequences.size() - 1 - index;
       for (int token = 0; token < s.num_tokens(); ++token) {
-        int32_t& page = pages[slot * static_cast<size_t>(max_pages) + static_cast<size_t>(token / ps)];
+        int32_t& page =
+            pages[slot * static_cast<size_t>(max_pages) + static_cast<size_t>(token / ps)];
         if (page < 0) {
           page = free_pages.back();
           free_pages.pop_back();
         }
         for (int head = 0; head < shape.num_kv_heads; ++head) {
           const auto line = [&](int is_value) {
-            return static_cast<size_t>(
-                ((page * 2 + is_value) * shape.num_kv_heads + head) * ps + token % ps);
+            return static_cast<size_t>(((page * 2 + is_value) * shape.num_kv_heads + head) * ps +
+                                       token % ps);
           };
-          const size_t from = static_cast<size_t>(token) * shape.kv_width() +
-                              static_cast<size_t>(head) * kDim;
+          const size_t from =
+              static_cast<size_t>(token) * shape.kv_width() + static_cast<size_t>(head) * kDim;
           std::copy_n(&s.k[from], kDim, &kv[line(0) * kDim]);
           std::copy_n(&s.v[from], kDim, &kv[line(1) * kDim]);
         }
@@ -522,8 +525,7 @@ TEST(captured_graph_follows_the_lengths) {
   const SpanAttentionParams& to = captured.params();
   const SpanAttentionParams& from = source.params();
   const auto copy = [](const void* target, const void* origin, size_t bytes) {
-    CHECK_CUDA(
-        cudaMemcpy(const_cast<void*>(target), origin, bytes, cudaMemcpyDeviceToDevice));
+    CHECK_CUDA(cudaMemcpy(const_cast<void*>(target), origin, bytes, cudaMemcpyDeviceToDevice));
   };
   const size_t num_rows = static_cast<size_t>(from.rows.num_rows);
   std::vector<int32_t> begin(static_cast<size_t>(to.rows.num_spans) + 1, 3);
@@ -559,8 +561,7 @@ TEST(a_step_without_rows_does_nothing) {
 TEST(unsupported_shapes_are_refused) {
   Rng rng(11);
   const Shape shape = {8, 2};
-  SpanAttentionParams params =
-      Step(rng, shape, {random_sequence(rng, shape, 3, 1)}, {}).params();
+  SpanAttentionParams params = Step(rng, shape, {random_sequence(rng, shape, 3, 1)}, {}).params();
   const auto check_refused = [&](const std::function<void(SpanAttentionParams&)>& change) {
     SpanAttentionParams changed = params;
     change(changed);

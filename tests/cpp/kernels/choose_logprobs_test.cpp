@@ -128,7 +128,8 @@ TEST(equal_values_are_listed_by_id) {
 TEST(prompt_rows_score_their_token) {
   for_each_isa([] {
     Rng rng(3);
-    Request request = request_of(rng, 300, 0.9f, 4);
+    Request request = request_of(rng, 300, 0.9f, 1);
+    request.sampling.num_prompt_logprobs = 4;
     request.sampling.top_k = 2;
     request.bias_ids = {5};
     request.bias_values = {kInfinity};
@@ -136,7 +137,8 @@ TEST(prompt_rows_score_their_token) {
     const Choice choice = choose_one(request);
     CHECK_EQ(choice.id, 123);
     check_report(choice, log_softmax(request.logits[0], 1, std::vector<bool>(300, true)), 4);
-    request.sampling.num_logprobs = -1;  // its own value is reported all the same
+    // Its own value is reported all the same.
+    request.sampling.num_logprobs = request.sampling.num_prompt_logprobs = -1;
     const Choice alone = choose_one(request);
     CHECK_EQ(alone.logprobs[0], choice.logprobs[0]);
     CHECK_EQ(alone.rank, choice.rank);

@@ -1,0 +1,239 @@
+// Micro-benchmark of span_attention on CUDA: microseconds per layer by case, beside the rate at
+// which K and V are read (few rows) or the arithmetic done (prefill).
+//
+//   bench_cuda_attention [--json FILE] [--filter TEXT]
+//
+// A step of 36 layers is one CUDA graph, as in the engine; every layer has its own K and V, so that
+// they come from memory rather than from L2. The plan is timed apart. Shapes are those of Qwen3-4B:
+// 32 q heads, 8 KV heads of 128.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/span_attention.h"
+
+namespace {
+
+using namespace openspec;
+
+constexpr int kNumLayers = 36;
+constexpr int kNumQHeads = 32, kNumKvHeads = 8, kHeadDim = 128, kPageSize = 16;
+constexpr int kReplays = 9;
+
+void check(int error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
+  std::exit(1);
+}
+#define CHECK_CUDA(call) check((call), #call)
+
+struct Case {
+  const char* name;
+  int num_seqs;
+  int num_rows;  // per sequence
+  int kv_len;    // before them
+};
+
+// Row counts 1, 5 and 16: plain decode, a short and a long draft.
+constexpr Case kCases[] = {
+    {"c1", 1, 1, 600},       {"c1", 1, 5, 600},       {"c1", 1, 16, 600},
+    {"c4", 4, 1, 600},       {"c4", 4, 5, 600},       {"c4", 4, 16, 600},
+    {"c16", 16, 1, 600},     {"c16", 16, 5, 600},     {"c16", 16, 16, 600},
+    {"c64", 64, 1, 600},     {"c64", 64, 5, 600},     {"c64", 64, 16, 600},
+    {"c1 long", 1, 1, 8192}, {"c1 long", 1, 5, 8192}, {"c1 long", 1, 16, 8192},
+    {"prefill", 1, 550, 0},  {"prefill", 1, 2048, 0}, {"prefill", 1, 2048, 6144},
+    {"prefill", 1, 8192, 0}, {"prefill", 4, 512, 0},  {"prefill rest", 1, 100, 8192},
+};
+
+__global__ void fill_kernel(uint16_t* to, size_t count) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    // Sign and mantissa at random, exponent of [0.5, 2).
+    to[i] = static_cast<uint16_t>((x & 0x80ffu) | 0x3f00u);
+  }
+}
+
+template <typename T>
+T* to_device(const std::vector<T>& values) {
+  T* data = nullptr;
+  CHECK_CUDA(cudaMalloc(&data, values.size() * sizeof(T)));
+  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
+struct Result {
+  double layer_us, plan_us, terabytes_per_s, teraflops;
+};
+
+/// Median time of a graph replay in us.
+template <typename Enqueue>
+double time_graph(cudaStream_t stream, const Enqueue& enqueue) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  enqueue();
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(executable, stream));
+  std::vector<double> times;
+  for (int i = 0; i < kReplays; ++i) {
+    CHECK_CUDA(cudaEventRecord(begin, stream));
+    CHECK_CUDA(cudaGraphLaunch(executable, stream));
+    CHECK_CUDA(cudaEventRecord(end, stream));
+    CHECK_CUDA(cudaEventSynchronize(end));
+    float ms = 0.0f;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(ms * 1e3);
+  }
+  CHECK_CUDA(cudaEventDestroy(begin));
+  CHECK_CUDA(cudaEventDestroy(end));
+  CHECK_CUDA(cudaGraphExecDestroy(executable));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
+  return times[kReplays / 2];
+}
+
+size_t layer_elements(const Case& c) {
+  const size_t pages = (c.kv_len + c.num_rows + kPageSize - 1) / kPageSize;
+  return c.num_seqs * pages * 2 * kNumKvHeads * kPageSize * kHeadDim;
+}
+
+Result run(const Case& c, uint16_t* kv, cudaStream_t stream) {
+  const int pages_per_seq = (c.kv_len + c.num_rows + kPageSize - 1) / kPageSize;
+  const int num_rows = c.num_seqs * c.num_rows;
+  std::vector<int32_t> pages(c.num_seqs * pages_per_seq), span, parent, begin = {0}, kv_len, seq;
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
+  for (int s = 0; s < c.num_seqs; ++s) {
+    for (int row = 0; row < c.num_rows; ++row) {
+      parent.push_back(row == 0 ? -1 : static_cast<int>(span.size()) - 1);
+      span.push_back(s);
+    }
+    begin.push_back(static_cast<int>(span.size()));
+    kv_len.push_back(c.kv_len);
+    seq.push_back(s);
+  }
+  std::vector<void*> buffers;
+  const auto keep = [&](auto* data) {
+    buffers.push_back(data);
+    return data;
+  };
+  const size_t q_elements = static_cast<size_t>(num_rows) * kNumQHeads * kHeadDim;
+  uint16_t* q = keep(to_device(std::vector<uint16_t>(q_elements)));
+  fill_kernel<<<256, 256, 0, stream>>>(q, q_elements);
+  SpanAttentionParams params;
+  params.rows.num_rows = num_rows;
+  params.rows.num_spans = c.num_seqs;
+  params.rows.row_span = keep(to_device(span));
+  params.rows.row_parent = keep(to_device(parent));
+  params.rows.span_begin = keep(to_device(begin));
+  params.rows.span_kv_len = keep(to_device(kv_len));
+  params.rows.span_seq = keep(to_device(seq));
+  params.q = q;
+  params.out = keep(to_device(std::vector<uint16_t>(q_elements)));
+  params.page_table = {keep(to_device(pages)), pages_per_seq};
+  params.num_q_heads = kNumQHeads;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+  params.dtype = DType::kBF16;
+  params.max_tokens = 16384;
+  char* workspace = nullptr;
+  CHECK_CUDA(
+      cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, c.num_seqs, kNumQHeads,
+                                                                 kHeadDim, params.max_tokens)));
+  params.workspace = reinterpret_cast<float*>(keep(workspace));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+
+  params.kv = {kv, kNumKvHeads, kHeadDim, kPageSize};
+  const double plan_us = time_graph(stream, [&] {
+    for (int i = 0; i < kNumLayers; ++i) CHECK_CUDA(span_attention_plan_cuda(params, stream));
+  });
+  const double layers_us = time_graph(stream, [&] {
+    for (int layer = 0; layer < kNumLayers; ++layer) {
+      params.kv.data = kv + layer * layer_elements(c);
+      CHECK_CUDA(span_attention_cuda(params, stream));
+    }
+  });
+  for (void* buffer : buffers) CHECK_CUDA(cudaFree(buffer));
+
+  Result result;
+  result.layer_us = layers_us / kNumLayers;
+  result.plan_us = plan_us / kNumLayers;
+  const double tokens = c.kv_len + c.num_rows;
+  const double seen = c.num_rows * (c.kv_len + 0.5 * (c.num_rows + 1));
+  result.terabytes_per_s =
+      c.num_seqs * tokens * 2 * kNumKvHeads * kHeadDim * 2 / result.layer_us * 1e-6;
+  result.teraflops = c.num_seqs * seen * 4 * kNumQHeads * kHeadDim / result.layer_us * 1e-6;
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string json, filter;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+    if (std::strcmp(argv[i], "--filter") == 0) filter = argv[i + 1];
+  }
+  cudaDeviceProp properties;
+  CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  size_t elements = 0;
+  for (const Case& c : kCases) elements = std::max(elements, kNumLayers * layer_elements(c));
+  uint16_t* kv = nullptr;
+  CHECK_CUDA(cudaMalloc(&kv, elements * sizeof(uint16_t)));
+  fill_kernel<<<4096, 256, 0, stream>>>(kv, elements);
+  CHECK_CUDA(cudaGetLastError());
+
+  std::string records;
+  std::printf("%s\n%-14s %5s %6s %7s %10s %8s %8s %9s\n", properties.name, "case", "seqs", "rows",
+              "kv_len", "us/layer", "TB/s", "TFLOP/s", "plan us");
+  for (const Case& c : kCases) {
+    if (std::string(c.name).find(filter) == std::string::npos) continue;
+    const Result r = run(c, kv, stream);
+    std::printf("%-14s %5d %6d %7d %10.2f %8.2f %8.1f %9.2f\n", c.name, c.num_seqs, c.num_rows,
+                c.kv_len, r.layer_us, r.terabytes_per_s, r.teraflops, r.plan_us);
+    char record[320];
+    std::snprintf(record, sizeof record,
+                  "%s\n    {\"case\": \"%s\", \"num_seqs\": %d, \"num_rows\": %d, \"kv_len\": %d, "
+                  "\"us_per_layer\": %.3f, \"tb_per_s\": %.3f, \"tflop_per_s\": %.2f, "
+                  "\"plan_us\": %.3f}",
+                  records.empty() ? "" : ",", c.name, c.num_seqs, c.num_rows, c.kv_len, r.layer_us,
+                  r.terabytes_per_s, r.teraflops, r.plan_us);
+    records += record;
+  }
+  if (!json.empty()) {
+    std::FILE* file = std::fopen(json.c_str(), "w");
+    if (file == nullptr) {
+      std::fprintf(stderr, "cannot write %s\n", json.c_str());
+      return 1;
+    }
+    std::fprintf(file,
+                 "{\n  \"device\": \"%s\",\n  \"num_layers\": %d,\n  \"num_q_heads\": %d,\n"
+                 "  \"num_kv_heads\": %d,\n  \"head_dim\": %d,\n  \"page_size\": %d,\n"
+                 "  \"cases\": [%s\n  ]\n}\n",
+                 properties.name, kNumLayers, kNumQHeads, kNumKvHeads, kHeadDim, kPageSize,
+                 records.c_str());
+    std::fclose(file);
+  }
+  CHECK_CUDA(cudaFree(kv));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+  return 0;
+}

@@ -1,0 +1,239 @@
+// Times `choose` on CUDA at the vocabulary of Qwen3: microseconds of one call (two kernels) among
+// kCalls in a replayed graph.
+//
+//   cmake --build build --target bench_cuda_choose, or
+//   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
+//     bench/kernels/cuda_choose.cu csrc/kernels/choose.cu -o choose       (one line)
+//   ./choose [--json FILE]
+//
+// Up to some 64 rows the logits come from L2, as behind the product that makes them. It does not
+// show rows that want different things in one call: these take as long as the slowest kind alone,
+// or less.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/choose.h"
+
+namespace {
+
+using namespace openspec;
+
+constexpr int kCalls = 20;
+constexpr int kRepeats = 15;
+constexpr int kRows[] = {1, 4, 16, 64, 256};
+constexpr int kMaxRows = 256;
+constexpr int kVocab = 151936;
+constexpr int kHistory = 1000;
+
+void check(int error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
+  std::exit(1);
+}
+#define CHECK_CUDA(call) check((call), #call)
+
+template <typename T>
+T* device_array(size_t count) {
+  void* data = nullptr;
+  CHECK_CUDA(cudaMalloc(&data, count * sizeof(T)));
+  return static_cast<T*>(data);
+}
+template <typename T>
+T* device_copy(const std::vector<T>& values) {
+  T* data = device_array<T>(values.size());
+  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
+/// A few bell-shaped rows with some outstanding tokens, over and over.
+float* make_logits() {
+  constexpr int kDistinct = 8;
+  std::minstd_rand engine(1);
+  std::normal_distribution<float> normal(0.0f, 2.5f);
+  std::vector<float> rows(static_cast<size_t>(kDistinct) * kVocab);
+  for (float& logit : rows) logit = normal(engine);
+  for (int row = 0; row < kDistinct; ++row) {
+    for (int i = 0; i < 30; ++i) {
+      rows[static_cast<size_t>(row) * kVocab + engine() % kVocab] = 18.0f - 0.3f * i;
+    }
+  }
+  float* logits = device_array<float>(static_cast<size_t>(kMaxRows) * kVocab);
+  for (int row = 0; row < kMaxRows; row += kDistinct) {
+    CHECK_CUDA(cudaMemcpy(logits + static_cast<size_t>(row) * kVocab, rows.data(),
+                          rows.size() * sizeof(float), cudaMemcpyHostToDevice));
+  }
+  return logits;
+}
+
+/// Every row is a sequence of its own.
+ChooseParams make_inputs() {
+  std::vector<int32_t> index(kMaxRows), tokens(static_cast<size_t>(kMaxRows) * kHistory);
+  std::minstd_rand engine(2);
+  for (int i = 0; i < kMaxRows; ++i) index[i] = i;
+  for (int32_t& token : tokens) token = static_cast<int32_t>(engine() % kVocab);
+  const int32_t* identity = device_copy(index);
+  ChooseParams params;
+  params.rows.num_rows = kMaxRows;
+  params.rows.num_spans = kMaxRows;
+  params.rows.row_token = identity;
+  params.rows.row_position = device_copy(std::vector<int32_t>(kMaxRows, kHistory - 1));
+  params.rows.row_span = identity;
+  params.rows.row_parent = device_copy(std::vector<int32_t>(kMaxRows, -1));
+  params.rows.span_seq = identity;
+  params.sample_row = identity;
+  params.logits = make_logits();
+  params.vocab_size = kVocab;
+  params.tokens = device_copy(tokens);
+  params.tokens_stride = kHistory;
+  params.num_tokens = device_copy(std::vector<int32_t>(kMaxRows, kHistory));
+  params.prompt_len = device_copy(std::vector<int32_t>(kMaxRows, kHistory / 2));
+  params.chosen = device_array<int32_t>(kMaxRows);
+  void* logprobs = nullptr;
+  CHECK_CUDA(cudaMallocHost(&logprobs, kMaxRows * (1 + kMaxLogprobs) * sizeof(float)));
+  params.logprobs = static_cast<float*>(logprobs);
+  params.logprob_ids = device_array<int32_t>(kMaxRows * (1 + kMaxLogprobs));
+  params.ranks = device_array<int32_t>(kMaxRows);
+  params.workspace = device_array<float>(choose_workspace_bytes_cuda(kMaxRows, kVocab) / 4);
+  return params;
+}
+
+struct Kind {
+  const char* name;
+  SamplingParams sampling;
+};
+
+std::vector<Kind> make_kinds() {
+  std::vector<Kind> kinds(7);
+  kinds[0].name = "greedy";
+  kinds[1].name = "sampled";
+  kinds[1].sampling.temperature = 1.0f;
+  kinds[2].name = "top_k_top_p";  // what Qwen3 recommends
+  kinds[2].sampling.temperature = 0.6f;
+  kinds[2].sampling.top_k = 20;
+  kinds[2].sampling.top_p = 0.95f;
+  kinds[3].name = "top_p";
+  kinds[3].sampling.temperature = 1.0f;
+  kinds[3].sampling.top_p = 0.9f;
+  kinds[4].name = "penalties";
+  kinds[4].sampling.repetition_penalty = 1.1f;
+  kinds[4].sampling.presence_penalty = 0.5f;
+  kinds[5].name = "logprobs_5";
+  kinds[5].sampling.num_logprobs = 5;
+  kinds[6].name = "flat_top_p";  // more than fits a list of candidates: passes over the row
+  kinds[6].sampling.temperature = 20.0f;
+  kinds[6].sampling.top_p = 0.9f;
+  return kinds;
+}
+
+/// Median time of one call, in microseconds.
+double call_us(cudaStream_t stream, const ChooseParams& params) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(choose_cuda(params, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < kCalls; ++i) CHECK_CUDA(choose_cuda(params, stream));
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  std::vector<float> times;
+  CHECK_CUDA(cudaGraphLaunch(executable, stream));
+  for (int i = 0; i < kRepeats; ++i) {
+    CHECK_CUDA(cudaEventRecord(begin, stream));
+    CHECK_CUDA(cudaGraphLaunch(executable, stream));
+    CHECK_CUDA(cudaEventRecord(end, stream));
+    CHECK_CUDA(cudaEventSynchronize(end));
+    float ms = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(ms);
+  }
+  CHECK_CUDA(cudaEventDestroy(begin));
+  CHECK_CUDA(cudaEventDestroy(end));
+  CHECK_CUDA(cudaGraphExecDestroy(executable));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
+  return static_cast<double>(times[kRepeats / 2]) * 1e3 / kCalls;
+}
+
+struct Run {
+  const char* kind;
+  int num_rows;
+  double us;
+};
+
+std::string git_commit() {
+  char line[64] = "";
+  if (FILE* pipe = popen("git rev-parse --short HEAD 2>/dev/null", "r")) {
+    if (std::fgets(line, sizeof line, pipe) == nullptr) line[0] = '\0';
+    pclose(pipe);
+  }
+  line[std::strcspn(line, "\n")] = '\0';
+  return line;
+}
+
+void write_json(const char* path, const std::vector<Run>& runs) {
+  cudaDeviceProp device;
+  int runtime = 0, driver = 0;
+  CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
+  CHECK_CUDA(cudaRuntimeGetVersion(&runtime));
+  CHECK_CUDA(cudaDriverGetVersion(&driver));
+  FILE* file = std::fopen(path, "w");
+  if (file == nullptr) {
+    std::perror(path);
+    std::exit(1);
+  }
+  std::fprintf(file,
+               "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"cuda\": \"%d.%d\",\n"
+               "  \"driver_cuda\": \"%d.%d\",\n  \"commit\": \"%s\",\n"
+               "  \"command\": \"bench/kernels/cuda_choose.cu\",\n  \"vocab_size\": %d\n },\n"
+               " \"runs\": [\n",
+               device.name, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
+               git_commit().c_str(), kVocab);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    std::fprintf(file, "  {\"kind\": \"%s\", \"rows\": %d, \"us\": %.2f}%s\n", runs[i].kind,
+                 runs[i].num_rows, runs[i].us, i + 1 < runs.size() ? "," : "");
+  }
+  std::fprintf(file, " ]\n}\n");
+  std::fclose(file);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool has_path = argc == 3 && std::strcmp(argv[1], "--json") == 0;
+  if (argc != 1 && !has_path) {
+    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
+    return 2;
+  }
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  ChooseParams params = make_inputs();
+  SamplingParams* sampling = device_array<SamplingParams>(kMaxRows);
+  params.sampling = sampling;
+  std::vector<Run> runs;
+  for (const Kind& kind : make_kinds()) {
+    std::vector<SamplingParams> by_slot(kMaxRows, kind.sampling);
+    for (int i = 0; i < kMaxRows; ++i) by_slot[i].seed = static_cast<uint64_t>(i);
+    CHECK_CUDA(cudaMemcpy(sampling, by_slot.data(), by_slot.size() * sizeof(SamplingParams),
+                          cudaMemcpyHostToDevice));
+    std::printf("%-12s", kind.name);
+    for (const int num_rows : kRows) {
+      params.num_samples = num_rows;
+      runs.push_back({kind.name, num_rows, call_us(stream, params)});
+      std::printf("  %3d rows %7.2f us", num_rows, runs.back().us);
+    }
+    std::printf("\n");
+  }
+  if (has_path) write_json(argv[2], runs);
+  return 0;
+}
