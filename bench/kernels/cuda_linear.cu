@@ -252,18 +252,16 @@ void write_json(const char* path, const Bench& bench, const std::vector<Result>&
 }
 
 void sweep_stream(const Bench& bench) {
-  std::printf("\nchain by linear_stream, us: ring KiB of a block, 1 | 2 | 3 blocks per SM\n");
-  for (const int num_rows : {1, 8, 16, 24}) {
-    for (const int ring_kib : {42, 64, 84, 104}) {
-      std::printf("%4d rows %4d KiB", num_rows, ring_kib);
-      for (const int blocks_per_sm : {1, 2, 3}) {
-        const Linear linear = [=](const LinearParams& params, cudaStream_t stream) {
-          return cuda::linear_stream(params, stream, {blocks_per_sm, ring_kib});
-        };
-        std::printf("  %8.1f", bench.chain_us(linear, num_rows, 7));
-      }
-      std::printf("\n");
+  std::printf("\nchain by linear_stream, us: 1 | 2 blocks per SM\n");
+  for (const int num_rows : {1, 2, 4, 6, 8, 9, 12, 16, 24}) {
+    std::printf("%4d rows", num_rows);
+    for (const int blocks_per_sm : {1, 2}) {
+      const Linear linear = [=](const LinearParams& params, cudaStream_t stream) {
+        return cuda::linear_stream(params, stream, {blocks_per_sm});
+      };
+      std::printf("  %8.1f", bench.chain_us(linear, num_rows, 7));
     }
+    std::printf("\n");
   }
 }
 

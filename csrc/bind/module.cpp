@@ -104,8 +104,8 @@ Device parse_device(const std::string& name) {
 }
 
 RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
-                                const std::string& dtype, int page_size,
-                                int max_num_seqs, int max_model_len, int max_num_batched_tokens,
+                                const std::string& dtype, int page_size, int max_num_seqs,
+                                int max_model_len, int max_num_batched_tokens,
                                 int max_num_logits_rows, int num_threads,
                                 int num_speculative_tokens, const std::string& method,
                                 const std::map<std::string, DrafterOption>& method_options,
@@ -173,7 +173,7 @@ void load_tensor(Runner& runner, const std::string& name, const py::buffer& data
   } release{&view};
   py::gil_scoped_release nogil;
   runner.target().weights().load(name, view.buf, static_cast<size_t>(view.len),
-                              dtype == "F32" ? DType::kF32 : DType::kBF16);
+                                 dtype == "F32" ? DType::kF32 : DType::kBF16);
 }
 
 void bind_values(py::module_& m) {
@@ -193,12 +193,12 @@ void bind_values(py::module_& m) {
            py::arg("vocab_size"), py::arg("rms_norm_eps"), py::arg("tie_word_embeddings"),
            py::arg("inv_freq"), py::arg("rope_scale"));
   py::class_<RunnerConfig>(m, "RunnerConfig")
-      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"), py::arg("dtype"),
-           py::arg("page_size"), py::arg("max_num_seqs"), py::arg("max_model_len"),
-           py::arg("max_num_batched_tokens"), py::arg("max_num_logits_rows"),
-           py::arg("num_threads"), py::arg("num_speculative_tokens"), py::arg("method"),
-           py::arg("method_options"), py::arg("adaptive"), py::arg("enable_prefix_caching"),
-           py::arg("cache_key"));
+      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"),
+           py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),
+           py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
+           py::arg("max_num_logits_rows"), py::arg("num_threads"),
+           py::arg("num_speculative_tokens"), py::arg("method"), py::arg("method_options"),
+           py::arg("adaptive"), py::arg("enable_prefix_caching"), py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)

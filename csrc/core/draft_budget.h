@@ -48,7 +48,7 @@ class StepTimes {
 /// A chain of drafts on offer.
 struct DraftOffer {
   int num_drafts = 0;
-  double ratio = 0.0;  // conditional acceptance of each draft
+  double ratio = 0.0;         // conditional acceptance of each draft
   double availability = 1.0;  // probability that they come at all
 };
 

@@ -14,13 +14,14 @@ inline size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 enum class Device : uint8_t { kCpu, kCuda };
 
-/// Where an op runs. On CUDA every pointer in an op's parameters is device memory unless its comment
-/// says otherwise, ops only enqueue work on `stream`, and `num_rows` and other host values are upper
-/// bounds that a captured graph may keep; what changes from step to step is read on the device.
+/// Where an op runs. On CUDA every pointer in an op's parameters is device memory unless its
+/// comment says otherwise, ops only enqueue work on `stream`, and `num_rows` and other host values
+/// are upper bounds that a captured graph may keep; what changes from step to step is read on the
+/// device.
 struct ExecContext {
   ThreadPool* pool = nullptr;  // CPU
   Device device = Device::kCpu;
-  void* stream = nullptr;      // CUDA: cudaStream_t
+  void* stream = nullptr;  // CUDA: cudaStream_t
 };
 
 }  // namespace openspec

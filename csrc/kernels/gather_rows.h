@@ -4,8 +4,8 @@
 
 namespace openspec {
 
-/// out[i] = in[row[i]], or in[i] without `row`, into rows of `out_stride` bytes; rows of -1 are left
-/// alone.
+/// out[i] = in[row[i]], or in[i] without `row`, into rows of `out_stride` bytes; rows of -1 are
+/// left alone.
 struct GatherRowsParams {
   const int32_t* row = nullptr;  // [num_rows], or null
   const void* in = nullptr;      // [*, width_bytes]

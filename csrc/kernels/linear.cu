@@ -5,7 +5,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/linear.h"
 #include "kernels/linear_activations.cuh"
-#include "kernels/linear_stream.cuh"
+#include "kernels/linear_stream_fixed.cuh"
 #include "kernels/linear_tiles.cuh"
 
 namespace openspec {
@@ -33,118 +33,144 @@ const DeviceLimits& device_limits() {
   return limits;
 }
 
-/// One instance of the kernel.
+/// One instance of a kernel.
 struct Variant {
   void (*kernel)(LinearParams, StreamGeometry) = nullptr;
   int num_tiles = 0;
-  int slot_steps = 0;
-  int sum_bytes = 0;
+  int shared_bytes = 0;     // without the ring, where that is not fixed
+  int slot_steps = 0;       // 0: the ring is fixed
+  int bytes_per_slot = 0;   // of every warp's ring, with its barrier
   int error = cudaSuccess;  // of preparing it
-
-  template <typename Activations>
-  static Variant of() {
-    constexpr auto kKernel = kernel_of<Activations>();
-    // All of the memory as shared memory, or blocks of another kernel would not start beside these.
-    static const int error = [] {
-      const int raised = allow_shared_bytes(kKernel, device_limits().shared_per_block);
-      if (raised != cudaSuccess) return raised;
-      return static_cast<int>(cudaFuncSetAttribute(
-          kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
-    }();
-    return {kKernel, Activations::kTiles, Activations::kSlotSteps,
-            SumLayout<Activations::kTiles>::kBytes, error};
-  }
-  /// Of every warp's ring, with its barrier.
-  int bytes_per_slot() const {
-    return ring_bytes(slot_steps * kLinearStepBytes, 1) + barrier_bytes(1);
-  }
 };
 
+/// All of the memory as shared memory, or blocks of another kernel would not start beside these.
+template <typename Kernel>
+int prepare(Kernel* kernel) {
+  const int raised = allow_shared_bytes(kernel, device_limits().shared_per_block);
+  if (raised != cudaSuccess) return raised;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+template <int kTiles, int kSteps>
+Variant fixed_variant() {
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps>();
+  static const int error = prepare(kKernel);
+  return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps>(), 0, 0, error};
+}
+
 template <int kTiles, int... kSteps>
-Variant register_variant(int num_steps) {
+Variant fixed_variant(int num_steps) {
   Variant found;
-  (void)((num_steps == kSteps &&
-          (found = Variant::of<RegisterActivations<kTiles, kSteps>>(), true)) ||
-         ...);
+  (void)((num_steps == kSteps && (found = fixed_variant<kTiles, kSteps>(), true)) || ...);
   return found;
 }
 
 /// For the chains of the Qwen3 models, as far as their activations fit into registers; else none.
-Variant register_variant(int num_tiles, int num_steps) {
+Variant fixed_variant(int num_tiles, int num_steps) {
   if (num_tiles == 1) {
-    return register_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40>(num_steps);
+    return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40>(num_steps);
   }
-  if (num_tiles == 2) return register_variant<2, 4, 6, 8, 16, 19, 20>(num_steps);
+  if (num_tiles == 2) return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32>(num_steps);
+  if (num_tiles == 3) return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps);
   return {};
+}
+
+template <int kTiles>
+Variant shared_variant() {
+  constexpr auto kKernel = stream_kernel<SharedActivations<kTiles>>;
+  constexpr int kSlotSteps = SharedActivations<kTiles>::kSlotSteps;
+  static const int error = prepare(kKernel);
+  return {kKernel,
+          kTiles,
+          SumLayout<kTiles>::kBytes,
+          kSlotSteps,
+          ring_bytes(kSlotSteps * kLinearStepBytes, 1) + barrier_bytes(1),
+          error};
 }
 
 Variant shared_variant(int num_tiles) {
   switch (num_tiles) {
     case 1:
-      return Variant::of<SharedActivations<1>>();
+      return shared_variant<1>();
     case 2:
-      return Variant::of<SharedActivations<2>>();
+      return shared_variant<2>();
     case 3:
-      return Variant::of<SharedActivations<3>>();
+      return shared_variant<3>();
     default:
-      return Variant::of<SharedActivations<4>>();
+      return shared_variant<4>();
   }
 }
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+constexpr int kReservedBytes = 1 << 10;  // of shared memory, that a block takes besides its own
+
+/// Shared memory that a block can have.
+int shared_limit() {
+  return std::min(device_limits().shared_per_block, device_limits().shared_per_sm - kReservedBytes);
+}
+
+/// The kernel with activations in registers, if it does this.
+Variant fixed_variant(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  const int num_steps = weight.num_inputs / kLinearStep;
+  const int num_chains = weight.num_splits * kLinearChains;
+  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
+  if (!has_one_split || num_steps % num_chains != 0) return {};
+  const Variant found = fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains);
+  return found.shared_bytes <= shared_limit() ? found : Variant{};
+}
+
 }  // namespace
+
+bool linear_stream_has_registers(const LinearParams& params) {
+  return fixed_variant(params).kernel != nullptr;
+}
 
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
   constexpr int kMaxTiles = 4;
   constexpr int kMinSlots = 2;
-  constexpr int kReservedBytes = 1 << 10;  // that a block takes besides its own
   const PackedLinear& weight = params.weight;
   const DeviceLimits& device = device_limits();
   const bool is_apart = params.partials != nullptr;
   const int num_steps = weight.num_inputs / kLinearStep;
-  const int num_chains = weight.num_splits * kLinearChains;
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
-  const int shared_limit = std::min(device.shared_per_block, device.shared_per_sm - kReservedBytes);
 
   StreamGeometry geometry = {};
-  Variant variant;
-  int other_bytes = 0;  // shared memory besides the ring
-  if (params.num_rows <= 16 && num_steps % num_chains == 0 &&
-      (is_apart || weight.num_splits == 1)) {
-    variant = register_variant(num_tiles, num_steps / num_chains);
-    other_bytes = variant.sum_bytes;
-  }
+  Variant variant = fixed_variant(params);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
     const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
     for (int tiles = num_tiles; tiles > 0 && variant.kernel == nullptr; --tiles) {
       variant = shared_variant(tiles);
       geometry.phase_steps = std::max(longest_chain, 1);
-      other_bytes =
-          variant.sum_bytes + kStreamWarps * activation_bytes(tiles, geometry.phase_steps);
-      if (other_bytes + kMinSlots * variant.bytes_per_slot() > shared_limit) variant = {};
+      variant.shared_bytes += kStreamWarps * activation_bytes(tiles, geometry.phase_steps);
+      if (variant.shared_bytes + kMinSlots * variant.bytes_per_slot > shared_limit()) variant = {};
     }
     if (variant.kernel == nullptr) {
       variant = shared_variant(num_tiles);
       const int row_bytes =
-          (shared_limit - variant.sum_bytes - kMinSlots * variant.bytes_per_slot()) /
+          (shared_limit() - variant.shared_bytes - kMinSlots * variant.bytes_per_slot) /
           (kStreamWarps * 8 * num_tiles);
       const int fitting_steps = (row_bytes - activation_pitch(0)) / (2 * kLinearStep);
       geometry.phase_steps = fitting_steps / variant.slot_steps * variant.slot_steps;
-      other_bytes =
-          variant.sum_bytes + kStreamWarps * activation_bytes(num_tiles, geometry.phase_steps);
+      variant.shared_bytes += kStreamWarps * activation_bytes(num_tiles, geometry.phase_steps);
     }
   }
   if (variant.error != cudaSuccess) return variant.error;
 
   // Half of the memory: the next kernel's blocks are to start beside these.
-  const int half_limit = std::min(shared_limit, device.shared_per_sm / 2 - kReservedBytes);
-  const bool fits_half = other_bytes + kMinSlots * variant.bytes_per_slot() <= half_limit;
-  const int ring_limit = (fits_half ? half_limit : shared_limit) - other_bytes;
-  geometry.num_slots =
-      std::max(kMinSlots, std::min(plan.ring_kib << 10, ring_limit) / variant.bytes_per_slot());
-  const int shared_bytes = geometry.num_slots * variant.bytes_per_slot() + other_bytes;
+  const int half_limit = std::min(shared_limit(), device.shared_per_sm / 2 - kReservedBytes);
+  const int min_bytes = variant.shared_bytes + kMinSlots * variant.bytes_per_slot;
+  const bool fits_half = min_bytes <= half_limit;
+  int shared_bytes = variant.shared_bytes;
+  if (variant.bytes_per_slot > 0) {
+    const int ring_limit = (fits_half ? half_limit : shared_limit()) - variant.shared_bytes;
+    geometry.num_slots =
+        std::max(kMinSlots, std::min(plan.ring_kib << 10, ring_limit) / variant.bytes_per_slot);
+    shared_bytes += geometry.num_slots * variant.bytes_per_slot;
+  }
 
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
   const int num_splits_apart = is_apart ? weight.num_splits : 1;
@@ -183,7 +209,8 @@ int linear_cuda(const LinearParams& params, void* stream) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
-  if (cuda::linear_wgmma_takes(weight, params.num_rows)) {
+  if (!cuda::linear_stream_has_registers(params) &&
+      cuda::linear_wgmma_takes(weight, params.num_rows)) {
     return cuda::linear_wgmma(params, stream);
   }
   return cuda::linear_stream(params, stream);

@@ -37,76 +37,90 @@ struct ActivationRows {
   }
 };
 
-/// In registers, for a block whose every chain has exactly kChainSteps steps and whose inputs are
-/// always the same.
-template <int kNumTiles, int kChainSteps>
+/// In registers, for chains of exactly kSteps steps. Loaded in whole lines of four steps: all
+/// blocks read the same few lines at the same time, so that requests to the second-level cache
+/// count.
+template <int kTiles, int kSteps>
 class RegisterActivations {
  public:
-  static constexpr int kTiles = kNumTiles;
-  static constexpr int kSteps = kChainSteps;
-  // Whole slots where that is possible, of about 2 KB.
-  static constexpr int kSlotSteps = kSteps % 5 == 0   ? 5
-                                    : kSteps % 4 == 0 ? 4
-                                    : kSteps % 3 == 0 ? 3
-                                                      : 5;
-  static constexpr bool kNeedsFewRegisters = kTiles * kSteps <= 20;
-
-  /// Loads the chain. `scratch`: 1 KB of the warp's own, free again afterwards.
-  __device__ __forceinline__ void begin_block(const ActivationRows& rows, const Chain& chain,
-                                              uint32_t scratch, int lane) {
-    const int octet = lane % 4;
+  /// Starts to load a chain's. A row that is not there is read as the last one: its products are
+  /// never written, and no other row's depend on it.
+  __device__ __forceinline__ void load(const ActivationRows& rows, int first_step, int lane) {
+    const int octet = lane % 8;
+    const uint4* from[kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        pairs_[tile][pair] = make_uint4(0, 0, 0, 0);
-        if (4 * pair + octet < 2 * kSteps) {
-          pairs_[tile][pair] = rows.load(tile * 8 + lane / 4, chain.first_step + 2 * pair, octet);
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(rows.first_row + tile * 8 + half * 4 + lane / 8, rows.num_rows - 1);
+        from[tile][half] =
+            reinterpret_cast<const uint4*>(rows.x + static_cast<int64_t>(row) * rows.num_inputs +
+                                           first_step * kLinearStep) +
+            octet;
       }
     }
-    // A lane has 8 inputs of one row and wants 2 of each octet: through shared memory, in blocks of
-    // two steps whose 16-byte pieces are permuted so that neither side has bank conflicts. Blocks
-    // take turns: when a lane writes a block again, every lane has passed the barrier after reading
-    // it.
-    const uint32_t to = scratch + piece(lane / 4, octet);
-    const uint32_t from = scratch + piece(lane % 8, lane / 8);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int line = 0; line < kLines; ++line) {
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        const int turn = (tile * kPairs + pair) % 2 * kBlockBytes;
-        store_shared(to + turn, pairs_[tile][pair]);
-        __syncwarp();
-        uint32_t words[4];
-        load_matrices(from + turn, words);
-        pairs_[tile][pair] = make_uint4(words[0], words[1], words[2], words[3]);
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const bool is_there = 4 * line + 3 < kSteps || 8 * line + octet < 2 * kSteps;
+          pieces_[tile][line][half] = make_uint4(0, 0, 0, 0);
+          if (is_there) pieces_[tile][line][half] = __ldcg(from[tile][half] + 8 * line);
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void begin_slot(int /*split*/, const Chain& /*chain*/,
-                                             int /*first_step*/) {}
+  /// Makes operands of what was loaded for steps [begin, end): once, in order, for all steps.
+  /// `scratch`: 1 KB of the warp's own.
+  ///
+  /// A lane has 8 inputs of one row and wants 2 of each octet: through shared memory, 8 rows of a
+  /// line at a time, whose 16-byte pieces are permuted so that neither side has bank conflicts.
+  __device__ __forceinline__ void turn(int begin, int end, uint32_t scratch, int lane) {
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      if (4 * line < begin || 4 * line >= end) continue;  // bounds that let every loop be unrolled
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        uint4(&pieces)[2] = pieces_[tile][line];
+        __syncwarp();  // every lane has read what was there
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          store_shared(scratch + piece(half * 4 + lane / 8, lane % 8), pieces[half]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t words[4];
+          load_matrices(scratch + piece(lane % 8, half * 4 + lane / 8), words);
+          pieces[half] = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+      }
+    }
+  }
 
-  /// Of a step of the chain, in a loop that is unrolled.
-  __device__ __forceinline__ void load(int step, uint32_t (&x)[kTiles][2]) const {
+  /// The operands of a step, in a loop that is unrolled.
+  __device__ __forceinline__ void get(int step, uint32_t (&x)[kTiles][2]) const {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4& pair = pairs_[tile][step / 2];
+      const uint4& pair = pieces_[tile][step / 4][step / 2 % 2];
       x[tile][0] = step % 2 == 0 ? pair.x : pair.z;
       x[tile][1] = step % 2 == 0 ? pair.y : pair.w;
     }
   }
 
  private:
-  static constexpr int kPairs = (kSteps + 1) / 2;
-  static constexpr int kBlockBytes = 8 * 64;
+  static constexpr int kLines = (kSteps + 3) / 4;
 
   __device__ static __forceinline__ uint32_t piece(int row, int octet) {
-    return row * 64 + (octet ^ (row / 2)) * 16;
+    return row * 128 + (octet ^ row) * 16;
   }
 
-  uint4 pairs_[kTiles][kPairs];  // two steps: of each, inputs 0-7 and 8-15
+  // Of four steps: of each half as loaded, 8 inputs of row lane / 8 (+ 4); turned, the operands of
+  // two steps, inputs 0-7 and 8-15 of each.
+  uint4 pieces_[kTiles][kLines][2];
 };
 
 /// Bytes from row to row of SharedActivations; 16 more than needed, so that ldmatrix has no bank
@@ -125,9 +139,7 @@ template <int kNumTiles>
 class SharedActivations {
  public:
   static constexpr int kTiles = kNumTiles;
-  static constexpr int kSteps = 0;  // any number
   static constexpr int kSlotSteps = 4;
-  static constexpr bool kNeedsFewRegisters = false;
 
   __device__ __forceinline__ void begin_block(const ActivationRows& rows, uint32_t shared,
                                               int phase_steps, int lane) {

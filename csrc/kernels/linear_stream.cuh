@@ -1,9 +1,10 @@
 #pragma once
 
-/// linear_stream's kernel: the weights stream through blocks of eight warps. Warp c computes chain
-/// c of one unit of 16 outputs after another; its ring of weights runs on across units, and it is
-/// filled before the wait for the kernel before, whose end these reads overlap. After each chain
-/// the eight sums meet in shared memory.
+/// linear_stream's kernel for any shape: the weights stream through blocks of eight warps. Warp c
+/// computes chain c of one unit of 16 outputs after another; its ring of weights runs on across
+/// units, and it is filled before the wait for the kernel before, whose end these reads overlap.
+/// After each chain the eight sums meet in shared memory. linear_stream_fixed.cuh does the same for
+/// few rows and known lengths.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -28,7 +29,7 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 struct StreamGeometry {
   int num_row_tiles;
   int num_streams;  // blocks that share the units
-  int num_slots;    // of a warp's ring
+  int num_slots;    // of a warp's WeightRing
   int phase_steps;  // of SharedActivations
 };
 
@@ -37,7 +38,7 @@ struct StreamGeometry {
 template <int kTiles>
 struct SumLayout {
   static constexpr int kRows = 8 * kTiles;
-  static constexpr int kBuffers = kTiles <= 2 ? 2 : 1;
+  static constexpr int kBuffers = kTiles <= 3 ? 2 : 1;
   static constexpr int kPitch = kLinearUnit + 4;  // spreads the rows of a fragment over the banks
   static constexpr int kBufferFloats = kRows * kPitch;
   static constexpr int kChainFloats = kBuffers * kBufferFloats;
@@ -48,17 +49,15 @@ __host__ __device__ constexpr int ring_bytes(int slot_bytes, int num_slots) {
   return kStreamWarps * num_slots * slot_bytes;
 }
 __host__ __device__ constexpr int barrier_bytes(int num_slots) {
-  return kStreamWarps * num_slots * 8;
+  return kStreamWarps * num_slots * kSlotBarrierBytes;
 }
 
-/// The steps of a chain; kSteps where that is known.
-template <int kSteps>
 __device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
   const int num_steps = weight.num_inputs / kLinearStep;
   const int begin = split_begin(num_steps, weight.num_splits, split);
   const int end = split_begin(num_steps, weight.num_splits, split + 1);
   const int first_step = chain_begin(begin, end, chain);
-  return {first_step, kSteps > 0 ? kSteps : chain_begin(begin, end, chain + 1) - first_step};
+  return {first_step, chain_begin(begin, end, chain + 1) - first_step};
 }
 
 /// What a block works on, in this order: the splits of a unit, then the next unit.
@@ -67,9 +66,8 @@ struct BlockItems {
   int first_split, last_split;
 };
 
-/// Where a warp's next weights come from: its chain of every item. kSteps > 0: each has so many
-/// steps, and there is one split.
-template <int kSteps, int kSlotSteps>
+/// Where a warp's next weights come from: its chain of every item.
+template <int kSlotSteps>
 class WeightFeed {
  public:
   __device__ __forceinline__ WeightFeed(const PackedLinear& weight, const BlockItems& items,
@@ -87,15 +85,8 @@ class WeightFeed {
     at_ += num_steps * kLinearStepBytes;
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
-    if constexpr (kSteps > 0) {
-      unit_ += items.unit_stride;
-      const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
-      at_ += items.unit_stride * unit_bytes - kSteps * kLinearStepBytes;
-      if (unit_ < items.num_units) steps_left_ = kSteps;
-    } else {
-      next(items);
-      find_weights(weight, items);
-    }
+    next(items);
+    find_weights(weight, items);
   }
 
  private:
@@ -109,7 +100,7 @@ class WeightFeed {
   __device__ __forceinline__ void find_weights(const PackedLinear& weight,
                                                const BlockItems& items) {
     for (; unit_ < items.num_units; next(items)) {
-      const Chain chain = find_chain<kSteps>(weight, split_, chain_);
+      const Chain chain = find_chain(weight, split_, chain_);
       if (chain.num_steps == 0) continue;
       const int64_t step =
           static_cast<int64_t>(unit_) * (weight.num_inputs / kLinearStep) + chain.first_step;
@@ -124,37 +115,48 @@ class WeightFeed {
   int steps_left_ = 0;
 };
 
-/// Writes outputs of one unit for the rows of a block. Thread t has output t % 16; a warp's 32
-/// elements are two rows.
-__device__ __forceinline__ void write_output(const LinearParams& params, int unit, int split,
-                                             int row, int output, bool is_row, float sum) {
-  const PackedLinear& weight = params.weight;
-  if (weight.epilogue == LinearEpilogue::kSwiGlu) {
-    const float up_sum = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
-    if (!is_row || output >= kLinearGateRows) return;
-    const int64_t at =
-        static_cast<int64_t>(row) * (weight.num_outputs / 2) + unit * kLinearGateRows + output;
-    static_cast<__nv_bfloat16*>(params.out)[at] = swiglu(sum, up_sum);
-    return;
-  }
-  if (!is_row) return;
-  const int column = unit * kLinearUnit + output;
-  const int64_t at = static_cast<int64_t>(row) * weight.num_outputs + column;
-  if (params.partials != nullptr) {
-    params.partials[partial_index(params.num_rows, weight.num_outputs, split, row, column)] = sum;
-  } else if (params.out_dtype == DType::kF32) {
-    static_cast<float*>(params.out)[at] = sum;
+/// Writes a thread's output of a unit to `at`. Thread t has output t % 16; a warp's 32 elements are
+/// two rows. Of a SwiGLU unit, threads with up rows write nothing: is_written is false. All lanes
+/// of the warp call it.
+__device__ __forceinline__ void write_output(bool is_swiglu, bool is_f32, void* at, bool is_written,
+                                             float sum) {
+  float up_sum = 0.0f;
+  if (is_swiglu) up_sum = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
+  if (!is_written) return;
+  if (is_f32) {
+    *static_cast<float*>(at) = sum;
   } else {
-    static_cast<__nv_bfloat16*>(params.out)[at] = __float2bfloat16_rn(sum);
+    *static_cast<__nv_bfloat16*>(at) = is_swiglu ? swiglu(sum, up_sum) : __float2bfloat16_rn(sum);
   }
 }
+
+/// The outputs as bytes: where they are, how large a row and an element are.
+struct OutputLayout {
+  bool is_swiglu, is_f32;
+  int element_bytes, unit_columns, num_columns;
+  uint8_t* data;
+
+  __device__ __forceinline__ explicit OutputLayout(const LinearParams& params)
+      : is_swiglu(params.weight.epilogue == LinearEpilogue::kSwiGlu),
+        is_f32(params.partials != nullptr || params.out_dtype == DType::kF32),
+        element_bytes(is_f32 ? 4 : 2),
+        unit_columns(is_swiglu ? kLinearGateRows : kLinearUnit),
+        num_columns(is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs),
+        data(static_cast<uint8_t*>(params.partials != nullptr ? static_cast<void*>(params.partials)
+                                                              : params.out)) {}
+
+  /// Byte of an output of a unit; rows of partials come split by split.
+  __device__ __forceinline__ int64_t at(int64_t row, int unit, int output) const {
+    return (row * num_columns + unit * unit_columns + output) * element_bytes;
+  }
+  __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
+};
 
 template <typename Activations>
 __device__ __forceinline__ void stream_weights(const LinearParams& params,
                                                const StreamGeometry& geometry) {
   allow_next_kernel();
   constexpr int kTiles = Activations::kTiles;
-  constexpr int kSteps = Activations::kSteps;
   constexpr int kSlotSteps = Activations::kSlotSteps;
   using Ring = WeightRing<kSlotSteps>;
   using Sums = SumLayout<kTiles>;
@@ -163,6 +165,7 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
 
   const PackedLinear& weight = params.weight;
   const bool is_apart = params.partials != nullptr;
+  const OutputLayout layout(params);
   const int row_tile = blockIdx.x % geometry.num_row_tiles;
   const int stream = blockIdx.x / geometry.num_row_tiles;
   BlockItems items;
@@ -180,9 +183,9 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
   const uint32_t barriers = shared_address(sums) + Sums::kBytes;
   const uint32_t behind = barriers + barrier_bytes(geometry.num_slots);
 
-  Ring ring(slots, barriers + warp * geometry.num_slots * Ring::kBarrierBytes, geometry.num_slots,
+  Ring ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes, geometry.num_slots,
             lane);
-  WeightFeed<kSteps, kSlotSteps> feed(weight, items, warp);
+  WeightFeed<kSlotSteps> feed(weight, items, warp);
 #pragma unroll 1
   for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
 
@@ -190,13 +193,8 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
   const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
                                row_tile * Sums::kRows, params.num_rows};
   Activations activations;
-  if constexpr (kSteps > 0) {
-    const Chain chain = find_chain<kSteps>(weight, items.first_split, warp);
-    activations.begin_block(rows, chain, shared_address(own_sums), lane);
-  } else {
-    activations.begin_block(rows, behind + warp * activation_bytes(kTiles, geometry.phase_steps),
-                            geometry.phase_steps, lane);
-  }
+  activations.begin_block(rows, behind + warp * activation_bytes(kTiles, geometry.phase_steps),
+                          geometry.phase_steps, lane);
 
   constexpr int kElements = Sums::kRows * kLinearUnit;
   constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
@@ -205,14 +203,14 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
   for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
     for (int split = items.first_split; split < items.last_split; ++split) {
       float accumulators[kTiles][4] = {};
-      const Chain chain = find_chain<kSteps>(weight, split, warp);
-#pragma unroll(kSteps > 0 ? kSteps : 1)
-      for (int begin = 0; begin < (kSteps > 0 ? kSteps : chain.num_steps); begin += kSlotSteps) {
+      const Chain chain = find_chain(weight, split, warp);
+#pragma unroll 1
+      for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
         activations.begin_slot(split, chain, begin);
         const uint32_t from = ring.wait() + lane * 16;
 #pragma unroll
         for (int i = 0; i < kSlotSteps; ++i) {
-          if (begin + i < (kSteps > 0 ? kSteps : chain.num_steps)) {
+          if (begin + i < chain.num_steps) {
             uint32_t weights[4], x[kTiles][2];
             load_matrices(from + i * kLinearStepBytes, weights);
             activations.load(begin + i, x);
@@ -253,7 +251,11 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
         }
         totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
         if (split + 1 == items.last_split) {
-          write_output(params, unit, split, rows.first_row + row, output, is_row, totals[pass]);
+          const int64_t first_row =
+              is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
+          const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
+          write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
+                       is_row && layout.has(output), totals[pass]);
         }
       }
       if constexpr (Sums::kBuffers == 1) {
@@ -265,25 +267,9 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
   }
 }
 
-// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, twice 112 for 256
-// threads of 32 registers. (__maxnreg__ takes no template's constant.)
 template <typename Activations>
-__global__ void __maxnreg__(80) stream_kernel_80(LinearParams params, StreamGeometry geometry) {
+__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
   stream_weights<Activations>(params, geometry);
-}
-template <typename Activations>
-__global__ void __maxnreg__(112) stream_kernel_112(LinearParams params, StreamGeometry geometry) {
-  stream_weights<Activations>(params, geometry);
-}
-
-template <typename Activations>
-constexpr auto kernel_of() {
-  if constexpr (Activations::kNeedsFewRegisters) {
-    return stream_kernel_80<Activations>;
-  } else {
-    return stream_kernel_112<Activations>;
-  }
 }
 
 }  // namespace openspec::cuda

@@ -72,18 +72,24 @@ __device__ __forceinline__ __nv_bfloat16 swiglu(float gate_sum, float up_sum) {
 /// How linear_stream occupies the device. It decides speed, never bits.
 struct StreamPlan {
   int blocks_per_sm = 1;
-  int ring_kib = 84;  // weights that a block has in flight or waiting; less where they do not fit
+  // Weights that a block has in flight or waiting, where the ring's size is not the kernel's; less
+  // where they do not fit.
+  int ring_kib = 84;
 };
 
 /// linear_cuda by streaming the weights through mma.sync: any shape, any number of rows, sm_80 and
-/// newer. Made for up to 16 rows; beyond, it is there for what linear_wgmma does not take.
+/// newer. Made for up to 24 rows; beyond, it is there for what linear_wgmma does not take.
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan = {});
+
+/// Whether linear_stream keeps these activations in registers: then nothing is faster. Up to 24
+/// rows for most of the Qwen3 models' matrices.
+bool linear_stream_has_registers(const LinearParams& params);
 
 /// linear_cuda by wgmma: the shapes and numbers of rows that linear_wgmma_takes. The same bits.
 int linear_wgmma(const LinearParams& params, void* stream);
 
 /// Whether the current device has wgmma and linear_wgmma is the faster kernel for this matrix at so
-/// many rows; linear_cuda then calls it. Host arithmetic only.
+/// many rows where linear_stream has no registers for them. Host arithmetic only.
 bool linear_wgmma_takes(const PackedLinear& shape, int num_rows);
 
 }  // namespace openspec::cuda

@@ -11,10 +11,10 @@ namespace openspec {
 /// committed prefix [0, span_kv_len) and its own ancestors inside the span. All arrays are on the
 /// device that runs the step, so that a captured graph stays right as lengths change.
 ///
-/// On CUDA `num_rows` and `num_spans` are what the arrays and the captured graph have room for. Rows
-/// from span_begin[num_spans] on are padding: token 0, position 0, span -1, parent -1, kv_slot -1;
-/// ops may compute anything finite or not for them but touch no KV. Spans behind the last real one
-/// are empty (span_begin[s] == span_begin[s + 1], kv_len 0, seq 0).
+/// On CUDA `num_rows` and `num_spans` are what the arrays and the captured graph have room for.
+/// Rows from span_begin[num_spans] on are padding: token 0, position 0, span -1, parent -1, kv_slot
+/// -1; ops may compute anything finite or not for them but touch no KV. Spans behind the last real
+/// one are empty (span_begin[s] == span_begin[s + 1], kv_len 0, seq 0).
 struct RowBatch {
   int num_rows = 0;
   int num_spans = 0;

@@ -51,8 +51,8 @@ class NgramDrafter final : public Drafter {
 #ifdef OPENSPEC_CUDA
   void propose_on_device(const ExecContext& exec, const DeviceTable& table,
                          const DeviceDrafts& drafts) override {
-    // Taken at first use, which is before anything is captured: a configuration is also made only to
-    // ask for its needs.
+    // Taken at first use, which is before anything is captured: a configuration is also made only
+    // to ask for its needs.
     if (workspace_.bytes() == 0) {
       workspace_ = Buffer(max_num_seqs_ * sizeof(int32_t), Memory::kDevice);
     }

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the tests of the CUDA ops share. They run on a machine with a GPU; elsewhere they say so and
-/// pass nothing off as tested (exit status 77, which ctest reports as skipped).
+/// What the tests of the CUDA ops share. They run on a machine with a GPU; elsewhere they say so
+/// and pass nothing off as tested (exit status 77, which ctest reports as skipped).
 
 #include <cuda_runtime_api.h>
 
@@ -64,8 +64,7 @@ class DeviceBuffer {
   std::vector<T> download() const {
     std::vector<T> values(bytes_ / sizeof(T));
     CHECK_CUDA(cudaDeviceSynchronize());
-    CHECK_CUDA(
-        cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    CHECK_CUDA(cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost));
     return values;
   }
   bool guard_is_whole() const {

@@ -432,7 +432,8 @@ TEST(wgmma_gives_the_bits_of_stream) {
     Problem& problem = problem_of(shape);
     if (!cuda::linear_wgmma_takes(problem.weight(), kMaxRows)) continue;
     for (const Out out : outs(shape)) {
-      for (const int num_rows : {1, 8, 17, 24, 25, 32, 33, 64, 65, 96, 97, 128, 129, 192, 256}) {
+      for (const int num_rows :
+           {1, 8, 9, 16, 17, 24, 25, 32, 33, 64, 65, 96, 97, 128, 129, 192, 256}) {
         if (problem.run(0, num_rows, out, By::kWgmma) !=
             problem.run(0, num_rows, out, By::kStream)) {
           problem.fail("linear_wgmma and linear_stream differ", num_rows);
@@ -446,7 +447,7 @@ TEST(the_plan_does_not_matter) {
   for (const char* name : {"4B qkv", "4B o", "4B down", "0.6B gate_up", "tiny down"}) {
     Problem& problem = problem_named(name);
     const Out out = problem.shape().num_splits > 1 ? Out::kPartials : Out::kBF16;
-    for (const int num_rows : {1, 8, 16, 32, 64}) {
+    for (const int num_rows : {1, 8, 16, 24, 32, 64}) {
       const std::vector<uint8_t> expected = problem.run(0, num_rows, out, By::kStream);
       for (const int blocks_per_sm : {1, 2, 3}) {
         for (const int ring_kib : {33, 48, 100}) {

@@ -1,0 +1,227 @@
+#pragma once
+
+/// linear_stream's kernel for chains whose length is known when compiling, one split to a block:
+/// the activations stay in registers, and a slot's place in the ring is an immediate. Whatever a
+/// warp does between two chains keeps weights from being under way, so it does as little as
+/// possible.
+
+#include <type_traits>
+
+#include "kernels/linear_stream.cuh"
+
+namespace openspec::cuda {
+
+/// A warp's ring: records of a whole chain or, of a long one, a half.
+template <int kSteps>
+struct ChainRing {
+  static constexpr int kParts = kSteps > 25 ? 2 : 1;  // of a chain
+  static constexpr int kPartSteps = kSteps / kParts;
+  static_assert(kSteps % kParts == 0);
+  // Whole slots where that is possible, of about 2 KB.
+  static constexpr int kSlotSteps = kPartSteps % 5 == 0   ? 5
+                                    : kPartSteps % 4 == 0 ? 4
+                                    : kPartSteps % 3 == 0 ? 3
+                                                          : 5;
+  static constexpr int kSlots = (kPartSteps + kSlotSteps - 1) / kSlotSteps;
+  static constexpr int kPartBytes = kPartSteps * kLinearStepBytes;
+  /// Weights, then the barriers of their slots. A copy between addresses that lie differently
+  /// within lines of 128 bytes takes up to a quarter longer.
+  static constexpr int kRecordBytes = (kPartBytes + kSlots * kSlotBarrierBytes + 127) / 128 * 128;
+  static constexpr int kRecords = kParts == 1 && kRecordBytes * 2 * kStreamWarps <= (84 << 10)
+                                      ? (84 << 10) / (kRecordBytes * kStreamWarps)
+                                      : 1;
+  static constexpr int kBytes = kRecords * kRecordBytes;
+
+  static constexpr int slot_begin(int slot) { return slot * kSlotSteps; }
+  static constexpr int slot_end(int slot) {
+    return slot + 1 < kSlots ? (slot + 1) * kSlotSteps : kPartSteps;
+  }
+  static constexpr int barrier(int slot) { return kPartBytes + slot * kSlotBarrierBytes; }
+};
+
+template <int kTiles, int kSteps>
+constexpr int fixed_shared_bytes() {
+  return SumLayout<kTiles>::kBytes + kStreamWarps * ChainRing<kSteps>::kBytes;
+}
+
+template <int kTiles, int kSteps>
+__device__ __forceinline__ void stream_fixed(const LinearParams& params,
+                                             const StreamGeometry& geometry) {
+  allow_next_kernel();
+  using Ring = ChainRing<kSteps>;
+  using Sums = SumLayout<kTiles>;
+  static_assert(Sums::kBuffers == 2);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
+  const int lane = threadIdx.x % 32;
+
+  const PackedLinear& weight = params.weight;
+  const int split = blockIdx.x % weight.num_splits;  // 0 without partials
+  const int first_unit = blockIdx.x / weight.num_splits;
+  const int unit_stride = geometry.num_streams;
+  const int first_step = (split * kLinearChains + warp) * kSteps;
+  int num_left = (weight.num_outputs / kLinearUnit - first_unit + unit_stride - 1) / unit_stride;
+
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t sums = shared_address(shared);
+  const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
+  const uint32_t ring = sums + Sums::kBytes + warp * Ring::kBytes;
+  if (lane == 0) {
+#pragma unroll
+    for (int record = 0; record < Ring::kRecords; ++record) {
+#pragma unroll
+      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+        init_slot_barrier(ring + record * Ring::kRecordBytes + Ring::barrier(slot));
+      }
+    }
+    publish_slot_barriers();
+  }
+  __syncwarp();
+
+  // What goes into a record next.
+  const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
+  const uint8_t* next = static_cast<const uint8_t*>(weight.data) + first_unit * unit_bytes +
+                        static_cast<int64_t>(first_step) * kLinearStepBytes;
+  constexpr bool kIsReadOnce = true;
+  const auto fill = [&](uint32_t record, int slot) {
+    const int begin = Ring::slot_begin(slot);
+    fill_slot<Ring::kSlotSteps, kIsReadOnce>(
+        record + begin * kLinearStepBytes, record + Ring::barrier(slot),
+        next + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
+  };
+  const auto advance = [&](int part) {
+    next += part + 1 < Ring::kParts
+                ? Ring::kPartBytes
+                : unit_stride * unit_bytes - (Ring::kParts - 1) * Ring::kPartBytes;
+  };
+#pragma unroll 1
+  for (int i = 0; i < min(num_left, Ring::kRecords); ++i) {
+#pragma unroll
+    for (int slot = 0; slot < Ring::kSlots; ++slot) fill(ring + i * Ring::kRecordBytes, slot);
+    advance(0);
+  }
+
+  // A thread adds up and writes one output of a unit, of row thread / 16 (and 16 rows on).
+  constexpr int kElements = Sums::kRows * kLinearUnit;
+  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+  constexpr int kPassRows = kStreamThreads / kLinearUnit;
+  const int row = threadIdx.x / kLinearUnit;
+  const int output = threadIdx.x % kLinearUnit;
+  const uint32_t from_sums = sums + (row * Sums::kPitch + output) * 4;
+  const uint32_t to_sums = own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4;
+  const OutputLayout layout(params);
+  uint8_t* const out = layout.data + layout.at(static_cast<int64_t>(split) * params.num_rows, 0, 0);
+  auto at = static_cast<uint32_t>(layout.at(row, first_unit, output));  // 24 rows: below 4 GB
+  const uint32_t at_stride = unit_stride * layout.unit_columns * layout.element_bytes;
+
+  wait_for_previous_kernel();
+  RegisterActivations<kTiles, kSteps> activations;
+  activations.load(
+      {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
+      first_step, lane);
+  // The ring is full and the memory would idle until the activations are there; more than this
+  // would hold up the first refills.
+  if (Ring::kParts > 1 || num_left > Ring::kRecords) prefetch_slot(next, Ring::slot_end(0), lane);
+
+  uint32_t record = ring;
+  uint32_t parity = 0;
+  uint32_t buffer = 0;
+  // The first unit apart: it begins as soon as the first activations are there.
+  const auto add_unit = [&](auto is_first) {
+    float accumulators[kTiles][4] = {};
+#pragma unroll
+    for (int part = 0; part < Ring::kParts; ++part) {
+      const bool refills = part + 1 < Ring::kParts || num_left > Ring::kRecords;
+#pragma unroll
+      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+        const int part_step = part * Ring::kPartSteps;
+        const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
+        if constexpr (decltype(is_first)::value) {
+          activations.turn(part_step + begin, part_step + end, own_sums, lane);
+        }
+        wait_for_slot(record + Ring::barrier(slot), parity);
+#pragma unroll
+        for (int i = 0; i < Ring::kSlotSteps; ++i) {
+          const int step = begin + i;
+          if (step >= end) break;
+          uint32_t weights[4], x[kTiles][2];
+          load_matrices(record + lane * 16 + step * kLinearStepBytes, weights);
+          activations.get(part_step + step, x);
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            multiply_add(accumulators[tile], weights, x[tile]);
+          }
+        }
+        __syncwarp();  // every lane is done with the slot
+        if (refills) fill(record, slot);
+      }
+      advance((part + 1) % Ring::kParts);
+      if constexpr (Ring::kRecords == 1) {
+        parity ^= 1;
+      } else {
+        record += Ring::kRecordBytes;
+        if (record == ring + Ring::kBytes) {
+          record = ring;
+          parity ^= 1;
+        }
+      }
+    }
+
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        store_shared(to_sums + buffer + ((tile * 8 + i % 2) * Sums::kPitch + i / 2 * 8) * 4,
+                     accumulators[tile][i]);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
+      const uint32_t from = from_sums + buffer + pass * kPassRows * Sums::kPitch * 4;
+      float sum = load_shared(from);
+#pragma unroll
+      for (int c = 1; c < kLinearChains; ++c) {
+        sum += load_shared(from + c * Sums::kChainFloats * 4);
+      }
+      const bool is_written = row + pass * kPassRows < params.num_rows && layout.has(output);
+      const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
+      write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written, sum);
+    }
+    at += at_stride;
+    buffer ^= Sums::kBufferFloats * 4;
+  };
+  add_unit(std::true_type{});
+#pragma unroll 1
+  while (--num_left > 0) add_unit(std::false_type{});
+}
+
+// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
+// them, are to start beside these. Twice 80 leave room for any small kernel, twice 112 for 256
+// threads of 32 registers. (__maxnreg__ takes no template's constant.)
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(168) fixed_kernel_168(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+
+template <int kTiles, int kSteps>
+constexpr auto fixed_kernel() {
+  constexpr int kHeld = 2 * kTiles * kSteps + 8 * kTiles;  // activations, accumulators, addresses
+  if constexpr (kHeld <= 48) {
+    return fixed_kernel_80<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 96) {
+    return fixed_kernel_112<kTiles, kSteps>;
+  } else {
+    return fixed_kernel_168<kTiles, kSteps>;
+  }
+}
+
+}  // namespace openspec::cuda
