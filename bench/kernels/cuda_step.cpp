@@ -89,6 +89,7 @@ double load_random_weights(Runner& runner) {
 
 struct Timing {
   double first_token_ms = 0, step_ms = 0, tokens_per_second = 0, tokens_per_step = 0;
+  double idle_share = 0;  // of the GPU, between steps, while decoding
 };
 
 /// `num_seqs` requests at once, host one step ahead.
@@ -116,6 +117,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   const auto begin = Clock::now();
   auto decode_begin = begin;
   bool all_decode = false;
+  double busy_seconds = 0.0;
   while (num_done < slots.size()) {
     std::vector<SpanRequest> requests;
     std::vector<size_t> of;
@@ -147,6 +149,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
       }
       all_decode = true;
       decode_begin = Clock::now();
+      busy_seconds = runner.stats().step_seconds;
     }
     auto lease = runner.reserve(requests);
     runner.launch(*lease);
@@ -175,6 +178,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     open.pop_front();
   }
   timing.step_ms = total / std::max(1, num_steps);
+  timing.idle_share = 1.0 - 1e3 * (runner.stats().step_seconds - busy_seconds) / total;
   timing.tokens_per_second = 1e3 * num_tokens / total;
   timing.tokens_per_step = static_cast<double>(num_tokens) / std::max(1, num_steps);
   return timing;
@@ -209,13 +213,15 @@ int main(int argc, char** argv) {
       const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
       std::printf(
           "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
-          "tokens a step\n",
+          "tokens a step, GPU idle %.1f %%\n",
           method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
-          timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step);
+          timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step,
+          100 * timing.idle_share);
       json += ", \"c" + std::to_string(num_seqs) +
               "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +
               ", \"step_ms\": " + std::to_string(timing.step_ms) +
-              ", \"tokens_per_second\": " + std::to_string(timing.tokens_per_second) + "}";
+              ", \"tokens_per_second\": " + std::to_string(timing.tokens_per_second) +
+              ", \"gpu_idle_share\": " + std::to_string(timing.idle_share) + "}";
     }
     for (int prompt_len : {2048, 8192}) {
       const Timing timing = decode(runner, 1, max_drafts, prompt_len, false);

@@ -22,14 +22,14 @@ struct Chain {
 };
 
 /// The rows of x that a block works on, one tile of 8 after another. Rows from num_rows on are
-/// zeros and never read.
+/// never read, and what is computed for them is never written.
 struct ActivationRows {
   const __nv_bfloat16* x;
   int num_inputs;
   int first_row;
   int num_rows;  // of all x
 
-  /// Inputs [16 step + 8 octet, + 8) of row first_row + row.
+  /// Inputs [16 step + 8 octet, + 8) of row first_row + row, zeros where there is none.
   __device__ __forceinline__ uint4 load(int row, int step, int octet) const {
     if (first_row + row >= num_rows) return make_uint4(0, 0, 0, 0);
     const int64_t at = static_cast<int64_t>(first_row + row) * num_inputs + step * kLinearStep;

@@ -120,8 +120,10 @@ DeviceStep::DeviceStep(StepContext context)
   logprob_ids_ = Buffer(samples * kLogprobWidth * sizeof(int32_t), Memory::kPinned);
   logprobs_ = Buffer(samples * kLogprobWidth * sizeof(float), Memory::kPinned);
   ranks_ = Buffer(samples * sizeof(int32_t), Memory::kPinned);
-  done_.reserve(kRing);
-  for (int i = 0; i < kRing; ++i) done_.emplace_back();
+  for (auto* events : {&begun_, &done_}) {
+    events->reserve(kRing);
+    for (int i = 0; i < kRing; ++i) events->emplace_back();
+  }
 }
 
 DeviceStep::~DeviceStep() = default;
@@ -427,6 +429,7 @@ void DeviceStep::launch(StepLease& lease) {
 }
 
 void DeviceStep::start(int ring_index, int num_rows, int num_samples) {
+  begun_[index(ring_index)].record(stream_.handle());
   device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(ring_index), input_.total,
                          stream_.handle());
   const auto graph = graphs_.find(num_rows);
@@ -508,6 +511,7 @@ int DeviceStep::num_samples_of(const StepLease& lease, int num_rows) const {
 
 void DeviceStep::collect(StepLease& lease) {
   done_[index(lease.ring_index)].wait();
+  lease.seconds = done_[index(lease.ring_index)].seconds_since(begun_[index(lease.ring_index)]);
   lease.results.clear();
   lease.num_rows = 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -605,11 +609,9 @@ double DeviceStep::time_rows(int slot, int num_rows) {
   device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
                          row.size_bytes(), stream_.handle());
   upload_params(slot);
-  device::Event begin;
-  begin.record(stream_.handle());
   start(0, num_rows, num_rows);
   done_[0].wait();
-  return done_[0].seconds_since(begin);
+  return done_[0].seconds_since(begun_[0]);
 }
 
 void DeviceStep::set_capture(std::vector<int> layers) {

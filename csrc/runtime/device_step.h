@@ -94,7 +94,7 @@ class DeviceStep final : public StepBackend {
   std::vector<SlotUpdate> slot_updates_;  // for the next step
   // [ring] in pinned memory
   Buffer input_ring_, outcomes_, tokens_, logprob_ids_, logprobs_, ranks_;
-  std::vector<device::Event> done_;  // [ring]
+  std::vector<device::Event> begun_, done_;  // [ring]
   int next_ring_ = 0;
   int num_last_rows_ = 0, num_last_logits_ = 0;
   std::map<int, device::Graph> graphs_;  // by rows

@@ -51,12 +51,14 @@ void HostStep::launch(StepLease& lease) {
     const double gap = seconds_since(*last_end_);
     if (gap < kLongestHostGap) host_seconds_ += 0.1 * (gap - host_seconds_);
   }
+  const auto begin = Clock::now();
   propose(lease);
   score(lease);
   choose(lease);
   accept(lease);
   lease.num_rows = lease.layout.num_rows();
   last_end_ = Clock::now();
+  lease.seconds = std::chrono::duration<double>(*last_end_ - begin).count();
 }
 
 void HostStep::propose(StepLease& lease) {

@@ -1,6 +1,7 @@
 #include "runtime/runner.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -283,7 +284,6 @@ void Runner::abandon(StepLease& lease) {
 
 void Runner::launch(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kReserved, "a lease is launched once");
-  step_begin_ = step_begin_.value_or(Clock::now());
   // From here on the device may have changed lengths, even if launching fails half-way.
   lease.state = StepLease::State::kLaunched;
   backend_->launch(lease);
@@ -293,8 +293,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "collect follows launch");
   enter("collect");
   backend_->collect(lease);
-  if (step_begin_) stats_.step_seconds += seconds_since(*step_begin_);
-  step_begin_.reset();
+  stats_.step_seconds += lease.seconds;
   return lease.results;
 }
 

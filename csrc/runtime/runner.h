@@ -1,9 +1,7 @@
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -29,7 +27,7 @@ MemoryPlan plan_memory(const RunnerConfig& config);
 
 struct RunnerStats {
   int64_t num_steps = 0, num_rows = 0, num_drafter_failures = 0;
-  double step_seconds = 0.0;
+  double step_seconds = 0.0;  // the device's, without the time between steps
   std::string last_drafter_failure;
 };
 
@@ -122,8 +120,7 @@ class Runner {
   StageHook stage_hook_;
   RunnerStats stats_;
   std::unique_ptr<StepBackend> backend_;
-  AcceptanceEstimate acceptance_;  // over all sequences: where a new one starts
-  std::optional<std::chrono::steady_clock::time_point> step_begin_;
+  AcceptanceEstimate acceptance_;               // over all sequences: where a new one starts
   int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens
 };
 

@@ -65,8 +65,9 @@ struct StepLease {
   std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]
   std::vector<float> logprobs;              // [num_samples, 1 + kMaxLogprobs]
 
-  int num_rows = 0;    // laid out, at most
-  int ring_index = 0;  // a device step's place in its rings
+  int num_rows = 0;      // laid out, at most
+  double seconds = 0.0;  // that the device worked on it
+  int ring_index = 0;    // a device step's place in its rings
 
   enum class State : uint8_t { kReserved, kLaunched, kClosed };
   State state = State::kReserved;
