@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kScanThreads)
   const int sample = static_cast<int>(blockIdx.y);
   const int group = static_cast<int>(blockIdx.x) * kScanWarps + warp_index();
   const int lane = lane_index();
-  const RowWorkspace workspace(params, sample);
+  const RowWorkspace workspace = row_workspace(params, sample);
   const int row = params.sample_row[sample];
   if (row < 0) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan() = {};
+    if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = {};
     return;
   }
   // The logits are on their way while the plan follows its pointers.
@@ -48,53 +48,50 @@ __global__ void __launch_bounds__(kScanThreads)
     walk.noise = &sampling;
   }
   if (plan.has(RowPlan::kIsEdited)) {
-    walk.copy = workspace.edited();
+    walk.copy = workspace.edited;
     walk.copies_nothing = sampling.num_allowed > 0;
   }
   const GroupBest result = walk.run(batch, group, lane);
   if (lane == 0) {
-    workspace.best()[group] = result.best;
-    workspace.largest()[group] = result.largest;
+    workspace.best[group] = result.best;
+    workspace.largest[group] = result.largest;
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan() = plan;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = plan;
 }
 
 /// A cluster per row. Two CTAs fit an SM, so that one computes while the other waits.
 __global__ void __launch_bounds__(kThreads, 2)
     choose_finish_kernel(const __grid_constant__ ChooseParams params) {
   cuda::allow_next_kernel();
-  cluster_barrier();  // from here on all CTAs run, so that their shared memory is there
   cuda::wait_for_previous_kernel();
   __shared__ Shared shared;
-  const int sample = static_cast<int>(blockIdx.x) / kClusterSize;
-  const RowWorkspace workspace(params, sample);
-  const RowPlan plan = *workspace.plan();
-  // In case that is all; these loads do not wait for the plan.
-  uint64_t best = 0;
-  const bool is_first_warp = cluster_rank() == 0 && warp_index() == 0;
-  if (is_first_warp) best = RowFinisher::best_of_groups(workspace.best());
+  const int sample = static_cast<int>(blockIdx.x) / cluster_size();
+  const RowWorkspace workspace = row_workspace(params, sample);
+  const RowPlan plan = *workspace.plan;
   if (!plan.has(RowPlan::kIsReal)) return;
   constexpr int32_t kIsUnfinished =
       RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered | RowPlan::kIsReported;
   if (!plan.has(kIsUnfinished)) {
-    if (is_first_warp && lane_index() == 0) params.chosen[sample] = id_of(best);
+    if (cluster_rank() != 0 || warp_index() != 0) return;
+    const uint64_t best = RowFinisher::best_of_groups(workspace.best);
+    if (lane_index() == 0) params.chosen[sample] = id_of(best);
     return;
   }
   RowFinisher(params, sample, plan, workspace, shared).run();
 }
 
-/// kClusterSize of the code that runs on this device.
-int cluster_size() {
+/// CTAs per row of the second kernel: one where the code that runs here was not made for clusters.
+int cluster_size_here() {
   static const int size = [] {
     cudaFuncAttributes attributes = {};
     const bool is_known = cudaFuncGetAttributes(&attributes, choose_finish_kernel) == cudaSuccess;
-    return is_known && attributes.ptxVersion >= 90 ? kClusterSize : 1;
+    return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
   }();
   return size;
 }
 
 int launch_finish(const ChooseParams& params, void* stream) {
-  const int size = cluster_size();
+  const int size = cluster_size_here();
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(params.num_samples * size);
   config.blockDim = kThreads;
@@ -115,7 +112,7 @@ int launch_finish(const ChooseParams& params, void* stream) {
 }  // namespace
 
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
-  return static_cast<size_t>(max_num_samples) * RowWorkspace::bytes(vocab_size);
+  return static_cast<size_t>(max_num_samples) * row_workspace_bytes(vocab_size);
 }
 
 int choose_cuda(const ChooseParams& params, void* stream) {

@@ -12,14 +12,14 @@ namespace openspec::choosing {
 class RowEditor {
  public:
   __device__ RowEditor(const ChooseParams& params, int sample, const RowPlan& plan,
-                       const RowWorkspace& workspace, const Cluster& cluster)
+                       const RowWorkspace& workspace, const RowSource& source)
       : params_(params),
         plan_(plan),
         sampling_(params.sampling[plan.slot]),
-        cluster_(cluster),
+        source_(source),
         raw_(row_logits(params, sample)),
-        logits_(workspace.edited()),
-        counts_(workspace.counts(params.vocab_size)) {}
+        logits_(workspace.edited),
+        counts_(workspace.counts) {}
 
   __device__ void run() {
     const bool is_penalised = has_penalties(sampling_);
@@ -41,11 +41,10 @@ class RowEditor {
 
  private:
   __device__ bool is_own(int32_t id) const {
-    return id >= 0 && id < params_.vocab_size && cluster_.owns(id);
+    return id >= 0 && id < params_.vocab_size && source_.owns(id);
   }
   template <typename Visit>
   __device__ void for_each_id(const int32_t* ids, int count, const Visit& visit) const {
-#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
       if (is_own(ids[i])) visit(i, ids[i]);
     }
@@ -63,12 +62,10 @@ class RowEditor {
         logits_[id] += values[i];
         return;
       }
-#pragma unroll 1
       for (int j = 0; j < i; ++j) {
         if (ids[j] == id) return;
       }
       float logit = logits_[id];
-#pragma unroll 1
       for (int j = i; j < sampling_.num_bias; ++j) {
         if (ids[j] == id) logit += values[j];
       }
@@ -87,7 +84,7 @@ class RowEditor {
     const int num_known = params_.num_tokens[plan_.slot];
     const int prompt_len = params_.prompt_len[plan_.slot];
     const int end = min(num_known, plan_.position + 1);
-#pragma unroll 2
+#pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < end; i += kThreads) {
       const int32_t id = tokens[i];
       if (is_own(id)) visit(id, i >= prompt_len);
@@ -146,7 +143,7 @@ class RowEditor {
   const ChooseParams& params_;
   const RowPlan& plan_;
   const SamplingParams& sampling_;
-  const Cluster& cluster_;
+  const RowSource& source_;
   const float* const raw_;
   float* const logits_;
   int32_t* const counts_;

@@ -39,8 +39,6 @@ struct Filters {
 
 /// Weights are at most 1: 30 bits.
 constexpr int kWeightBits = 30;
-/// Up to here the groups' largest logits tell what top_k may keep.
-constexpr int kMaxBoundedK = kGroups / 2;
 
 class RowFinisher {
  public:
@@ -51,38 +49,37 @@ class RowFinisher {
         plan_(plan),
         workspace_(workspace),
         sampling_(params.sampling[plan.slot]),
+        raw_(row_logits(params, sample)),
         shared_(shared),
         cluster_(shared) {}
 
   __device__ void run() {
-    const View raw = view_of(raw_logits(), 1.0f);
-    View view = raw;
-    int32_t id;
-    int num_best = sampling_.num_logprobs;
-    bool is_reported = plan_.has(RowPlan::kIsReported);
+    const View raw = view_of(raw_, 1.0f);
     if (plan_.has(RowPlan::kIsScored)) {
-      id = params_.score_token[sample_];
-      num_best = max(0, sampling_.num_prompt_logprobs);
-    } else {
-      if (plan_.has(RowPlan::kIsDrawn)) view.scale = 1.0f / sampling_.temperature;
-      uint64_t best = 0;
-      if (plan_.has(RowPlan::kIsEdited)) {
-        view.values = workspace_.edited();
-        RowEditor(params_, sample_, plan_, workspace_, cluster_).run();
-        best = walk_edited(view);
-      } else if (!plan_.has(RowPlan::kIsFiltered)) {
-        best = best_of_groups(workspace_.best());
-      }
-      if (plan_.has(RowPlan::kIsFiltered)) {
-        best = filter(view);
-        is_reported = is_reported && sampling_.raw_logprobs;
-        if (is_reported) best = cluster_.exchange(best)[0];
-      }
-      id = id_of(best);
-      if (sampling_.raw_logprobs) view = raw;
+      const int32_t id = params_.score_token[sample_];
+      write_chosen(id);
+      if (plan_.has(RowPlan::kIsReported))
+        report_all(raw, id, max(0, sampling_.num_prompt_logprobs));
+      return;
     }
-    if (cluster_.rank() == 0 && threadIdx.x == 0) params_.chosen[sample_] = id;
-    if (is_reported) report_all(view, id, num_best);
+    View view = raw;
+    if (plan_.has(RowPlan::kIsDrawn)) view.scale = 1.0f / sampling_.temperature;
+    const bool is_filtered = plan_.has(RowPlan::kIsFiltered);
+    uint64_t best = 0;
+    if (plan_.has(RowPlan::kIsEdited)) {
+      view.values = workspace_.edited;
+      RowEditor(params_, sample_, plan_, workspace_, source_of(view)).run();
+      best = walk_edited(view);
+    } else if (!is_filtered) {
+      best = best_of_groups(workspace_.best);
+    }
+    if (is_filtered) {
+      filter(view);
+      return;
+    }
+    write_chosen(id_of(best));
+    if (!plan_.has(RowPlan::kIsReported)) return;
+    report_all(sampling_.raw_logprobs ? raw : view, id_of(best), sampling_.num_logprobs);
   }
 
   /// The choice of a row that the first kernel has decided; for one warp.
@@ -97,9 +94,11 @@ class RowFinisher {
   __device__ View view_of(const float* values, float scale) const {
     return {values, params_.vocab_size, scale};
   }
-  __device__ const float* raw_logits() const { return row_logits(params_, sample_); }
-  __device__ Source source_of(const View& view) {
-    return Source::row(shared_, cluster_, view.values, view.size);
+  __device__ RowSource source_of(const View& view) {
+    return RowSource(cluster_, view.values, view.size);
+  }
+  __device__ void write_chosen(int32_t id) const {
+    if (cluster_.is_first_thread()) params_.chosen[sample_] = id;
   }
 
   /// Each warp walks over groups of its CTA's share as the first kernel does; returns the best
@@ -108,7 +107,7 @@ class RowFinisher {
   __device__ uint64_t walk_edited(const View& view) {
     const bool is_drawn = plan_.has(RowPlan::kIsDrawn) && !plan_.has(RowPlan::kIsFiltered);
     const GroupWalk walk{view, is_drawn ? &sampling_ : nullptr, plan_.position + 1, nullptr, false};
-    constexpr int share = kGroups / kClusterSize;
+    const int share = kGroups / cluster_.size();
     const int lane = lane_index();
     uint64_t best = 0;
 #pragma unroll 1
@@ -118,16 +117,16 @@ class RowFinisher {
       batch.load(view.values, view.size, group, lane);
       const GroupBest result = walk.run(batch, group, lane);
       best = max_key(best, result.best);
-      if (lane < kClusterSize) on_rank(shared_.largest, lane)[group] = result.largest;
+      if (lane < cluster_.size()) on_rank(shared_.largest, lane)[group] = result.largest;
     }
-    return source_of(view).max(best);
+    return cluster_.max(best);
   }
 
   /// The groups' largest logits where the row is not edited.
   __device__ void load_largest() {
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kGroups; i += kThreads) {
-      shared_.largest[i] = workspace_.largest()[i];
+      shared_.largest[i] = workspace_.largest[i];
     }
     __syncthreads();
   }
@@ -140,18 +139,19 @@ class RowFinisher {
     return view.at(largest == 0 ? minus_infinity() : float_of_ordered(largest));
   }
 
-  __device__ uint64_t filter(const View& view);
-  __device__ uint32_t select_kth(const Source& source) const {
+  __device__ void filter(const View& view);
+  template <typename Source>
+  __device__ uint32_t select_kth(Source& source, uint64_t k) const {
     const auto measure = [](float value) {
       return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
     };
-    const uint64_t k = static_cast<uint64_t>(sampling_.top_k);
     return select_from_top(source, shared_, 32, false, measure, [k](uint64_t) { return k; });
   }
   /// Bits of the smallest weight that top_p keeps, or of a lower bound. The mass wanted is taken of
   /// the first source asked, which holds all that passes top_k and min_p.
-  __device__ uint32_t select_weight(const Source& source, const Filters& filters,
-                                    uint64_t& wanted_mass, bool first_digit_only) const {
+  template <typename Source>
+  __device__ uint32_t select_weight(Source& source, const Filters& filters, uint64_t& wanted_mass,
+                                    bool first_digit_only) const {
     const auto measure = [&](float value) { return filters.mass(value); };
     const auto wanted = [&](uint64_t total) {
       if (wanted_mass == 0) wanted_mass = max_key(1, sm::top_p_mass(sampling_.top_p, total));
@@ -159,13 +159,15 @@ class RowFinisher {
     };
     return select_from_top(source, shared_, kWeightBits, first_digit_only, measure, wanted);
   }
-  __device__ uint64_t draw(const Source& source, Filters& filters, uint64_t& wanted_mass) const;
+  template <typename Source>
+  __device__ uint64_t draw(Source& source, Filters& filters, uint64_t& wanted_mass) const;
 
   __device__ int num_best_to_report(int wanted) const {
     return params_.logprobs == nullptr ? 0 : min(wanted, kMaxLogprobs);
   }
   __device__ void report_all(const View& view, int32_t id, int num_wanted);
-  __device__ void report_kept(const Source& source, const Filters& filters, uint64_t best);
+  template <typename Source>
+  __device__ void report_kept(Source& source, const Filters& filters, uint64_t best);
 
   struct Report {
     int32_t id;
@@ -181,59 +183,71 @@ class RowFinisher {
 
   const ChooseParams& params_;
   const int sample_;
-  const RowPlan plan_;
-  const RowWorkspace workspace_;
+  const RowPlan& plan_;
+  const RowWorkspace& workspace_;
   const SamplingParams& sampling_;
+  const float* const raw_;
   Shared& shared_;
   Cluster cluster_;
 };
 
-/// Returns the candidate key of the token drawn, in the first CTA at least. Reports on what passed
-/// the filters, where that is wanted.
-///
 /// Narrows the row down to a list that holds whatever passes the filters, and lets one CTA draw
 /// from it. Where too much passes, the same is done with passes over the row.
-__device__ inline uint64_t RowFinisher::filter(const View& view) {
-  Source source = source_of(view);
+__device__ inline void RowFinisher::filter(const View& view) {
+  RowSource row = source_of(view);
   if (!plan_.has(RowPlan::kIsEdited)) load_largest();
   Filters filters{view, maximum_of(view), sampling_.min_p, 0, 0};
-  const bool is_top_k = has_top_k(sampling_, view.size);
   uint64_t wanted_mass = 0;
-  if (!is_top_k || sampling_.top_k <= kMaxBoundedK) {
-    float bound = minus_infinity();
-    uint32_t least_weight = 0;
-    if (is_top_k) {
+  clear_list(shared_);
+  if (has_top_k(sampling_, view.size)) {
+    float bound;
+    if (sampling_.top_k <= kGroups / 2) {
       bound = bound_of_kth_largest(shared_, sampling_.top_k);
-    } else if (sampling_.top_p < 1.0f) {
-      least_weight = select_weight(source, filters, wanted_mass, true);
+    } else {
+      const uint32_t kth = select_kth(row, static_cast<uint64_t>(sampling_.top_k));
+      bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
     }
-    clear_list(shared_);
-    source.for_each([&](int32_t id, float value) {
-      // -inf is never drawn, so it stays off the list.
-      if (!(value >= bound && value > minus_infinity())) return;
-      if (!is_top_k) {
-        const float weight = filters.weight(value);
-        if (sm::bits_of(weight) < least_weight || !filters.passes_min_p(weight)) return;
-      }
-      add_to_list(shared_, id, value);
+    // -inf is never drawn, so it stays off the list.
+    row.for_each([&](int32_t id, float value) {
+      if (value >= bound && value > minus_infinity()) add_to_list(shared_, id, value);
     });
-    const int num_listed = gather_list(shared_, cluster_);
-    if (num_listed <= kListCapacity) {
-      if (cluster_.rank() != 0) return 0;
-      source = Source::list(shared_, cluster_, num_listed);
-    }
+  } else {
+    uint32_t least_weight = 0;
+    if (sampling_.top_p < 1.0f) least_weight = select_weight(row, filters, wanted_mass, true);
+    row.for_each([&](int32_t id, float value) {
+      const float weight = filters.weight(value);
+      if (sm::bits_of(weight) >= least_weight && filters.passes_min_p(weight) &&
+          value > minus_infinity()) {
+        add_to_list(shared_, id, value);
+      }
+    });
   }
-  const uint64_t best = draw(source, filters, wanted_mass);
-  if (plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs) {
-    report_kept(source, filters, best);
+
+  const bool reports_raw = plan_.has(RowPlan::kIsReported) && sampling_.raw_logprobs;
+  const bool reports_kept = plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs;
+  const int num_listed = gather_list(shared_, cluster_);
+  uint64_t best = 0;
+  if (num_listed > kListCapacity) {
+    best = draw(row, filters, wanted_mass);
+    if (reports_kept) report_kept(row, filters, best);
+  } else if (cluster_.rank() == 0) {
+    ListSource list(shared_, num_listed);
+    best = draw(list, filters, wanted_mass);
+    if (reports_kept) report_kept(list, filters, best);
   }
-  return best;
+  write_chosen(id_of(best));
+  if (!reports_raw) return;
+  best = cluster_.exchange(best)[0];
+  report_all(view_of(raw_, 1.0f), id_of(best), sampling_.num_logprobs);
 }
 
 /// The candidate key of the token drawn among what passes the filters, which it completes.
-__device__ inline uint64_t RowFinisher::draw(const Source& source, Filters& filters,
-                                             uint64_t& wanted_mass) const {
-  if (has_top_k(sampling_, params_.vocab_size)) filters.kth = select_kth(source);
+template <typename Source>
+__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
+                                      uint64_t& wanted_mass) const {
+  if (has_top_k(sampling_, params_.vocab_size)) {
+    filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
+  }
   if (sampling_.top_p < 1.0f) {
     filters.least_weight = select_weight(source, filters, wanted_mass, false);
   }
@@ -250,8 +264,8 @@ __device__ inline uint64_t RowFinisher::draw(const Source& source, Filters& filt
 
 /// Log-probabilities over the whole row.
 __device__ inline void RowFinisher::report_all(const View& view, int32_t id, int num_wanted) {
-  Source source = source_of(view);
-  if (view.values == raw_logits()) load_largest();
+  RowSource row = source_of(view);
+  if (view.values == raw_) load_largest();
   Report report{};
   report.id = id;
   report.maximum = maximum_of(view);
@@ -267,29 +281,30 @@ __device__ inline void RowFinisher::report_all(const View& view, int32_t id, int
     return other >= bound ? candidate_key(other, other_id) : 0;
   };
   clear_list(shared_);
-  source.for_each([&](int32_t other_id, float value) {
+  row.for_each([&](int32_t other_id, float value) {
     const float other = view.at(value);
     report.total += sm::fixed_mass(sm::exp_f32(other - report.maximum));
     const bool is_ahead = other > report.logit || (other == report.logit && other_id < id);
     report.num_ahead += is_ahead ? 1 : 0;
     if (other >= bound && other > minus_infinity()) add_to_list(shared_, other_id, value);
   });
-  report.total = source.sum(report.total);
-  report.num_ahead = source.sum(report.num_ahead);
+  report.total = cluster_.sum(report.total);
+  report.num_ahead = cluster_.sum(report.num_ahead);
   if (report.num_best > 0) {
     const int num_listed = gather_list(shared_, cluster_);
-    if (num_listed <= kListCapacity) {
-      if (cluster_.rank() != 0) return;
-      source = Source::list(shared_, cluster_, num_listed);
+    if (num_listed > kListCapacity) {
+      report.num_found = best_of(row, shared_, report.num_best, key_of);
+    } else if (cluster_.rank() == 0) {
+      ListSource list(shared_, num_listed);
+      report.num_found = best_of(list, shared_, report.num_best, key_of);
     }
-    report.num_found = best_of(source, shared_, report.num_best, key_of);
   }
   write(report, view);
 }
 
 /// Log-probabilities among what passed the filters.
-__device__ inline void RowFinisher::report_kept(const Source& source, const Filters& filters,
-                                                uint64_t best) {
+template <typename Source>
+__device__ void RowFinisher::report_kept(Source& source, const Filters& filters, uint64_t best) {
   const View& view = filters.view;
   Report report{};
   report.id = id_of(best);

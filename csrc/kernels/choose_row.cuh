@@ -83,38 +83,34 @@ struct alignas(16) RowPlan {
 };
 
 /// One row's workspace. Nothing in it outlives a call, and nothing is expected of what it holds
-/// before. Where its arrays lie is worked out anew each time, which takes fewer registers.
-class RowWorkspace {
- public:
-  __host__ __device__ static constexpr size_t bytes(int vocab_size) {
-    return kEditedAt + 2 * array_bytes(vocab_size);
-  }
-  __device__ RowWorkspace(const ChooseParams& params, int sample)
-      : at_(reinterpret_cast<char*>(params.workspace) +
-            static_cast<size_t>(sample) * bytes(params.vocab_size)) {}
-
-  __device__ RowPlan* plan() const { return reinterpret_cast<RowPlan*>(at_); }
-  /// [kGroups] candidate keys of the choice by group
-  __device__ uint64_t* best() const { return reinterpret_cast<uint64_t*>(at_ + kBestAt); }
-  /// [kGroups] ordered bits of the group's largest logit; 0: all NaN
-  __device__ uint32_t* largest() const { return reinterpret_cast<uint32_t*>(at_ + kLargestAt); }
-  /// [vocab_size] logits after bias, masks and penalties
-  __device__ float* edited() const { return reinterpret_cast<float*>(at_ + kEditedAt); }
-  /// [vocab_size] occurrences of the ids that are edited
-  __device__ int32_t* counts(int vocab_size) const {
-    return reinterpret_cast<int32_t*>(at_ + kEditedAt + array_bytes(vocab_size));
-  }
-
- private:
-  static constexpr size_t kBestAt = 128;
-  static constexpr size_t kLargestAt = kBestAt + kGroups * sizeof(uint64_t);
-  static constexpr size_t kEditedAt = kLargestAt + kGroups * sizeof(uint32_t);
-  __host__ __device__ static constexpr size_t array_bytes(int vocab_size) {
-    return (static_cast<size_t>(vocab_size) * sizeof(float) + 127) / 128 * 128;
-  }
-
-  char* at_;
+/// before.
+struct RowWorkspace {
+  RowPlan* plan;
+  uint64_t* best;     // [kGroups] candidate keys of the choice by group
+  uint32_t* largest;  // [kGroups] ordered bits of the group's largest logit; 0: all NaN
+  float* edited;      // [vocab_size] logits after bias, masks and penalties
+  int32_t* counts;    // [vocab_size] occurrences of the ids that are edited
 };
+
+constexpr size_t kPlanBytes = 128;
+constexpr size_t kRowHeaderBytes = kPlanBytes + kGroups * (sizeof(uint64_t) + sizeof(uint32_t));
+__host__ __device__ constexpr size_t row_array_bytes(int vocab_size) {
+  return (static_cast<size_t>(vocab_size) * sizeof(float) + 127) / 128 * 128;
+}
+__host__ __device__ constexpr size_t row_workspace_bytes(int vocab_size) {
+  return kRowHeaderBytes + 2 * row_array_bytes(vocab_size);
+}
+
+__device__ inline RowWorkspace row_workspace(const ChooseParams& params, int sample) {
+  char* at = reinterpret_cast<char*>(params.workspace) +
+             static_cast<size_t>(sample) * row_workspace_bytes(params.vocab_size);
+  char* best = at + kPlanBytes;
+  char* largest = best + kGroups * sizeof(uint64_t);
+  char* edited = at + kRowHeaderBytes;
+  return {reinterpret_cast<RowPlan*>(at), reinterpret_cast<uint64_t*>(best),
+          reinterpret_cast<uint32_t*>(largest), reinterpret_cast<float*>(edited),
+          reinterpret_cast<int32_t*>(edited + row_array_bytes(params.vocab_size))};
+}
 
 __device__ inline const float* row_logits(const ChooseParams& params, int sample) {
   return params.logits + static_cast<int64_t>(sample) * params.vocab_size;
@@ -156,9 +152,8 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
 }
 
 /// The ids of a chunk that a lane holds: counter chunk * 32 + lane gives the noise of all four.
-constexpr int kWordStride = 16;
 __device__ __forceinline__ int32_t chunk_id(int chunk, int lane, int word) {
-  return chunk * kChunk + (lane & 16) * 4 + (lane & 15) + kWordStride * word;
+  return chunk * kChunk + (lane & 16) * 4 + (lane & 15) + 16 * word;
 }
 
 /// A group's next chunks, one load behind the other without waiting. Past the row's end: NaN.

@@ -1,11 +1,8 @@
 #pragma once
 
 /// The threads that finish a row of `choose`: the CTAs of a cluster, each with a share of the row,
-/// or the first of them alone with a list of candidates. Passes, sums and selections are the same
-/// code for both. Sums are of integers, so their order does not matter.
-///
-/// Code is kept short rather than unrolled: a step runs it once, so that its instructions come from
-/// far away.
+/// or the first of them alone with a list of candidates. Passes, sums and selections are written
+/// once for both. Sums are of integers, so their order does not matter.
 
 #include <cooperative_groups.h>
 
@@ -17,12 +14,7 @@ namespace openspec::choosing {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
-// CTAs per row: what every GPU with clusters takes, or one before compute capability 9.0.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr int kClusterSize = 8;
-#else
-constexpr int kClusterSize = 1;
-#endif
+constexpr int kMaxClusterSize = 8;  // what every GPU with clusters takes
 constexpr int kDigitBits = 10;
 constexpr int kDigits = 1 << kDigitBits;
 constexpr int kListCapacity = 3072;
@@ -35,9 +27,9 @@ struct Shared {
   uint32_t largest[kGroups];         // of the row's groups, as RowWorkspace::largest
   uint32_t coarse_largest[kGroups];
   uint64_t partials[kWarps];
-  uint64_t inbox[2][kClusterSize];
+  uint64_t inbox[2][kMaxClusterSize];
   uint64_t best[kMaxLogprobs];  // candidate keys to report
-  uint64_t sum_above_digit;
+  uint64_t mass_above_digit;
   uint32_t digit;
   uint32_t bound;
   int32_t list_size;
@@ -46,7 +38,11 @@ struct Shared {
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
 
+// Before compute capability 9.0 a "cluster" is one CTA.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ int cluster_size() {
+  return static_cast<int>(cooperative_groups::this_cluster().num_blocks());
+}
 __device__ __forceinline__ int cluster_rank() {
   return static_cast<int>(cooperative_groups::this_cluster().block_rank());
 }
@@ -56,6 +52,7 @@ __device__ __forceinline__ T* on_rank(T* shared, int rank) {
   return cooperative_groups::this_cluster().map_shared_rank(shared, rank);
 }
 #else
+__device__ __forceinline__ int cluster_size() { return 1; }
 __device__ __forceinline__ int cluster_rank() { return 0; }
 __device__ __forceinline__ void cluster_barrier() { __syncthreads(); }
 template <typename T>
@@ -97,15 +94,17 @@ __device__ __forceinline__ void add_shared(uint64_t* sum, uint64_t amount) {
   if (high != 0) atomicAdd(half + 1, high);
 }
 
-/// The CTAs of the row, all of them running. Every thread of all of them makes the same calls.
+/// The CTAs of the row. Every thread of all of them makes the same calls.
 class Cluster {
  public:
-  __device__ explicit Cluster(Shared& shared) : shared_(shared), rank_(cluster_rank()) {}
-  __device__ int rank() const { return rank_; }
-  /// Whether an id of the row belongs to the CTA's share (Source).
-  __device__ bool owns(int32_t id) const {
-    return id / kChunk % kGroups / (kGroups / kClusterSize) == rank_;
+  /// Waits until all CTAs run, so that their shared memory is there.
+  __device__ explicit Cluster(Shared& shared)
+      : shared_(shared), rank_(cluster_rank()), size_(cluster_size()) {
+    cluster_barrier();
   }
+  __device__ int rank() const { return rank_; }
+  __device__ int size() const { return size_; }
+  __device__ bool is_first_thread() const { return rank_ == 0 && threadIdx.x == 0; }
 
   /// What each CTA gives (all its threads the same), by rank. A barrier. Valid until the next but
   /// one: who fills a box has seen everybody arrive at the barrier after its last reading.
@@ -113,122 +112,118 @@ class Cluster {
     uint64_t* box = shared_.inbox[turn_];
     turn_ ^= 1;
     const int to = static_cast<int>(threadIdx.x);
-    if (to < kClusterSize) *on_rank(&box[rank_], to) = mine;
+    if (to < size_) *on_rank(&box[rank_], to) = mine;
     cluster_barrier();
     return box;
+  }
+  __device__ uint64_t sum(uint64_t x) {
+    const uint64_t* all = exchange(block_sum(shared_, x));
+    uint64_t total = 0;
+    for (int rank = 0; rank < size_; ++rank) total += all[rank];
+    return total;
+  }
+  __device__ uint64_t max(uint64_t key) {
+    const uint64_t* all = exchange(block_max(shared_, key));
+    uint64_t best = 0;
+    for (int rank = 0; rank < size_; ++rank) best = max_key(best, all[rank]);
+    return best;
+  }
+  /// The histograms of all CTAs, summed.
+  __device__ const uint64_t* merge_histograms() {
+    cluster_barrier();
+    if (size_ == 1) return shared_.histogram;
+    const int share = kDigits / size_;
+    for (int i = static_cast<int>(threadIdx.x); i < share; i += kThreads) {
+      const int digit = rank_ * share + i;
+      uint64_t total = 0;
+      for (int rank = 0; rank < size_; ++rank) total += on_rank(shared_.histogram, rank)[digit];
+      for (int rank = 0; rank < size_; ++rank) {
+        on_rank(shared_.cluster_histogram, rank)[digit] = total;
+      }
+    }
+    cluster_barrier();
+    return shared_.cluster_histogram;
   }
 
  private:
   Shared& shared_;
   const int rank_;
+  const int size_;
   int turn_ = 0;
 };
 
-/// Logits to go through: a row, of which each CTA of the cluster has a share (of every kGroups
-/// chunks the same run), or a list in the shared memory of the first CTA, which works alone.
-class Source {
+/// A row, or the CTA's share of it: of every kGroups chunks the same run.
+class RowSource {
  public:
-  __device__ static Source row(Shared& shared, Cluster& cluster, const float* values, int size) {
-    return Source(shared, cluster, values, nullptr, size, cluster.rank(), kClusterSize);
-  }
-  __device__ static Source list(Shared& shared, Cluster& cluster, int size) {
-    return Source(shared, cluster, shared.list_values, shared.list_ids, size, 0, 1);
-  }
+  __device__ RowSource(Cluster& cluster, const float* values, int size)
+      : cluster_(cluster), values_(values), size_(size) {}
 
-  /// visit(id, logit) for the CTA's share, in no order.
+  /// visit(id, logit) for the CTA's ids, in no order.
   template <typename Visit>
   __device__ void for_each(const Visit& visit) const {
-    const int share = num_ctas_ == 1 ? kGroups : kGroups / kClusterSize;
+    const int share = kGroups / cluster_.size();
     const int lane = lane_index();
-#pragma unroll 1
-    for (int run = rank_ * share; run * kChunk < size_; run += kGroups) {
-#pragma unroll 1
+    for (int run = cluster_.rank() * share; run * kChunk < size_; run += kGroups) {
       for (int i = warp_index(); i < share; i += 2 * kWarps) {
-        const int first = chunk_id(run + i, lane, 0);
-        const int num_left = size_ - first;
-        if (num_left <= 0) break;
-        // Eight loads at once, then two visits at a time.
-        constexpr int kNextChunk = kWarps * kChunk;
-        const float* from = values_ + first;
-        float value[8];
+        float value[2][4];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const int offset = k / 4 * kNextChunk + k % 4 * kWordStride;
-          value[k] = offset < num_left ? from[offset] : 0.0f;
-        }
-#pragma unroll 1
-        for (int k = 0; k < 8; k += 2) {
-          const int offset = k / 4 * kNextChunk + k % 4 * kWordStride;
-          if (offset < num_left) visit(id_at(first + offset), value[0]);
-          if (offset + kWordStride < num_left) {
-            visit(id_at(first + offset + kWordStride), value[1]);
+        for (int k = 0; k < 2; ++k) {
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            const int32_t id = chunk_id(run + i + k * kWarps, lane, word);
+            value[k][word] = id < size_ ? values_[id] : 0.0f;
           }
+        }
 #pragma unroll
-          for (int next = 0; next < 6; ++next) value[next] = value[next + 2];
+        for (int k = 0; k < 2; ++k) {
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            const int32_t id = chunk_id(run + i + k * kWarps, lane, word);
+            if (id < size_) visit(id, value[k][word]);
+          }
         }
       }
     }
   }
-  __device__ uint64_t sum(uint64_t x) const {
-    x = block_sum(*shared_, x);
-    if (num_ctas_ == 1) return x;
-    const uint64_t* all = cluster_->exchange(x);
-    uint64_t total = 0;
-    for (int rank = 0; rank < kClusterSize; ++rank) total += all[rank];
-    return total;
+  __device__ bool owns(int32_t id) const {
+    const int share = kGroups / cluster_.size();
+    return id / kChunk % kGroups / share == cluster_.rank();
   }
-  __device__ uint64_t max(uint64_t key) const {
-    key = block_max(*shared_, key);
-    if (num_ctas_ == 1) return key;
-    const uint64_t* all = cluster_->exchange(key);
-    uint64_t best = 0;
-    for (int rank = 0; rank < kClusterSize; ++rank) best = max_key(best, all[rank]);
-    return best;
-  }
-  /// The histograms of all CTAs, summed: each sums a share of the digits for everybody.
-  __device__ const uint64_t* merge_histograms() const {
-    if (num_ctas_ == 1) {
-      __syncthreads();
-      return shared_->histogram;
-    }
-    cluster_barrier();
-    constexpr int share = kDigits / kClusterSize;
-    for (int i = static_cast<int>(threadIdx.x); i < share; i += kThreads) {
-      const int digit = rank_ * share + i;
-      uint64_t total = 0;
-      for (int rank = 0; rank < kClusterSize; ++rank) {
-        total += on_rank(shared_->histogram, rank)[digit];
-      }
-#pragma unroll 1
-      for (int rank = 0; rank < kClusterSize; ++rank) {
-        on_rank(shared_->cluster_histogram, rank)[digit] = total;
-      }
-    }
-    cluster_barrier();
-    return shared_->cluster_histogram;
-  }
+  __device__ uint64_t sum(uint64_t x) { return cluster_.sum(x); }
+  __device__ uint64_t max(uint64_t key) { return cluster_.max(key); }
+  __device__ const uint64_t* merge_histograms() { return cluster_.merge_histograms(); }
+  __device__ bool is_first_cta() const { return cluster_.rank() == 0; }
 
  private:
-  __device__ Source(Shared& shared, Cluster& cluster, const float* values, const int32_t* ids,
-                    int size, int rank, int num_ctas)
-      : shared_(&shared),
-        cluster_(&cluster),
-        values_(values),
-        ids_(ids),
-        size_(size),
-        rank_(rank),
-        num_ctas_(num_ctas) {}
-  __device__ int32_t id_at(int place) const { return ids_ == nullptr ? place : ids_[place]; }
-
-  Shared* shared_;
-  Cluster* cluster_;
+  Cluster& cluster_;
   const float* values_;
-  const int32_t* ids_;  // null: the places
-  int size_;
-  int rank_;
-  int num_ctas_;
+  const int size_;
 };
-static_assert(kGroups / kClusterSize % (2 * kWarps) == 0, "chunks in pairs");
+static_assert(kGroups / kMaxClusterSize % (2 * kWarps) == 0, "chunks in pairs");
+
+/// Candidates in the shared memory of the row's first CTA, which alone works on them.
+class ListSource {
+ public:
+  __device__ ListSource(Shared& shared, int size) : shared_(shared), size_(size) {}
+
+  template <typename Visit>
+  __device__ void for_each(const Visit& visit) const {
+    for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads) {
+      visit(shared_.list_ids[i], shared_.list_values[i]);
+    }
+  }
+  __device__ uint64_t sum(uint64_t x) { return block_sum(shared_, x); }
+  __device__ uint64_t max(uint64_t key) { return block_max(shared_, key); }
+  __device__ const uint64_t* merge_histograms() {
+    __syncthreads();
+    return shared_.histogram;
+  }
+  __device__ bool is_first_cta() const { return true; }
+
+ private:
+  Shared& shared_;
+  const int size_;
+};
 
 __device__ inline void clear_list(Shared& shared) {
   __syncthreads();
@@ -248,7 +243,7 @@ __device__ inline int gather_list(Shared& shared, Cluster& cluster) {
   const int mine = shared.list_size;
   const uint64_t* sizes = cluster.exchange(static_cast<uint64_t>(mine));
   int total = 0, begin = 0;
-  for (int rank = 0; rank < kClusterSize; ++rank) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
     if (rank == cluster.rank()) begin = total;
     total += static_cast<int>(sizes[rank]);
   }
@@ -263,66 +258,25 @@ __device__ inline int gather_list(Shared& shared, Cluster& cluster) {
   return total;
 }
 
-/// Where the sum of a histogram from its upper end reaches what is wanted.
-struct Digit {
-  uint64_t total;  // of the histogram
-  uint64_t above;  // sum of the larger digits
-  uint32_t digit;  // of no meaning where the total is less than wanted
-};
-template <typename Wanted>
-__device__ Digit find_digit(Shared& shared, const uint64_t* histogram, const Wanted& wanted_of) {
-  // Each thread takes two digits, the first thread the largest ones.
-  static_assert(kDigits == 2 * kThreads, "two digits per thread");
-  const int thread = static_cast<int>(threadIdx.x);
-  const ulonglong2 pair = reinterpret_cast<const ulonglong2*>(histogram)[kThreads - 1 - thread];
-  const uint64_t mine = pair.x + pair.y;
-  uint64_t through = mine;  // inclusive prefix sum, of the warp at first
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const uint64_t other = __shfl_up_sync(kAllLanes, through, offset);
-    through += lane_index() >= offset ? other : 0;
-  }
-  if (lane_index() == kWarp - 1) shared.partials[warp_index()] = through;
-  __syncthreads();
-  uint64_t total = 0;
-#pragma unroll 4
-  for (int warp = 0; warp < kWarps; ++warp) {
-    through += warp < warp_index() ? shared.partials[warp] : 0;
-    total += shared.partials[warp];
-  }
-  const uint64_t wanted = wanted_of(total);
-  const uint64_t above = through - mine;
-  if (above < wanted && wanted <= through) {
-    const bool is_upper = above + pair.y >= wanted;
-    shared.digit = static_cast<uint32_t>(kDigits - 1 - 2 * thread - (is_upper ? 0 : 1));
-    shared.sum_above_digit = is_upper ? above : above + pair.y;
-  }
-  __syncthreads();
-  return {total, shared.sum_above_digit, shared.digit};
-}
-
 struct Measure {
   uint32_t key;
   uint64_t amount;
 };
 
-/// The largest key k for which the amounts of the keys >= k reach wanted_of(total of all amounts);
-/// 0 where all of them do not. Keys have `bits` bits; with `first_digit_only`, the bits behind the
-/// first digit are 0, so the result is a lower bound. `measure(logit)` gives a logit's key and
-/// amount; what has no amount is as good as absent. Every thread of the source calls.
-template <typename MeasureOf, typename Wanted>
-__device__ uint32_t select_from_top(const Source& source, Shared& shared, int bits,
-                                    bool first_digit_only, const MeasureOf& measure,
-                                    const Wanted& wanted_of) {
+/// The largest key k for which the amounts of the keys >= k reach wanted(total of all amounts); 0
+/// where all of them do not. Keys have `bits` bits; with `first_digit_only`, the digits behind the
+/// first are 0, so the result is a lower bound. `measure(logit)` gives a logit's key and amount;
+/// what has no amount is as good as absent. Every thread of the source calls.
+template <typename Source, typename MeasureOf, typename Wanted>
+__device__ uint32_t select_from_top(Source& source, Shared& shared, int bits, bool first_digit_only,
+                                    const MeasureOf& measure, const Wanted& wanted_of_total) {
+  const int thread = static_cast<int>(threadIdx.x);
   uint64_t wanted = 0;
   uint32_t prefix = 0;
-#pragma unroll 1
   for (int shift = bits; shift > 0;) {
     const int width = min(kDigitBits, shift);
     shift -= width;
-    for (int i = static_cast<int>(threadIdx.x); i < kDigits; i += kThreads) {
-      shared.histogram[i] = 0;
-    }
+    for (int i = thread; i < kDigits; i += kThreads) shared.histogram[i] = 0;
     __syncthreads();
     source.for_each([&](int32_t, float value) {
       const Measure m = measure(value);
@@ -330,13 +284,38 @@ __device__ uint32_t select_from_top(const Source& source, Shared& shared, int bi
       if (m.amount == 0 || (m.key >> shift) >> width != prefix) return;
       add_shared(&shared.histogram[(m.key >> shift) & ((1u << width) - 1)], m.amount);
     });
-    const Digit found = find_digit(shared, source.merge_histograms(), [&](uint64_t total) {
-      if (shift + width == bits) wanted = wanted_of(total);
-      return wanted;
-    });
-    if (found.total < wanted) return 0;  // at the first digit only
-    wanted -= found.above;
-    prefix = prefix << width | found.digit;
+    const uint64_t* histogram = source.merge_histograms();
+
+    // Each thread takes two digits, the first thread the largest ones.
+    static_assert(kDigits == 2 * kThreads, "two digits per thread");
+    const ulonglong2 pair = reinterpret_cast<const ulonglong2*>(histogram)[kThreads - 1 - thread];
+    const uint64_t mine = pair.x + pair.y;
+    uint64_t through = mine;  // inclusive prefix sum, of the warp at first
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const uint64_t other = __shfl_up_sync(kAllLanes, through, offset);
+      through += lane_index() >= offset ? other : 0;
+    }
+    if (lane_index() == kWarp - 1) shared.partials[warp_index()] = through;
+    __syncthreads();
+    uint64_t total = 0;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      through += warp < warp_index() ? shared.partials[warp] : 0;
+      total += shared.partials[warp];
+    }
+    if (shift + width == bits) {
+      wanted = wanted_of_total(total);
+      if (total < wanted) return 0;
+    }
+    const uint64_t above = through - mine;
+    if (above < wanted && wanted <= through) {
+      const bool is_upper = above + pair.y >= wanted;
+      shared.digit = static_cast<uint32_t>(kDigits - 1 - 2 * thread - (is_upper ? 0 : 1));
+      shared.mass_above_digit = is_upper ? above : above + pair.y;
+    }
+    __syncthreads();
+    wanted -= shared.mass_above_digit;
+    prefix = prefix << width | shared.digit;
     if (first_digit_only) return prefix << shift;
   }
   return prefix;
@@ -358,7 +337,6 @@ __device__ inline float bound_of_kth_largest(Shared& shared, int k) {
   const int num_parts = kThreads / num_groups;  // threads that count for one group
   const uint32_t mine = shared.coarse_largest[thread / num_parts];
   int num_larger = 0;
-#pragma unroll 4
   for (int i = thread % num_parts; i < num_groups; i += num_parts) {
     num_larger += shared.coarse_largest[i] > mine ? 1 : 0;
   }
@@ -372,11 +350,10 @@ __device__ inline float bound_of_kth_largest(Shared& shared, int k) {
 
 /// Candidate keys of the best n, best first, into shared.best of the first CTA, whose first warp
 /// may read them. key(id, logit) is 0 for what is not a candidate. Returns how many there are.
-template <typename KeyOf>
-__device__ int best_of(const Source& source, Shared& shared, int n, const KeyOf& key) {
+template <typename Source, typename KeyOf>
+__device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) {
   uint64_t last = ~uint64_t{0};
   int num_found = 0;
-#pragma unroll 1
   for (; num_found < n; ++num_found) {
     uint64_t best = 0;
     source.for_each([&](int32_t id, float value) {

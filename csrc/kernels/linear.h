@@ -34,7 +34,8 @@ struct PackedLinear {
   DType dtype = DType::kBF16;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
   LinearLayout layout = LinearLayout::kLines;
-  int num_splits = 1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
+  int num_splits =
+      1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
 };
 
 inline constexpr int kLinearPanel = 32;       // output columns
@@ -95,11 +96,12 @@ int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_outp
 /// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned.
 ///
 /// One arithmetic for every number of rows, from a decode step to a prefill chunk. With S =
-/// num_inputs / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a split
-/// of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A chain is
-/// one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k, weights as
-/// the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) + c2) + ... in
-/// fp32, the product ((s0 + s1) + s2) + ..., then rounded to the output type. SwiGLU takes silu(gate)
+/// num_inputs / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a
+/// split of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
+/// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
+/// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
+/// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., then rounded to the output type. SwiGLU
+/// takes silu(gate)
 /// * up of the two fp32 products rounded to bf16 first, silu in fp32 and rounded to bf16, as the
 /// Hugging Face reference does.
 ///

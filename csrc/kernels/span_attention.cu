@@ -1,11 +1,14 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
 #include "kernels/span_attention.h"
+#include "kernels/span_attention_lean.cuh"
+#include "kernels/span_attention_lean_plan.cuh"
 #include "kernels/span_attention_plan.cuh"
 #include "kernels/span_attention_tile.cuh"
 
@@ -14,14 +17,6 @@ namespace {
 
 using namespace span_attention;
 
-__device__ __forceinline__ int add_and_order(int32_t* counter) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-               : "=r"(before)
-               : "l"(counter)
-               : "memory");
-  return before;
-}
 __device__ __forceinline__ int load_and_order(const int32_t* counter) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
@@ -230,6 +225,65 @@ int log2_of(int value) {
 
 bool has_wide(const SpanAttentionParams& params) { return params.rows.num_rows >= kMinRowsForWide; }
 
+/// Clusters, and as much shared memory as the lean kernel needs.
+bool device_is_lean() {
+  static const bool is = cuda::overlaps_kernels() &&
+                         cuda::allow_shared_bytes(lean_kernel, kLeanSharedBytes) == cudaSuccess;
+  return is;
+}
+
+/// Whether the lean kernel alone attends to the step: known when a graph is captured.
+bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
+  const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
+  return !params.may_have_trees && params.rows.num_rows <= kMaxLeanRows &&
+         params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
+         device_is_lean();
+}
+
+int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
+  LeanArgs args;
+  args.q = static_cast<const __nv_bfloat16*>(params.q);
+  args.out = static_cast<__nv_bfloat16*>(params.out);
+  args.kv = static_cast<const char*>(params.kv.data);
+  args.num_q_heads = params.num_q_heads;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group_reciprocal = (1u << 16) / args.group + 1;
+  args.num_kv_heads_reciprocal = (1u << 31) / args.num_kv_heads + 1;
+  args.page_size = params.kv.page_size;
+  args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.header = workspace.header;
+  args.items = workspace.lean_items;
+  args.num_arrived = workspace.lean_arrived;
+  args.partial_stats = workspace.partial_stats;
+  args.partial_sums = workspace.partial_sums;
+  cudaLaunchConfig_t config = {};
+  config.blockDim = kLeanThreads;
+  config.dynamicSmemBytes = kLeanSharedBytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = kLeanCtas;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  // As many as fit at once: those left over would come last, with their full share of the work.
+  config.gridDim = kLeanCtas;
+  static const int at_once = [&] {
+    cudaLaunchConfig_t alone = config;
+    alone.attrs = attributes + 1;
+    alone.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &alone) != cudaSuccess) return 1;
+    return std::max(count, 1);
+  }();
+  config.gridDim = kLeanCtas * std::min(at_once, workspace.max_lean_items * params.kv.num_kv_heads);
+  return cudaLaunchKernelEx(&config, lean_kernel, args);
+}
+
 }  // namespace
 
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
@@ -252,11 +306,16 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.has_wide = has_wide(params);
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
+  if (is_lean(params, args.workspace)) {
+    return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
 }
 
 int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
+  const Workspace workspace = workspace_of(params);
+  if (is_lean(params, workspace)) return launch_lean(params, workspace, stream);
   static const int shared_status = [] {
     const int status = cuda::allow_shared_bytes(split_kernel, kSplitSharedBytes);
     return status != cudaSuccess ? status : cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
@@ -274,7 +333,7 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.page_shift = log2_of(params.kv.page_size);
   args.scale = params.scale * static_cast<float>(M_LOG2E);
-  args.workspace = workspace_of(params);
+  args.workspace = workspace;
   const int status = cuda::launch(split_kernel, num_sms() * kSplitCtasPerSm, kThreads,
                                   kSplitSharedBytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;

@@ -26,6 +26,9 @@ struct SpanAttentionParams {
   DType dtype = DType::kF32;
   float* workspace = nullptr;  // span_attention_workspace_bytes_cpu(...)
   int max_tokens = 0;          // longest context (prefix + span) the workspace was sized for
+  // CUDA: false promises that every span is a chain, for then few rows are attended to faster. Rows
+  // of trees would come out as if they were chains.
+  bool may_have_trees = true;
 };
 
 /// Scratch for every thread, and room for the blocks of one long context that several threads
@@ -37,8 +40,8 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
 /// bf16, head_dim 128, num_q_heads / num_kv_heads in [1, 8].
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
                                            int head_dim, int max_tokens);
-/// Lists the step's work in the workspace, from the lengths on the device: once per step, before the
-/// first layer's span_attention_cuda. Only the geometry in `params` counts.
+/// Lists the step's work in the workspace, from the lengths on the device: once per step, before
+/// the first layer's span_attention_cuda. Only the geometry in `params` counts.
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream);
 int span_attention_cuda(const SpanAttentionParams& params, void* stream);
 #endif

@@ -33,6 +33,16 @@ __device__ __forceinline__ int opaque_thread() {
   return thread;
 }
 
+/// Counts one up in global memory, behind this thread's writes and before its reads.
+__device__ __forceinline__ int add_and_order(int32_t* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -100,6 +100,36 @@ struct MergeItem {
   int32_t first_pair;
 };
 
+/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kLeanPairs pairs and
+/// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
+/// and rank + kLeanCtas of the item, and merges one share of the columns.
+constexpr int kLeanCtas = 8;
+constexpr int kLeanBlocks = 16;  // two segments
+constexpr int kLeanPairs = 64;
+// Room for rows in a lean step. With more there may be so many sequences that bytes count, not
+// latencies: measured with 600 tokens each, 4 sequences gain a third, 16 lose a tenth, 64 half.
+constexpr int kMaxLeanRows = 8;
+
+/// What one CTA of an item needs, one cache line.
+struct alignas(128) LeanItem {
+  int32_t tile_row;       // first row of the tile
+  int32_t num_pairs;      // of the tile
+  int32_t first_visible;  // tokens that the tile's first row sees; the next one sees one more
+  int32_t end;            // tokens that the last row sees; keys from here on count as zero
+  int32_t block;          // of the item, the first
+  int32_t num_blocks;     // 0 for tiles that end before the item's blocks
+  // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
+  int32_t num_slots;  // partial results per pair, one per segment
+  int32_t slot_base;  // pair slot where the tile's partial results begin
+  int32_t num_arrivals;
+  int32_t tile_index;
+  int32_t num_segments;  // that any of the tile's rows sees
+  int32_t reserved[5];
+  // For each 8 tokens of both blocks: line of kHeadDim elements in the layer, KV head 0's K.
+  uint32_t lines[2 * kBlockTokens / kLineRows];
+};
+static_assert(sizeof(LeanItem) == 128);
+
 struct Workspace {
   WorkHeader* header;
   WorkItem* items;
@@ -108,11 +138,14 @@ struct Workspace {
   int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
   int32_t* num_merged;    // as num_arrived
   uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
+  LeanItem* lean_items;   // [items, kLeanCtas]
+  int32_t* lean_arrived;  // [tiles, num_kv_heads, kLeanCtas] zero between launches
   float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, kThreads]
   float2* partial_stats;  // [pair slots] maximum, normaliser
   float* partial_sums;    // [pair slots, kHeadDim]
   int32_t num_pair_slots;
   int32_t max_items;
+  int32_t max_lean_items;
 };
 
 /// What the workspace is sized by; every size grows with every field.
@@ -148,6 +181,11 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
   take(workspace.ancestors, rows * kAncestorWords);
+  const size_t lean_rows = rows < kMaxLeanRows ? rows : kMaxLeanRows;
+  const size_t max_lean_items = lean_rows * ((max_blocks + kLeanBlocks - 1) / kLeanBlocks);
+  workspace.max_lean_items = static_cast<int32_t>(max_lean_items);
+  take(workspace.lean_items, max_lean_items * kLeanCtas);
+  take(workspace.lean_arrived, lean_rows * heads * kLeanCtas);
   const size_t split_scratch = kSplitCtasPerSm * kSplitScratch;
   const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch : 0;
   take(workspace.scratch,

@@ -250,7 +250,8 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
                                 .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
                                 .dtype = dtype_,
                                 .workspace = reinterpret_cast<float*>(scratch_.at(at_.attention)),
-                                .max_tokens = limits_.max_tokens};
+                                .max_tokens = limits_.max_tokens,
+                                .may_have_trees = false};  // every draft is a chain so far
 
   ops::embedding(exec, {.token = rows.row_token,
                         .table = embedding_,
