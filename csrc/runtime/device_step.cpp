@@ -223,21 +223,23 @@ void DeviceStep::enqueue(int num_rows, int num_samples) {
 
 #ifdef OPENSPEC_CUDA
 
-namespace {
-StepInput input_of(const std::byte* block, size_t header, size_t spans, size_t slot_updates,
-                   size_t page_updates) {
-  return {.header = reinterpret_cast<const StepHeader*>(block + header),
-          .spans = reinterpret_cast<const StepSpan*>(block + spans),
-          .slot_updates = reinterpret_cast<const SlotUpdate*>(block + slot_updates),
-          .page_updates = reinterpret_cast<const PageUpdate*>(block + page_updates)};
+StepInput DeviceStep::input() {
+  const auto* block = at<std::byte>(scratch_at_.input);
+  return {.header = reinterpret_cast<const StepHeader*>(block + input_.header),
+          .spans = reinterpret_cast<const StepSpan*>(block + input_.spans),
+          .slot_updates = reinterpret_cast<const SlotUpdate*>(block + input_.slot_updates),
+          .page_updates = reinterpret_cast<const PageUpdate*>(block + input_.page_updates)};
 }
-}  // namespace
+
+DeviceStep::Proposals DeviceStep::proposals() {
+  const Scratch& s = scratch_at_;
+  if (num_steps_ahead() > 0) return {at<int32_t>(s.drafts), at<int32_t>(s.num_drafts)};
+  return {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts)};
+}
 
 void DeviceStep::propose(int num_spans) {
   const Scratch& s = scratch_at_;
-  const StepInput input = input_of(at<std::byte>(s.input), input_.header, input_.spans,
-                                   input_.slot_updates, input_.page_updates);
-  device::check(begin_step_cuda({.input = input,
+  device::check(begin_step_cuda({.input = input(),
                                  .table = table_,
                                  .seq = at<int32_t>(s.seq),
                                  .num_wanted = at<int32_t>(s.num_wanted),
@@ -256,40 +258,33 @@ void DeviceStep::propose(int num_spans) {
 
 void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
   const Scratch& s = scratch_at_;
-  const bool from_host = num_steps_ahead() == 0;
-  const auto* input = at<std::byte>(s.input);
-  device::check(
-      layout_rows_cuda(
-          {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
-                             input_.page_updates),
-           .table = table_,
-           .num_wanted = at<int32_t>(s.num_wanted),
-           .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
-                               : at<int32_t>(s.drafts),
-           .num_drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.num_drafts)
-                                   : at<int32_t>(s.num_drafts),
-           .max_spans = num_spans,
-           .max_drafts = std::max(1, context_.config.num_speculative_tokens),
-           .page_size = context_.config.page_size,
-           .vocab_size = context_.config.target.vocab_size,
-           .num_rows = num_rows,
-           .num_samples = num_samples,
-           .row_token = at<int32_t>(s.row_token),
-           .row_position = at<int32_t>(s.row_position),
-           .row_span = at<int32_t>(s.row_span),
-           .row_parent = at<int32_t>(s.row_parent),
-           .row_kv_slot = at<int64_t>(s.row_kv_slot),
-           .span_begin = at<int32_t>(s.span_begin),
-           .span_kv_len = at<int32_t>(s.span_kv_len),
-           .span_seq = at<int32_t>(s.span_seq),
-           .num_offered = at<int32_t>(s.num_offered),
-           .num_granted = at<int32_t>(s.num_granted),
-           .first_choice = at<int32_t>(s.first_choice),
-           .sample_begin = at<int32_t>(s.sample_begin),
-           .sample_row = at<int32_t>(s.sample_row),
-           .score_token = at<int32_t>(s.score_token)},
-          exec_.stream),
-      "layout_rows");
+  device::check(layout_rows_cuda({.input = input(),
+                                  .table = table_,
+                                  .num_wanted = at<int32_t>(s.num_wanted),
+                                  .drafts = proposals().tokens,
+                                  .num_drafts = proposals().counts,
+                                  .max_spans = num_spans,
+                                  .max_drafts = std::max(1, context_.config.num_speculative_tokens),
+                                  .page_size = context_.config.page_size,
+                                  .vocab_size = context_.config.target.vocab_size,
+                                  .num_rows = num_rows,
+                                  .num_samples = num_samples,
+                                  .row_token = at<int32_t>(s.row_token),
+                                  .row_position = at<int32_t>(s.row_position),
+                                  .row_span = at<int32_t>(s.row_span),
+                                  .row_parent = at<int32_t>(s.row_parent),
+                                  .row_kv_slot = at<int64_t>(s.row_kv_slot),
+                                  .span_begin = at<int32_t>(s.span_begin),
+                                  .span_kv_len = at<int32_t>(s.span_kv_len),
+                                  .span_seq = at<int32_t>(s.span_seq),
+                                  .num_offered = at<int32_t>(s.num_offered),
+                                  .num_granted = at<int32_t>(s.num_granted),
+                                  .first_choice = at<int32_t>(s.first_choice),
+                                  .sample_begin = at<int32_t>(s.sample_begin),
+                                  .sample_row = at<int32_t>(s.sample_row),
+                                  .score_token = at<int32_t>(s.score_token)},
+                                 exec_.stream),
+                "layout_rows");
 }
 
 void DeviceStep::score(const RowBatch& rows) {
@@ -325,32 +320,27 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples) {
 void DeviceStep::commit(int num_spans) {
   const Scratch& s = scratch_at_;
   const RunnerConfig& config = context_.config;
-  const bool from_host = num_steps_ahead() == 0;
-  const auto* input = at<std::byte>(s.input);
-  device::check(commit_rows_cuda(
-                    {.input = input_of(input, input_.header, input_.spans, input_.slot_updates,
-                                       input_.page_updates),
-                     .table = table_,
-                     .drafts = from_host ? reinterpret_cast<const int32_t*>(input + input_.drafts)
-                                         : at<int32_t>(s.drafts),
-                     .num_offered = at<int32_t>(s.num_offered),
-                     .num_granted = at<int32_t>(s.num_granted),
-                     .first_choice = at<int32_t>(s.first_choice),
-                     .sample_begin = at<int32_t>(s.sample_begin),
-                     .chosen = at<int32_t>(s.chosen),
-                     .logprob_ids = at<int32_t>(s.logprob_ids),
-                     .logprobs = at<float>(s.logprobs),
-                     .ranks = at<int32_t>(s.ranks),
-                     .num_spans = num_spans,
-                     .max_spans = config.max_num_seqs,
-                     .max_drafts = std::max(1, config.num_speculative_tokens),
-                     .max_samples = config.max_num_batched_tokens,
-                     .outcomes = outcomes_.as<StepOutcome>(),
-                     .tokens = tokens_.as<int32_t>(),
-                     .out_logprob_ids = logprob_ids_.as<int32_t>(),
-                     .out_logprobs = logprobs_.as<float>(),
-                     .out_ranks = ranks_.as<int32_t>()},
-                    exec_.stream),
+  device::check(commit_rows_cuda({.input = input(),
+                                  .table = table_,
+                                  .drafts = proposals().tokens,
+                                  .num_offered = at<int32_t>(s.num_offered),
+                                  .num_granted = at<int32_t>(s.num_granted),
+                                  .first_choice = at<int32_t>(s.first_choice),
+                                  .sample_begin = at<int32_t>(s.sample_begin),
+                                  .chosen = at<int32_t>(s.chosen),
+                                  .logprob_ids = at<int32_t>(s.logprob_ids),
+                                  .logprobs = at<float>(s.logprobs),
+                                  .ranks = at<int32_t>(s.ranks),
+                                  .num_spans = num_spans,
+                                  .max_spans = config.max_num_seqs,
+                                  .max_drafts = std::max(1, config.num_speculative_tokens),
+                                  .max_samples = config.max_num_batched_tokens,
+                                  .outcomes = outcomes_.as<StepOutcome>(),
+                                  .tokens = tokens_.as<int32_t>(),
+                                  .out_logprob_ids = logprob_ids_.as<int32_t>(),
+                                  .out_logprobs = logprobs_.as<float>(),
+                                  .out_ranks = ranks_.as<int32_t>()},
+                                 exec_.stream),
                 "commit_rows");
 }
 

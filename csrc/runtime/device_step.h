@@ -70,6 +70,13 @@ class DeviceStep final : public StepBackend {
   void choose(const RowBatch& rows, int num_samples);
   void commit(int num_spans);
 
+  StepInput input();
+  /// Drafts of the step, [max_num_seqs, K] and [max_num_seqs]: the drafter's on the device, or what
+  /// the host sent with the input.
+  struct Proposals {
+    const int32_t *tokens, *counts;
+  };
+  Proposals proposals();
   int num_spans_of(int num_rows) const;
   /// Rows of the step that serves the lease best, at least what its known tokens need.
   int choose_num_rows(const StepLease& lease) const;
