@@ -38,6 +38,17 @@ inline bool overlaps_kernels() {
   return does;
 }
 
+/// Multiprocessors of the current device; one device per process.
+inline int num_sms() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+    return value;
+  }();
+  return count;
+}
+
 /// Launches `kernel`, which calls both functions above. Returns a cudaError_t.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,

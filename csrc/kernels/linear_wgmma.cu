@@ -65,16 +65,6 @@ bool map_rows(const LinearParams& params, const WgmmaPlan& plan, CUtensorMap* ma
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-int num_sms() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
-    return value;
-  }();
-  return count;
-}
-
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 int num_groups(const WgmmaPlan& plan) { return ceil_div(plan.tile_units, kGroupUnits); }

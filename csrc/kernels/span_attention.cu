@@ -189,20 +189,10 @@ __global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
   queue.close();
 }
 
-int num_sms() {
-  static const int num = [] {
-    int device = 0, count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-  }();
-  return num;
-}
-
 Workspace workspace_of(const SpanAttentionParams& params) {
   Workspace workspace;
   lay_out({params.rows.num_rows, params.rows.num_spans, params.num_q_heads, params.max_tokens,
-           num_sms()},
+           cuda::num_sms()},
           params.workspace, workspace);
   return workspace;
 }
@@ -289,7 +279,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
                                            int /*head_dim*/, int max_tokens) {
   Workspace workspace;
-  return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, num_sms()}, nullptr,
+  return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, cuda::num_sms()}, nullptr,
                  workspace);
 }
 
@@ -302,7 +292,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = params.num_q_heads / params.kv.num_kv_heads;
-  args.num_split_ctas = num_sms() * kSplitCtasPerSm;
+  args.num_split_ctas = cuda::num_sms() * kSplitCtasPerSm;
   args.has_wide = has_wide(params);
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
@@ -334,11 +324,11 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_shift = log2_of(params.kv.page_size);
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.workspace = workspace;
-  const int status = cuda::launch(split_kernel, num_sms() * kSplitCtasPerSm, kThreads,
+  const int status = cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm, kThreads,
                                   kSplitSharedBytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
-  return cuda::launch(wide_kernel, num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes, stream,
-                      args);
+  return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,
+                      stream, args);
 }
 
 }  // namespace openspec
