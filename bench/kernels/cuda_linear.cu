@@ -4,19 +4,22 @@
 //   bench_cuda_linear [--json FILE] [--sweep]
 //
 // The chain has no small kernels between the linears; the engine's benchmark has. `auto` is what
-// linear_cuda chooses, `stream` and `wgmma` are its kernels by themselves. --sweep goes through the
-// plans of both kernels, which decide speed and never bits, and shows the fastest. Medians of
-// replays; a matrix alone is 36 launches with 36 different weights.
+// linear_cuda chooses, `stream` and `wgmma` are its kernels by themselves, `cublas` is cuBLASLt
+// where it was found when building (the same products, rounded to bf16, without SwiGLU). --sweep
+// goes through the plans of both kernels, which decide speed and never bits, and shows the fastest.
+// Medians of replays; a matrix alone is 36 launches with 36 different weights.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,12 +28,16 @@
 #include "kernels/linear_wgmma.h"
 #include "read_bandwidth.h"
 
+#ifdef OPENSPEC_HAS_CUBLASLT
+#include <cublasLt.h>
+#endif
+
 namespace {
 
 using namespace openspec;
 
 constexpr int kNumLayers = 36;
-constexpr int kMaxRows = 256;
+constexpr int kMaxRows = 2048;
 
 #define CHECK_CUDA(call) check_cuda((call), #call)
 void check_cuda(int error, const char* what) {
@@ -265,42 +272,218 @@ void sweep_stream(const Bench& bench) {
   }
 }
 
+#ifdef OPENSPEC_HAS_CUBLASLT
+/// The same products by cuBLASLt, bf16 in and out: of the first algorithms that it proposes for a
+/// shape the fastest.
+class Cublas {
+ public:
+  explicit Cublas(const Bench& bench) : bench_(bench), workspace_(allocate(kWorkspaceBytes)) {
+    check(cublasLtCreate(&handle_), "cublasLtCreate");
+  }
+  ~Cublas() {
+    for (const auto& [key, product] : products_) {
+      cublasLtMatrixLayoutDestroy(product.weights);
+      cublasLtMatrixLayoutDestroy(product.rows);
+      cublasLtMatrixLayoutDestroy(product.out);
+      cublasLtMatmulDescDestroy(product.operation);
+    }
+    cublasLtDestroy(handle_);
+    cudaFree(workspace_);
+  }
+  Cublas(const Cublas&) = delete;
+  Cublas& operator=(const Cublas&) = delete;
+
+  /// Chooses an algorithm for every matrix.
+  void prepare(int num_rows) {
+    for (const Matrix& matrix : bench_.matrices()) {
+      const LinearParams params = matrix.params(0, num_rows, bench_.x());
+      Product product = describe(params);
+      double best_us = 0;
+      for (const cublasLtMatmulAlgo_t& algorithm : propose(product)) {
+        Product tried = product;
+        tried.algorithm = algorithm;
+        const double us = bench_.matrix_us(
+            matrix,
+            [&](const LinearParams& each, cudaStream_t stream) { return run(tried, each, stream); },
+            num_rows, 3);
+        if (best_us == 0 || us < best_us) {
+          best_us = us;
+          product = tried;
+        }
+      }
+      products_[key(params)] = product;
+    }
+  }
+
+  int operator()(const LinearParams& params, cudaStream_t stream) const {
+    return run(products_.at(key(params)), params, stream);
+  }
+
+ private:
+  static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
+  static constexpr int kNumProposals = 8;
+
+  using Key = std::array<int, 3>;
+  struct Product {
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t weights = nullptr, rows = nullptr, out = nullptr;
+    cublasLtMatmulAlgo_t algorithm = {};
+  };
+
+  static void check(cublasStatus_t status, const char* what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    std::fprintf(stderr, "%s: cuBLAS status %d\n", what, static_cast<int>(status));
+    std::exit(1);
+  }
+  static Key key(const LinearParams& params) {
+    return {params.weight.num_outputs, params.weight.num_inputs, params.num_rows};
+  }
+
+  /// In the columns-first terms of cuBLAS: out[N, M] = weights[K, N]^T rows[K, M].
+  static Product describe(const LinearParams& params) {
+    const auto [n, k, m] = key(params);
+    Product product;
+    check(cublasLtMatmulDescCreate(&product.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    check(cublasLtMatmulDescSetAttribute(product.operation, CUBLASLT_MATMUL_DESC_TRANSA,
+                                         &transposed, sizeof transposed),
+          "cublasLtMatmulDescSetAttribute");
+    check(cublasLtMatrixLayoutCreate(&product.weights, CUDA_R_16BF, k, n, k), "weights' layout");
+    check(cublasLtMatrixLayoutCreate(&product.rows, CUDA_R_16BF, k, m, k), "rows' layout");
+    check(cublasLtMatrixLayoutCreate(&product.out, CUDA_R_16BF, n, m, n), "output's layout");
+    return product;
+  }
+
+  std::vector<cublasLtMatmulAlgo_t> propose(const Product& product) const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &kWorkspaceBytes, sizeof kWorkspaceBytes),
+          "cublasLtMatmulPreferenceSetAttribute");
+    std::array<cublasLtMatmulHeuristicResult_t, kNumProposals> results;
+    int count = 0;
+    check(cublasLtMatmulAlgoGetHeuristic(handle_, product.operation, product.weights, product.rows,
+                                         product.out, product.out, preference, kNumProposals,
+                                         results.data(), &count),
+          "cublasLtMatmulAlgoGetHeuristic");
+    cublasLtMatmulPreferenceDestroy(preference);
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    for (int i = 0; i < count; ++i) algorithms.push_back(results[static_cast<size_t>(i)].algo);
+    return algorithms;
+  }
+
+  int run(const Product& product, const LinearParams& params, cudaStream_t stream) const {
+    const float one = 1.0f, zero = 0.0f;
+    void* out = params.partials != nullptr ? params.partials : params.out;
+    check(cublasLtMatmul(handle_, product.operation, &one, params.weight.data, product.weights,
+                         params.x, product.rows, &zero, out, product.out, out, product.out,
+                         &product.algorithm, workspace_, kWorkspaceBytes, stream),
+          "cublasLtMatmul");
+    return cudaSuccess;
+  }
+
+  const Bench& bench_;
+  void* workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<Key, Product> products_;
+};
+#endif
+
+std::string name(const cuda::WgmmaPlan& plan) {
+  std::string text = std::to_string(plan.tile_rows) + "x" + std::to_string(plan.tile_units);
+  if (plan.cluster > 1) text += " pairs";
+  if (plan.num_runs > 0) text += " " + std::to_string(plan.num_runs) + " runs";
+  return text + " " + std::to_string(plan.shared_kib) + " KiB";
+}
+
+/// Plans worth a try for so many rows of a matrix.
+std::vector<cuda::WgmmaPlan> wgmma_plans(const Matrix& matrix, int num_rows) {
+  std::vector<cuda::WgmmaPlan> plans;
+  const int num_units = matrix.num_outputs / kLinearUnit;
+  for (const int tile_rows : {32, 64, 96, 128}) {
+    for (const int cluster : {1, 2}) {
+      const int covered = tile_rows * cluster;
+      if ((cluster == 2 && tile_rows < 96) || covered >= 2 * num_rows) continue;
+      if (covered < num_rows && covered < 128) continue;
+      const int max_runs = num_sms() / cluster / matrix.num_splits();
+      for (int units = 1; units <= 12; ++units) {
+        // Runs: bands of tiles, all multiprocessors, one tile each, two tiles each.
+        for (int runs : {0, max_runs, (num_units + units - 1) / units,
+                         (num_units + 2 * units - 1) / (2 * units)}) {
+          if (runs > max_runs || (runs > 0 && covered < num_rows)) continue;
+          if (runs == max_runs && units > (num_units + runs - 1) / runs) continue;
+          for (const int shared_kib : {104, 114, 128, 168, 226}) {
+            if (shared_kib < 168 && tile_rows > 64) continue;
+            plans.push_back({tile_rows, units, cluster, runs, shared_kib});
+          }
+        }
+      }
+    }
+  }
+  return plans;
+}
+
+/// Every matrix by every plan; then the chain, where blocks of one linear start beside those of the
+/// one before: one matrix after the other takes what is best for the chain, of its fastest plans.
 void sweep_wgmma(const Bench& bench) {
-  std::printf("\nfastest plans of linear_wgmma, us: tile rows x units, cluster, shared KiB\n");
+  constexpr size_t kShown = 4, kTried = 16;
   struct Timed {
     cuda::WgmmaPlan plan;
     double us;
   };
-  for (const Matrix& matrix : bench.matrices()) {
-    for (const int num_rows : {32, 64, 128, 256}) {
-      std::vector<Timed> timed;
-      for (const int tile_rows : {32, 64, 96, 128}) {
-        const bool is_whole = tile_rows >= num_rows && tile_rows < 2 * num_rows;
-        if (!is_whole && (num_rows <= 64 || tile_rows < 96)) continue;
-        for (int units = 1; units <= 12; ++units) {
-          for (const int cluster : {1, 2}) {
-            if (cluster == 2 && (tile_rows < 96 || num_rows <= tile_rows)) continue;
-            for (const int shared_kib : {112, 168, 226}) {
-              const cuda::WgmmaPlan plan = {tile_rows, units, cluster, shared_kib};
-              const Linear linear = [=](const LinearParams& params, cudaStream_t stream) {
-                return cuda::linear_wgmma_as(plan, params, stream);
-              };
-              if (linear(matrix.params(0, 1, bench.x()), nullptr) != cudaSuccess) continue;
-              timed.push_back({plan, bench.matrix_us(matrix, linear, num_rows, 3)});
-            }
-          }
-        }
+  const auto by = [](const cuda::WgmmaPlan& plan) {
+    return [plan](const LinearParams& params, cudaStream_t stream) {
+      return cuda::linear_wgmma_as(plan, params, stream);
+    };
+  };
+  std::printf("\nfastest plans of linear_wgmma, us: tile rows x units\n");
+  for (const int num_rows : {32, 64, 128, 256}) {
+    std::vector<std::vector<Timed>> timed(bench.matrices().size());
+    for (size_t i = 0; i < timed.size(); ++i) {
+      const Matrix& matrix = bench.matrices()[i];
+      for (const cuda::WgmmaPlan& plan : wgmma_plans(matrix, num_rows)) {
+        if (by(plan)(matrix.params(0, num_rows, bench.x()), nullptr) != cudaSuccess) continue;
+        timed[i].push_back({plan, bench.matrix_us(matrix, by(plan), num_rows, 3)});
       }
-      std::sort(timed.begin(), timed.end(),
+      std::sort(timed[i].begin(), timed[i].end(),
                 [](const Timed& a, const Timed& b) { return a.us < b.us; });
+      timed[i].resize(std::min(timed[i].size(), kTried));
       std::printf("%-8s %4d rows", matrix.name, num_rows);
-      for (size_t i = 0; i < std::min<size_t>(timed.size(), 4); ++i) {
-        const cuda::WgmmaPlan& plan = timed[i].plan;
-        std::printf("  %7.2f (%dx%d, %d, %d)", timed[i].us, plan.tile_rows, plan.tile_units,
-                    plan.cluster, plan.shared_kib);
+      for (size_t j = 0; j < std::min(timed[i].size(), kShown); ++j) {
+        std::printf("  %7.2f (%s)", timed[i][j].us, name(timed[i][j].plan).c_str());
       }
       std::printf("\n");
     }
+
+    std::map<const void*, const cuda::WgmmaPlan*> plans;  // by a matrix's output
+    const auto chain_us = [&] {
+      return bench.chain_us(
+          [&](const LinearParams& params, cudaStream_t stream) {
+            const void* out = params.partials != nullptr ? params.partials : params.out;
+            return cuda::linear_wgmma_as(*plans.at(out), params, stream);
+          },
+          num_rows, 5);
+    };
+    for (size_t i = 0; i < timed.size(); ++i) plans[bench.matrices()[i].out] = &timed[i][0].plan;
+    double best_us = chain_us();
+    for (size_t i = 0; i < timed.size(); ++i) {
+      const cuda::WgmmaPlan*& plan = plans[bench.matrices()[i].out];
+      const cuda::WgmmaPlan* best = plan;
+      for (const Timed& other : timed[i]) {
+        plan = &other.plan;
+        const double us = chain_us();
+        if (us >= best_us) continue;
+        best_us = us;
+        best = plan;
+      }
+      plan = best;
+    }
+    std::printf("chain    %4d rows %9.2f", num_rows, best_us);
+    for (const Matrix& matrix : bench.matrices()) {
+      std::printf("  %s (%s)", matrix.name, name(*plans[matrix.out]).c_str());
+    }
+    std::printf("\n");
   }
 }
 
@@ -335,19 +518,32 @@ int main(int argc, char** argv) {
     results.push_back(result);
     print(result);
   };
-  for (const int num_rows : {1, 8, 16, 24, 32, 48, 64, 128, 256}) {
+  const auto add_all = [&](const std::string& name, const Linear& linear, int num_rows) {
+    add({"chain", name, num_rows, bench.chain_us(linear, num_rows),
+         bench.floor_us(bench.weight_bytes()), bench.weight_bytes()});
+    for (const Matrix& matrix : bench.matrices()) {
+      add({matrix.name, name, num_rows, bench.matrix_us(matrix, linear, num_rows),
+           bench.floor_us(matrix.bytes()), matrix.bytes()});
+    }
+  };
+  for (const int num_rows : {1, 8, 16, 24, 25, 32, 48, 64, 96, 128, 192, 256, 2048}) {
     for (const Kernel& kernel : kernels) {
       const std::string name = kernel.name;
       if (name == "wgmma" && (!has_wgmma || num_rows < 16)) continue;
       if (name == "stream" && (num_rows < 24 || num_rows > 64)) continue;
-      add({"chain", name, num_rows, bench.chain_us(kernel.linear, num_rows),
-           bench.floor_us(bench.weight_bytes()), bench.weight_bytes()});
-      for (const Matrix& matrix : bench.matrices()) {
-        add({matrix.name, name, num_rows, bench.matrix_us(matrix, kernel.linear, num_rows),
-             bench.floor_us(matrix.bytes()), matrix.bytes()});
-      }
+      add_all(name, kernel.linear, num_rows);
     }
   }
+#ifdef OPENSPEC_HAS_CUBLASLT
+  Cublas cublas(bench);
+  const Linear by_cublas = [&](const LinearParams& p, cudaStream_t s) { return cublas(p, s); };
+  for (const int num_rows : {1, 16, 64, 128, 256, 2048}) {
+    cublas.prepare(num_rows);
+    add_all("cublas", by_cublas, num_rows);
+  }
+#else
+  std::printf("built without cuBLASLt: no comparison with it\n");
+#endif
   if (json != nullptr) write_json(json, bench, results);
   if (is_sweep) {
     sweep_stream(bench);

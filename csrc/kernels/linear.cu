@@ -73,6 +73,7 @@ Variant fixed_variant(int num_tiles, int num_steps) {
   }
   if (num_tiles == 2) return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32>(num_steps);
   if (num_tiles == 3) return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps);
+  if (num_tiles == 4) return fixed_variant<4, 4, 6, 8, 16, 19, 20>(num_steps);
   return {};
 }
 
@@ -172,6 +173,16 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
     shared_bytes += geometry.num_slots * variant.bytes_per_slot;
   }
 
+  // Matrices whose splits stay apart take more than half of an SM's shared memory, the others less.
+  // In a model they alternate, so wherever a block of one kind lives, another of its kind does not
+  // fit and one of the next kernel does: every kernel gets one block on every SM, and its weights
+  // are under way before the kernel ahead of it is done. Where two blocks of one matrix share an SM
+  // another SM has none, and a step takes a quarter longer.
+  const int more_than_half = device.shared_per_sm / 2 - kReservedBytes + 128;
+  if (is_apart && fits_half && more_than_half <= device.shared_per_block) {
+    shared_bytes = std::max(shared_bytes, more_than_half);
+  }
+
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
   const int num_splits_apart = is_apart ? weight.num_splits : 1;
   const int num_blocks = device.num_sms * (fits_half ? plan.blocks_per_sm : 1);
@@ -209,8 +220,11 @@ int linear_cuda(const LinearParams& params, void* stream) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
-  if (!cuda::linear_stream_has_registers(params) &&
-      cuda::linear_wgmma_takes(weight, params.num_rows)) {
+  // Rows up to which nothing is faster than streaming with the activations in registers. For a
+  // tile more there are registers too, but then no other block fits beside these.
+  constexpr int kStreamRows = 24;
+  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
+  if (!streams && cuda::linear_wgmma_takes(weight, params.num_rows)) {
     return cuda::linear_wgmma(params, stream);
   }
   return cuda::linear_stream(params, stream);

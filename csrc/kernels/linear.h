@@ -66,8 +66,10 @@ struct LinearParams {
   int num_rows = 0;
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
-  float* workspace =
-      nullptr;  // linear_workspace_bytes_cpu(...) bytes, may be null if 0; 64-byte aligned
+  // CPU: linear_workspace_bytes_cpu(...) bytes, may be null if 0; 64-byte aligned. CUDA:
+  // kLinearWorkspaceBytesCuda, zero before the first launch and not shared by launches that may
+  // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
+  float* workspace = nullptr;
   // CUDA, without epilogue: where given, the sums of the splits are written here instead of `out`,
   // for the next op to add in order: [weight.num_splits, num_rows, num_outputs].
   float* partials = nullptr;
@@ -80,6 +82,7 @@ void linear_cpu(const ExecContext& exec, const LinearParams& params);
 #ifdef OPENSPEC_CUDA
 inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
 inline constexpr int kLinearChains = 8;  // chains of a split
+inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 
 /// Parts that a matrix of this shape is split into where its sums may stay apart (o and down): a
 /// function of the shape alone, since it decides the order of summation.

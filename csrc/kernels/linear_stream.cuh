@@ -35,10 +35,10 @@ struct StreamGeometry {
 
 /// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
 /// added up while the next unit's are written.
-template <int kTiles>
+template <int kTiles, int kNumBuffers = kTiles <= 3 ? 2 : 1>
 struct SumLayout {
   static constexpr int kRows = 8 * kTiles;
-  static constexpr int kBuffers = kTiles <= 3 ? 2 : 1;
+  static constexpr int kBuffers = kNumBuffers;
   static constexpr int kPitch = kLinearUnit + 4;  // spreads the rows of a fragment over the banks
   static constexpr int kBufferFloats = kRows * kPitch;
   static constexpr int kChainFloats = kBuffers * kBufferFloats;

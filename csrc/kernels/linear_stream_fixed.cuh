@@ -39,9 +39,11 @@ struct ChainRing {
   static constexpr int barrier(int slot) { return kPartBytes + slot * kSlotBarrierBytes; }
 };
 
+inline constexpr int kClaimBytes = 16;
+
 template <int kTiles, int kSteps>
 constexpr int fixed_shared_bytes() {
-  return SumLayout<kTiles>::kBytes + kStreamWarps * ChainRing<kSteps>::kBytes;
+  return SumLayout<kTiles, 2>::kBytes + kStreamWarps * ChainRing<kSteps>::kBytes + kClaimBytes;
 }
 
 template <int kTiles, int kSteps>
@@ -49,8 +51,7 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
                                              const StreamGeometry& geometry) {
   allow_next_kernel();
   using Ring = ChainRing<kSteps>;
-  using Sums = SumLayout<kTiles>;
-  static_assert(Sums::kBuffers == 2);
+  using Sums = SumLayout<kTiles, 2>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
 
@@ -58,11 +59,23 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   const int split = blockIdx.x % weight.num_splits;  // 0 without partials
   const int first_unit = blockIdx.x / weight.num_splits;
   const int unit_stride = geometry.num_streams;
+  const int num_units = weight.num_outputs / kLinearUnit;
   const int first_step = (split * kLinearChains + warp) * kSteps;
-  int num_left = (weight.num_outputs / kLinearUnit - first_unit + unit_stride - 1) / unit_stride;
+  // The unit being multiplied, those in the ring behind it, and the one that goes there next. The
+  // first ones are this block's by its number, for their weights are to be under way before the
+  // kernel before this one is done; which block multiplies the others is decided by who comes
+  // first. So a block that shares its SM with another one, or starts late, takes fewer.
+  constexpr int kAhead = Ring::kRecords;
+  int units[kAhead + 1];
+#pragma unroll
+  for (int i = 0; i <= kAhead; ++i) units[i] = first_unit + i * unit_stride;
+  const bool claims_units = params.workspace != nullptr;
+  auto* const claims = reinterpret_cast<uint32_t*>(params.workspace) + split;
 
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t sums = shared_address(shared);
+  // The next claim, in two places by turns: one is read while the other is written.
+  auto* const claim = reinterpret_cast<int*>(shared + Sums::kBytes + kStreamWarps * Ring::kBytes);
   const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
   const uint32_t ring = sums + Sums::kBytes + warp * Ring::kBytes;
   if (lane == 0) {
@@ -77,10 +90,10 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   }
   __syncwarp();
 
-  // What goes into a record next.
   const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
-  const uint8_t* next = static_cast<const uint8_t*>(weight.data) + first_unit * unit_bytes +
-                        static_cast<int64_t>(first_step) * kLinearStepBytes;
+  const uint8_t* const first_weights = static_cast<const uint8_t*>(weight.data) +
+                                       static_cast<int64_t>(first_step) * kLinearStepBytes;
+  const uint8_t* next = nullptr;  // what goes into a record next
   constexpr bool kIsReadOnce = true;
   const auto fill = [&](uint32_t record, int slot) {
     const int begin = Ring::slot_begin(slot);
@@ -88,16 +101,12 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
         record + begin * kLinearStepBytes, record + Ring::barrier(slot),
         next + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
   };
-  const auto advance = [&](int part) {
-    next += part + 1 < Ring::kParts
-                ? Ring::kPartBytes
-                : unit_stride * unit_bytes - (Ring::kParts - 1) * Ring::kPartBytes;
-  };
-#pragma unroll 1
-  for (int i = 0; i < min(num_left, Ring::kRecords); ++i) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (units[i] >= num_units) break;
+    next = first_weights + units[i] * unit_bytes;
 #pragma unroll
     for (int slot = 0; slot < Ring::kSlots; ++slot) fill(ring + i * Ring::kRecordBytes, slot);
-    advance(0);
   }
 
   // A thread adds up and writes one output of a unit, of row thread / 16 (and 16 rows on).
@@ -110,8 +119,8 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   const uint32_t to_sums = own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4;
   const OutputLayout layout(params);
   uint8_t* const out = layout.data + layout.at(static_cast<int64_t>(split) * params.num_rows, 0, 0);
-  auto at = static_cast<uint32_t>(layout.at(row, first_unit, output));  // 24 rows: below 4 GB
-  const uint32_t at_stride = unit_stride * layout.unit_columns * layout.element_bytes;
+  const auto first_at = static_cast<uint32_t>(layout.at(row, 0, output));  // few rows: below 4 GB
+  const uint32_t unit_at = layout.unit_columns * layout.element_bytes;
 
   wait_for_previous_kernel();
   RegisterActivations<kTiles, kSteps> activations;
@@ -120,7 +129,11 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
       first_step, lane);
   // The ring is full and the memory would idle until the activations are there; more than this
   // would hold up the first refills.
-  if (Ring::kParts > 1 || num_left > Ring::kRecords) prefetch_slot(next, Ring::slot_end(0), lane);
+  if (Ring::kParts > 1) {
+    prefetch_slot(next + Ring::kPartBytes, Ring::slot_end(0), lane);
+  } else if (units[kAhead] < num_units) {
+    prefetch_slot(first_weights + units[kAhead] * unit_bytes, Ring::slot_end(0), lane);
+  }
 
   uint32_t record = ring;
   uint32_t parity = 0;
@@ -128,9 +141,19 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   // The first unit apart: it begins as soon as the first activations are there.
   const auto add_unit = [&](auto is_first) {
     float accumulators[kTiles][4] = {};
+    const bool has_next = units[kAhead] < num_units;
+    // Asked for now, needed when this unit is done.
+    int claimed = units[kAhead] + unit_stride;
+    if (claims_units && has_next && threadIdx.x == 0) {
+      claimed =
+          (kAhead + 1) * unit_stride + atomicInc(claims, num_units - kAhead * unit_stride - 1);
+    }
 #pragma unroll
     for (int part = 0; part < Ring::kParts; ++part) {
-      const bool refills = part + 1 < Ring::kParts || num_left > Ring::kRecords;
+      const bool refills = part + 1 < Ring::kParts || has_next;
+      // A record's second half comes while its first is multiplied; then the next unit.
+      next = part + 1 < Ring::kParts ? first_weights + units[0] * unit_bytes + Ring::kPartBytes
+                                     : first_weights + units[kAhead] * unit_bytes;
 #pragma unroll
       for (int slot = 0; slot < Ring::kSlots; ++slot) {
         const int part_step = part * Ring::kPartSteps;
@@ -154,7 +177,6 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
         __syncwarp();  // every lane is done with the slot
         if (refills) fill(record, slot);
       }
-      advance((part + 1) % Ring::kParts);
       if constexpr (Ring::kRecords == 1) {
         parity ^= 1;
       } else {
@@ -174,7 +196,12 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
                      accumulators[tile][i]);
       }
     }
+    if (claims_units && threadIdx.x == 0) claim[buffer != 0] = has_next ? claimed : num_units;
     __syncthreads();
+    const uint32_t at = first_at + units[0] * unit_at;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
+    units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
@@ -188,12 +215,11 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
       const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
       write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written, sum);
     }
-    at += at_stride;
     buffer ^= Sums::kBufferFloats * 4;
   };
   add_unit(std::true_type{});
 #pragma unroll 1
-  while (--num_left > 0) add_unit(std::false_type{});
+  while (units[0] < num_units) add_unit(std::false_type{});
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
@@ -211,6 +237,10 @@ template <int kTiles, int kSteps>
 __global__ void __maxnreg__(168) fixed_kernel_168(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
 
 template <int kTiles, int kSteps>
 constexpr auto fixed_kernel() {
@@ -219,8 +249,10 @@ constexpr auto fixed_kernel() {
     return fixed_kernel_80<kTiles, kSteps>;
   } else if constexpr (kHeld <= 96) {
     return fixed_kernel_112<kTiles, kSteps>;
-  } else {
+  } else if constexpr (kHeld <= 152) {
     return fixed_kernel_168<kTiles, kSteps>;
+  } else {
+    return fixed_kernel_240<kTiles, kSteps>;
   }
 }
 

@@ -78,11 +78,12 @@ struct StreamPlan {
 };
 
 /// linear_cuda by streaming the weights through mma.sync: any shape, any number of rows, sm_80 and
-/// newer. Made for up to 24 rows; beyond, it is there for what linear_wgmma does not take.
+/// newer. Made for up to 24 rows, without wgmma 32; beyond, it is there for what linear_wgmma does
+/// not take.
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan = {});
 
-/// Whether linear_stream keeps these activations in registers: then nothing is faster. Up to 24
-/// rows for most of the Qwen3 models' matrices.
+/// Whether linear_stream keeps these activations in registers, as for up to 32 rows with most of
+/// the Qwen3 models' matrices. Up to 24 nothing is faster.
 bool linear_stream_has_registers(const LinearParams& params);
 
 /// linear_cuda by wgmma: the shapes and numbers of rows that linear_wgmma_takes. The same bits.

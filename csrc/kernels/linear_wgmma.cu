@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/launch.cuh"
 #include "kernels/linear_tiles.cuh"
@@ -38,13 +39,13 @@ EncodeTiled encode_tiled() {
 }
 
 /// [units][octets of k][16 outputs][8 k], seen as octets of units of 128 elements.
-bool map_weights(const PackedLinear& weight, const WgmmaPlan& plan, CUtensorMap* map) {
+bool map_weights(const PackedLinear& weight, int box_units, int cluster, CUtensorMap* map) {
   const cuuint64_t num_octets = weight.num_inputs / 8;
   const cuuint64_t sizes[] = {
       kLinearUnit * 8, static_cast<cuuint64_t>(weight.num_outputs / kLinearUnit), num_octets};
   const cuuint64_t strides[] = {num_octets * kOctetUnitBytes, kOctetUnitBytes};
-  const cuuint32_t box[] = {kLinearUnit * 8, static_cast<cuuint32_t>(plan.tile_units),
-                            static_cast<cuuint32_t>(kStageOctets / plan.cluster)};
+  const cuuint32_t box[] = {kLinearUnit * 8, static_cast<cuuint32_t>(box_units),
+                            static_cast<cuuint32_t>(kStageOctets / cluster)};
   const cuuint32_t every[] = {1, 1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(weight.data),
                         sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -79,7 +80,8 @@ bool writes_f32(const LinearParams& params) {
 
 int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
   const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
-  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, writes_f32(params));
+  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, writes_f32(params),
+                                               params.weight.epilogue == LinearEpilogue::kSwiGlu);
 }
 
 int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
@@ -87,16 +89,23 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   return std::min(kMaxStages, bytes / stage_bytes(plan));
 }
 
+/// All of the memory as shared memory, or blocks of the next kernel would not start beside these.
+template <typename Kernel>
+int prepare(Kernel* kernel) {
+  const int raised = allow_shared_bytes(kernel, kSharedKib * 1024);
+  if (raised != cudaSuccess) return raised;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+/// Units of the last tile of a run.
+int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
+
 template <int kRows, int kCluster>
 int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  const auto kernel = linear_wgmma_kernel<kRows, kCluster>;
-  static const int allowed = allow_shared_bytes(kernel, kSharedKib * 1024);
-  if (allowed != cudaSuccess) return allowed;
-  CUtensorMap weights, rows;
-  if (!map_weights(params.weight, plan, &weights) || !map_rows(params, plan, &rows)) {
-    return cudaErrorInvalidValue;
-  }
-
+  constexpr auto kernel = wgmma_kernel<kRows, kCluster>();
+  static const int prepared = prepare(kernel);
+  if (prepared != cudaSuccess) return prepared;
   Job job = {};
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
@@ -107,21 +116,39 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   job.is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
   job.is_f32 = writes_f32(params);
   job.tile_units = plan.tile_units;
-  job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
-  job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
-  job.band = std::max(1, kBandRows / (kRows * kCluster));
-  job.num_tiles = job.num_unit_tiles * job.num_row_tiles * (job.is_split ? job.num_splits : 1);
   job.num_stages = num_stages(plan, params);
   // A stage is given back while the next one is read.
   if (job.num_stages < 2) return cudaErrorInvalidValue;
 
-  const int num_clusters = std::min(job.num_tiles, num_sms() / kCluster);
-  const int threads = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
+  const int num_splits = job.is_split ? job.num_splits : 1;
+  job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
+  int num_clusters = num_sms() / kCluster;
+  int shorter_units = plan.tile_units;
+  if (job.num_row_tiles == 1 && plan.num_runs > 0) {
+    job.num_runs = std::min(plan.num_runs, job.num_units);
+    job.last_units = last_units(ceil_div(job.num_units, job.num_runs), plan.tile_units);
+    shorter_units = last_units(job.num_units / job.num_runs, plan.tile_units);
+    num_clusters = job.num_runs * num_splits;
+  } else {
+    job.last_units = plan.tile_units;
+    job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
+    job.band = std::max(1, kBandRows / (kRows * kCluster));
+    job.num_tiles = job.num_unit_tiles * job.num_row_tiles * num_splits;
+    num_clusters = std::min(num_clusters, job.num_tiles);
+  }
+  WeightMaps weights;
+  CUtensorMap rows;
+  if (!map_weights(params.weight, plan.tile_units, kCluster, &weights.whole) ||
+      !map_weights(params.weight, job.last_units, kCluster, &weights.last) ||
+      !map_weights(params.weight, shorter_units, kCluster, &weights.shorter) ||
+      !map_rows(params, plan, &rows)) {
+    return cudaErrorInvalidValue;
+  }
+
   cudaLaunchConfig_t config = {};
   config.gridDim = num_clusters * kCluster;
-  config.blockDim = threads;
-  config.dynamicSmemBytes =
-      kAlignment + job.num_stages * stage_bytes(plan) + buffer_bytes(plan, params);
+  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
+  config.dynamicSmemBytes = plan.shared_kib * 1024;
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -145,7 +172,7 @@ bool has_wgmma() {
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (major != 9 || minor != 0) return false;
     cudaFuncAttributes attributes = {};
-    if (cudaFuncGetAttributes(&attributes, linear_wgmma_kernel<64, 1>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, wgmma_kernel<64, 1>()) != cudaSuccess) {
       cudaGetLastError();
       return false;
     }
@@ -154,8 +181,8 @@ bool has_wgmma() {
   return has;
 }
 
-/// Nanoseconds that a plan takes, roughly: what a block computes and takes in, what all blocks take
-/// in. Memory is left out, for it is the same for all plans.
+/// Nanoseconds that bands of tiles take, roughly: what a block computes and takes in, what all
+/// blocks take in. Memory is left out, for it is the same for all plans.
 double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kNsPerCycle = 1 / 1.6;
   constexpr double kProductsPerCycle = 2048 * 0.85;  // multiplications and additions of an SM
@@ -178,21 +205,31 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   return std::max(num_rounds * std::max(compute, intake), cache) + num_rounds * kTileNs;
 }
 
-}  // namespace
+/// How a cluster's tiles have all rows, for as few as that takes.
+constexpr struct RunForm {
+  int tile_rows, cluster;
+} kRunForms[] = {{32, 1}, {64, 1}, {96, 1}, {128, 1}, {96, 2}, {128, 2}};
 
-WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
+/// Shared memory of a block with a run.
+int run_shared_kib(const WgmmaPlan& plan, const LinearParams& params) {
+  if (plan.tile_rows > 64) return kSharedKib;
+  if (plan.tile_rows > 32) return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
+  // So little that blocks of the next linear start beside these. Matrices whose splits stay apart
+  // take more than half of an SM's, the others less: see linear_stream.
+  if (params.partials != nullptr) return 114;
+  WgmmaPlan tried = plan;
+  tried.shared_kib = 104;
+  return num_stages(tried, params) >= kMinStages ? 104 : 120;
+}
+
+/// For many rows: the fastest by a model of what limits a block and the device.
+WgmmaPlan band_plan(const LinearParams& params) {
   WgmmaPlan best;
   double best_time = 0;
-  for (const int tile_rows : {32, 64, 96, 128}) {
-    // Small tiles are for as few rows: several of them would read the weights as often.
-    if (tile_rows < 96 && params.num_rows > tile_rows) continue;
+  for (const int tile_rows : {96, 128}) {
     for (const int cluster : {1, 2}) {
-      if (cluster == 2 && params.num_rows <= tile_rows) continue;
       for (int tile_units = 1; tile_units <= kMaxUnits; ++tile_units) {
-        WgmmaPlan plan = {tile_rows, tile_units, cluster, kSharedKib};
-        // Up to two groups leave registers for another linear on the SM, three for a small kernel;
-        // so leave them shared memory as well.
-        if (tile_rows <= 64) plan.shared_kib = tile_units <= 2 * kGroupUnits ? 112 : 176;
+        const WgmmaPlan plan = {tile_rows, tile_units, cluster};
         if (num_stages(plan, params) < kMinStages) continue;
         const double time = estimate(plan, params);
         if (best.tile_rows == 0 || time < best_time) {
@@ -203,6 +240,33 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
     }
   }
   return best;
+}
+
+}  // namespace
+
+WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
+  const RunForm* form = kRunForms;
+  while (form != std::end(kRunForms) && form->tile_rows * form->cluster < params.num_rows) ++form;
+  if (form == std::end(kRunForms)) return band_plan(params);
+
+  // One run for every multiprocessor. With many rows it has at least what a warpgroup multiplies
+  // anyway: otherwise reading the rows, which every block does, is what takes the time.
+  WgmmaPlan plan;
+  plan.tile_rows = form->tile_rows;
+  plan.cluster = form->cluster;
+  const int num_units = params.weight.num_outputs / kLinearUnit;
+  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
+  const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
+  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
+                             std::max(1, ceil_div(num_units, min_units)));
+  const int run_units = ceil_div(num_units, plan.num_runs);
+  const int num_tiles = ceil_div(run_units, kMaxUnits);
+  plan.tile_units = ceil_div(run_units, num_tiles);
+  if (plan.tile_rows > 64 && num_tiles > 1) {  // multiplying takes the time: whole warpgroups
+    plan.tile_units = ceil_div(plan.tile_units, kGroupUnits) * kGroupUnits;
+  }
+  plan.shared_kib = run_shared_kib(plan, params);
+  return plan;
 }
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {

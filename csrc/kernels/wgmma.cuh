@@ -16,8 +16,11 @@
 #ifdef OPENSPEC_HAS_WGMMA
 namespace openspec::cuda::wgmma {
 
+/// Hidden from the compiler, which would work the address out anew wherever it is used.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  asm volatile("" : "+r"(address));
+  return address;
 }
 
 // --- Barriers ----------------------------------------------------------------------------
@@ -104,6 +107,17 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+/// How the second-level cache treats what a copy reads: as usual, or as the first to go.
+__device__ __forceinline__ uint64_t cache_policy(bool is_read_once) {
+  uint64_t policy;
+  if (is_read_once) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  }
+  return policy;
+}
+
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y,
                                          uint32_t barrier) {
   asm volatile(
@@ -114,21 +128,23 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
 }
 
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y, int z,
-                                         uint32_t barrier) {
+                                         uint32_t barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
 
 /// To the same place in every block of `ranks`, each of whose barriers hears of it.
 __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& map, int x, int y,
-                                                int z, uint32_t barrier, uint16_t ranks) {
+                                                int z, uint32_t barrier, uint32_t ranks,
+                                                uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(ranks)
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(static_cast<uint16_t>(ranks)),
+      "l"(policy)
       : "memory");
 }
 
@@ -141,6 +157,12 @@ __device__ __forceinline__ void pin(float (&values)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(values[i])::"memory");
+}
+
 /// Orders the warpgroup's own accesses to accumulators before the products that follow.
 __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -149,6 +171,12 @@ __device__ __forceinline__ void begin_products() {
 /// Closes a group of products.
 __device__ __forceinline__ void end_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/// Shows the thread's writes to shared memory to products and tensor copies that come after it, or
+/// after a barrier behind it.
+__device__ __forceinline__ void publish_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /// Waits for all groups but the last kPending.
@@ -224,6 +252,64 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, u
   }
 }
 
+// Chains of which the first product writes its sums without reading them, not even as far as the
+// compiler knows; and whether b is contiguous along its rows instead of along k.
+#define OPENSPEC_WGMMA_NEW_4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define OPENSPEC_WGMMA_NEW_16(i)                                                     \
+  OPENSPEC_WGMMA_NEW_4(i), OPENSPEC_WGMMA_NEW_4(i + 4), OPENSPEC_WGMMA_NEW_4(i + 8), \
+      OPENSPEC_WGMMA_NEW_4(i + 12)
+#define OPENSPEC_WGMMA_CHAIN(columns, places, a_place, b_place, is_kept, is_along_rows, inputs, \
+                             ...)                                                               \
+  asm volatile(                                                                                 \
+      "{\n"                                                                                     \
+      ".reg .pred keep;\n"                                                                      \
+      "setp.ne.b32 keep, " is_kept                                                              \
+      ", 0;\n"                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" places "}, " a_place    \
+      ", " b_place ", keep, 1, 1, " is_along_rows                                               \
+      ";\n"                                                                                     \
+      "}"                                                                                       \
+      : __VA_ARGS__                                                                             \
+      : inputs, "l"(b))
+#define OPENSPEC_WGMMA_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+/// d = a b^T + (kIsFirst ? 0 : d) with 64 columns, as multiply() but for kIsFirst.
+template <bool kIsFirst>
+__device__ __forceinline__ void multiply_64(float (&d)[32], uint64_t a, uint64_t b) {
+  if constexpr (kIsFirst) {
+    OPENSPEC_WGMMA_CHAIN("64", OPENSPEC_WGMMA_PLACES_32, "%32", "%33", "0", "0, 0", "l"(a),
+                         OPENSPEC_WGMMA_NEW_16(0), OPENSPEC_WGMMA_NEW_16(16));
+  } else {
+    OPENSPEC_WGMMA_CHAIN("64", OPENSPEC_WGMMA_PLACES_32, "%32", "%33", "1", "0, 0", "l"(a),
+                         OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16));
+  }
+}
+
+/// 136 columns, a in registers: lane l of warp w holds columns 2 (l % 4) and the next of rows
+/// 16 w + l / 4 and that + 8, then columns 8 further of both; they are taken until wait_products.
+/// b is contiguous along its rows: in the swizzle of 128 bytes 64 rows of b by 8 k are 1024 bytes,
+/// `group_stride` of describe_form leads to the other 8 k and `k_stride` of describe_place to the
+/// next 64 rows.
+template <bool kIsFirst>
+__device__ __forceinline__ void multiply_136_along_rows(float (&d)[68], const uint32_t (&a)[4],
+                                                        uint64_t b) {
+  if constexpr (kIsFirst) {
+    OPENSPEC_WGMMA_CHAIN(
+        "136", OPENSPEC_WGMMA_PLACES_64 ", %64, %65, %66, %67", "{%68, %69, %70, %71}", "%72", "0",
+        "1", OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_NEW_16(0), OPENSPEC_WGMMA_NEW_16(16),
+        OPENSPEC_WGMMA_NEW_16(32), OPENSPEC_WGMMA_NEW_16(48), OPENSPEC_WGMMA_NEW_4(64));
+  } else {
+    OPENSPEC_WGMMA_CHAIN(
+        "136", OPENSPEC_WGMMA_PLACES_64 ", %64, %65, %66, %67", "{%68, %69, %70, %71}", "%72", "1",
+        "1", OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+        OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48), OPENSPEC_WGMMA_SUMS_4(64));
+  }
+}
+
+#undef OPENSPEC_WGMMA_NEW_4
+#undef OPENSPEC_WGMMA_NEW_16
+#undef OPENSPEC_WGMMA_CHAIN
+#undef OPENSPEC_WGMMA_REGISTERS
 #undef OPENSPEC_WGMMA_PLACES_16
 #undef OPENSPEC_WGMMA_PLACES_32
 #undef OPENSPEC_WGMMA_PLACES_48

@@ -146,7 +146,8 @@ void check_same(const std::vector<uint8_t>& got, const std::vector<uint8_t>& wan
 
 std::string name(const cuda::WgmmaPlan& plan) {
   return "tiles of " + std::to_string(plan.tile_rows) + " rows x " +
-         std::to_string(plan.tile_units) + " units, cluster " + std::to_string(plan.cluster);
+         std::to_string(plan.tile_units) + " units, cluster " + std::to_string(plan.cluster) +
+         ", " + std::to_string(plan.num_runs) + " runs";
 }
 
 std::vector<Out> outs(const Shape& shape) {
@@ -241,9 +242,12 @@ TEST(every_plan_has_the_bits_of_the_streaming_kernel) {
           for (const int cluster : {1, 2}) {
             if (cluster == 2 && tile_rows < 96) continue;
             for (int tile_units = 1; tile_units <= 12; ++tile_units) {
-              const cuda::WgmmaPlan plan = {tile_rows, tile_units, cluster};
-              check_same(run_wgmma(matrix, x.data(), num_rows, out, plan), want, matrix, out,
-                         std::to_string(num_rows) + " rows, " + name(plan));
+              for (const int num_runs : {0, 7}) {
+                if (num_runs > 0 && num_rows > tile_rows * cluster) continue;
+                const cuda::WgmmaPlan plan = {tile_rows, tile_units, cluster, num_runs};
+                check_same(run_wgmma(matrix, x.data(), num_rows, out, plan), want, matrix, out,
+                           std::to_string(num_rows) + " rows, " + name(plan));
+              }
             }
           }
         }
