@@ -46,17 +46,44 @@ struct Case {
   int num_seqs;
   int num_rows;  // per sequence
   int kv_len;    // before them
+  bool is_tree = false;
 };
 
-// Row counts 1, 5 and 16: plain decode, a short and a long draft.
+// Row counts 1, 5 and 16: plain decode, a short and a long draft. Trees: two children to a row.
 constexpr Case kCases[] = {
-    {"c1", 1, 1, 600},       {"c1", 1, 5, 600},       {"c1", 1, 16, 600},
-    {"c4", 4, 1, 600},       {"c4", 4, 5, 600},       {"c4", 4, 16, 600},
-    {"c16", 16, 1, 600},     {"c16", 16, 5, 600},     {"c16", 16, 16, 600},
-    {"c64", 64, 1, 600},     {"c64", 64, 5, 600},     {"c64", 64, 16, 600},
-    {"c1 long", 1, 1, 8192}, {"c1 long", 1, 5, 8192}, {"c1 long", 1, 16, 8192},
-    {"prefill", 1, 550, 0},  {"prefill", 1, 2048, 0}, {"prefill", 1, 2048, 6144},
-    {"prefill", 1, 8192, 0}, {"prefill", 4, 512, 0},  {"prefill rest", 1, 100, 8192},
+    {"c1", 1, 1, 600},
+    {"c1", 1, 5, 600},
+    {"c1", 1, 16, 600},
+    {"c1", 1, 32, 600},
+    {"c1", 1, 64, 600},
+    {"c1", 1, 128, 600},
+    {"c1", 1, 256, 600},
+    {"c4", 4, 1, 600},
+    {"c4", 4, 5, 600},
+    {"c4", 4, 16, 600},
+    {"c8", 8, 1, 600},
+    {"c8", 8, 5, 600},
+    {"c8", 8, 16, 600},
+    {"c16", 16, 1, 600},
+    {"c16", 16, 5, 600},
+    {"c16", 16, 16, 600},
+    {"c64", 64, 1, 600},
+    {"c64", 64, 5, 600},
+    {"c64", 64, 16, 600},
+    {"c1 long", 1, 1, 8192},
+    {"c1 long", 1, 5, 8192},
+    {"c1 long", 1, 16, 8192},
+    {"c1 tree", 1, 16, 600, true},
+    {"c1 tree", 1, 32, 600, true},
+    {"c1 tree", 1, 64, 600, true},
+    {"c4 tree", 4, 16, 600, true},
+    {"c16 tree", 16, 16, 600, true},
+    {"prefill", 1, 550, 0},
+    {"prefill", 1, 2048, 0},
+    {"prefill", 1, 2048, 6144},
+    {"prefill", 1, 8192, 0},
+    {"prefill", 4, 512, 0},
+    {"prefill rest", 1, 100, 8192},
 };
 
 __global__ void fill_kernel(uint16_t* to, size_t count) {
@@ -142,7 +169,8 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
   for (int s = 0; s < c.num_seqs; ++s) {
     for (int row = 0; row < c.num_rows; ++row) {
-      parent.push_back(row == 0 ? -1 : static_cast<int>(span.size()) - 1);
+      const int first = static_cast<int>(span.size()) - row;
+      parent.push_back(row == 0 ? -1 : first + (c.is_tree ? (row - 1) / 2 : row - 1));
       span.push_back(s);
     }
     begin.push_back(static_cast<int>(span.size()));
@@ -172,7 +200,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
   params.dtype = DType::kBF16;
   params.max_tokens = 16384;
-  params.may_have_trees = may_have_trees;
+  params.may_have_trees = may_have_trees || c.is_tree;
   char* workspace = nullptr;
   CHECK_CUDA(
       cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, c.num_seqs, kNumQHeads,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
@@ -11,17 +12,12 @@
 #include "kernels/span_attention_lean_plan.cuh"
 #include "kernels/span_attention_plan.cuh"
 #include "kernels/span_attention_tile.cuh"
+#include "kernels/span_attention_wgmma.h"
 
 namespace openspec {
 namespace {
 
 using namespace span_attention;
-
-__device__ __forceinline__ int load_and_order(const int32_t* counter) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  return value;
-}
 
 /// Starts copying an item to shared memory.
 __device__ __forceinline__ void fetch(WorkItem& to, const WorkItem* from) {
@@ -213,7 +209,9 @@ int log2_of(int value) {
   return log2;
 }
 
-bool has_wide(const SpanAttentionParams& params) { return params.rows.num_rows >= kMinRowsForWide; }
+bool has_wide(const SpanAttentionParams& params) {
+  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
+}
 
 /// Clusters, and as much shared memory as the lean kernel needs.
 bool device_is_lean() {
@@ -242,6 +240,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.num_kv_heads_reciprocal = (1u << 31) / args.num_kv_heads + 1;
   args.page_size = params.kv.page_size;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.first_token = params.first_token;
   args.header = workspace.header;
   args.items = workspace.lean_items;
   args.num_arrived = workspace.lean_arrived;
@@ -294,6 +293,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.group = params.num_q_heads / params.kv.num_kv_heads;
   args.num_split_ctas = cuda::num_sms() * kSplitCtasPerSm;
   args.has_wide = has_wide(params);
+  args.has_wgmma = has_wgmma();
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
@@ -323,10 +323,14 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.page_shift = log2_of(params.kv.page_size);
   args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.first_token = params.first_token;
   args.workspace = workspace;
-  const int status = cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm, kThreads,
-                                  kSplitSharedBytes, stream, args);
+  static const bool no_split = std::getenv("PRE_NOSPLIT") != nullptr;
+  const int status = no_split ? 0
+                              : cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm,
+                                             kThreads, kSplitSharedBytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
+  if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,
                       stream, args);
 }

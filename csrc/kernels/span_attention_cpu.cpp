@@ -115,7 +115,7 @@ class Attention {
   const char* key_line(const Item& item, int token) const;
   void transpose_keys(const char* const* lines, int count, float* keys) const;
   void score(const float* queries, int count, const float* keys, float* scores) const;
-  void weigh(const float* weights, const float* const* lines, int begin, int end,
+  void weigh(const float* weights, const float* const* lines, int begin, int end, bool is_first,
              float* sums) const;
 
   const SpanAttentionParams& params_;
@@ -215,15 +215,16 @@ OPENSPEC_INLINE void soften(float* scores, int count, float& maximum, float& nor
   normaliser = sum_lanes(sum);
 }
 
-// sums[q] += weights[q][t] * value line t over tokens [begin, end), for the heads of one row.
+// sums[q] += weights[q][t] * value line t over tokens [begin, end), for the heads of one row; from
+// zero where they are the first.
 void Attention::weigh(const float* weights, const float* const* lines, int begin, int end,
-                      float* sums) const {
+                      bool is_first, float* sums) const {
   TileArgs args;
   args.line = lines + begin;
   args.x_stride = kScoreStride;
   args.num_inputs = end - begin;
   args.sums_stride = head_dim_;
-  args.is_first = begin == 0;
+  args.is_first = is_first;
   const int num_units = head_dim_ / kUnitColumns;
   const int num_tiles = static_cast<int>(ceil_div(group_, kMaxInPlaceRows));
   for (int t = 0; t < num_tiles; ++t) {
@@ -281,9 +282,11 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
           scratch.scores + num_skipped * group_ * kScoreStride + first);
   }
 
+  // What lies before the first visible token was perhaps never written.
+  const int num_hidden = block == 0 ? params_.first_token : 0;
   const auto weigh_row = [&](int i, int first, int last) {
-    weigh(scratch.scores + i * group_ * kScoreStride, values, first, last,
-          out.sums + i * group_ * head_dim_);
+    weigh(scratch.scores + i * group_ * kScoreStride, values, max_of(first, num_hidden), last,
+          first == 0, out.sums + i * group_ * head_dim_);
   };
   for (int i = 0; i < item.num_rows; ++i) {
     const int row = item.first_row + i;
@@ -302,6 +305,7 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
       }
     }
     for (int q = 0; q < group_; ++q) {
+      for (int t = 0; t < num_hidden; ++t) scores[q * kScoreStride + t] = -__builtin_inff();
       soften(scores + q * kScoreStride, count, out.maximum[i * group_ + q],
              out.normaliser[i * group_ + q]);
     }

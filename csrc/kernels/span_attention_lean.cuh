@@ -47,6 +47,7 @@ struct LeanArgs {
   uint32_t group_reciprocal, num_kv_heads_reciprocal;
   int page_size;
   float scale;
+  int first_token;
   const WorkHeader* header;
   const LeanItem* items;
   int32_t* num_arrived;
@@ -309,7 +310,9 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-              if (j * 8 + k >= num_visible) scores[j][2 * half + k] = -INFINITY;
+              if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
+                scores[j][2 * half + k] = -INFINITY;
+              }
             }
           }
           float& m = maximum[half];

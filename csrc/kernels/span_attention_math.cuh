@@ -43,6 +43,12 @@ __device__ __forceinline__ int add_and_order(int32_t* counter) {
   return before;
 }
 
+__device__ __forceinline__ int load_and_order(const int32_t* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -20,6 +20,7 @@ struct PlanArgs {
   int num_kv_heads, group;
   int num_split_ctas;
   bool has_wide;
+  bool has_wgmma;  // wide tiles are those of sm_90a
   Workspace workspace;
 };
 
@@ -42,7 +43,7 @@ __device__ __forceinline__ Strategy strategy_of(int index) {
   return strategy;
 }
 
-enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4 };
+enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4, kIsCut = 8 };
 
 /// A span's rows cut by a strategy.
 struct SpanCut {
@@ -79,6 +80,25 @@ struct SpanCut {
     const int last_rows = num_rows - (num_tiles - 1) * tile_rows;
     return (num_tiles - 1) * ceil_div(tile_rows * group, kMergePairs) +
            ceil_div(last_rows * group, kMergePairs);
+  }
+};
+
+/// A span's rows cut into wide tiles.
+struct WideCut {
+  int tile_rows, num_tiles, num_blocks;
+  int num_ranges;  // per tile
+  int num_slots;   // 0: each item is a whole tile
+
+  __device__ WideCut(int num_rows, int kv_len, int flags, int group) {
+    tile_rows = kWideTilePairs / group;
+    num_tiles = ceil_div(num_rows, tile_rows);
+    num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
+    const bool is_cut = (flags & kIsCut) != 0 && (flags & kHasSlots) != 0;
+    num_ranges = is_cut ? ceil_div(num_blocks, kSegmentBlocks) : 1;
+    num_slots = is_cut ? num_ranges : 0;
+  }
+  __device__ int merges_per_tile(int group) const {
+    return num_slots > 0 ? ceil_div(tile_rows * group, kWideMergePairs) : 0;
   }
 };
 
@@ -137,11 +157,12 @@ __device__ int sum_before(int value, int* warp_sums, int& total) {
 
 /// Per span, in shared memory. The begin arrays have an entry more, the end of the last span.
 struct SpanTable {
-  int *row, *kv_len, *flags, *slot, *item, *wide_item, *tile, *merge;
-  static constexpr int kArrays = 8;
+  int *row, *kv_len, *flags, *slot, *item, *wide_item, *tile, *merge, *wide_merge;
+  static constexpr int kArrays = 9;
 
   __device__ SpanTable(int* shared, int num_spans) {
-    int** arrays[kArrays] = {&row, &kv_len, &flags, &slot, &item, &wide_item, &tile, &merge};
+    int** arrays[kArrays] = {&row,       &kv_len, &flags, &slot,      &item,
+                             &wide_item, &tile,   &merge, &wide_merge};
     for (int i = 0; i < kArrays; ++i) *arrays[i] = shared + i * (num_spans + 1);
   }
   __device__ int num_rows(int span) const { return row[span + 1] - row[span]; }
@@ -222,22 +243,80 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
 /// Longest tiles first: they are drawn in order.
 __device__ void write_wide_item(const PlanArgs& args, const SpanTable& spans, int index) {
   const int span = span_of(spans.wide_item, args.rows.num_spans, index);
-  const int tile_rows = kWideTilePairs / args.group;
-  const int first_row = (spans.wide_item[span + 1] - 1 - index) * tile_rows;
+  const WideCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
+  const int in_span = index - spans.wide_item[span];
+  const int tile = cut.num_tiles - 1 - in_span % cut.num_tiles, range = in_span / cut.num_tiles;
+  const int first_row = tile * cut.tile_rows;
   WorkItem item = {};
   item.span_row = spans.row[span];
   item.tile_row = item.span_row + first_row;
-  item.tile_rows = min(tile_rows, spans.num_rows(span) - first_row);
+  item.tile_rows = min(cut.tile_rows, spans.num_rows(span) - first_row);
   item.tail_row = -1;
   item.kv_len = spans.kv_len[span];
   item.seq = args.rows.span_seq[span];
   item.end = item.kv_len + first_row + item.tile_rows;
   item.block_end = ceil_div(item.end, kBlockTokens);
-  item.num_shared_blocks = item.block_end;
+  item.num_shared_blocks = cut.num_blocks;
   item.range_blocks = kSegmentBlocks;
   item.num_arrivals = 1;
+  if (cut.num_slots > 0) {
+    item.block_begin = range * kSegmentBlocks;
+    item.block_end = min(item.block_end, item.block_begin + kSegmentBlocks);
+    item.num_slots = cut.num_slots;
+    item.first_slot = range;
+    item.slot_base = spans.slot[span] + first_row * args.group * args.num_kv_heads * cut.num_slots;
+    item.num_arrivals = cut.num_ranges * (kWideTilePairs / kMaxTilePairs);
+    item.tile_index = spans.tile[span] + tile;
+  }
   set_lines(args, item);
   args.workspace.wide_items[index] = item;
+}
+
+__device__ void write_wide_merge(const PlanArgs& args, const SpanTable& spans, int index) {
+  const int span = span_of(spans.wide_merge, args.rows.num_spans, index);
+  const WideCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
+  const int in_span = index - spans.wide_merge[span], per_tile = cut.merges_per_tile(args.group);
+  args.workspace.wide_merges[index] = {spans.wide_item[span] + in_span / per_tile,
+                                       in_span % per_tile * kWideMergePairs};
+}
+
+/// Marks the spans for the wide tiles of sm_90a, which are the fastest way wherever they are not
+/// mostly empty, and those whose tiles are cut because there are too few for the SMs. Needs every
+/// thread of the CTA.
+__device__ void mark_wide_spans(const PlanArgs& args, const SpanTable& spans) {
+  __shared__ int num_tiles, num_blocks, num_segments, longest, num_pair_slots;
+  if (threadIdx.x == 0) num_tiles = num_blocks = num_segments = longest = num_pair_slots = 0;
+  __syncthreads();
+  for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
+    const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
+    if (spans.flags[span] != 0 || num_rows * args.group <= kMaxTilePairs) continue;
+    spans.flags[span] = kIsWide;
+    const WideCut cut(num_rows, kv_len, kIsCut | kHasSlots, args.group);
+    const int mean_blocks = ceil_div(kv_len + num_rows / 2 + 1, kBlockTokens);
+    atomicAdd(&num_tiles, cut.num_tiles);
+    atomicAdd(&num_blocks, cut.num_tiles * mean_blocks);
+    atomicAdd(&num_segments, cut.num_tiles * ceil_div(mean_blocks, kSegmentBlocks));
+    atomicMax(&longest, cut.num_blocks);
+    atomicAdd(&num_pair_slots, min(cut.num_slots * num_rows * args.group * args.num_kv_heads,
+                                   args.workspace.num_pair_slots + 1));
+  }
+  __syncthreads();
+  if (num_tiles == 0 || num_pair_slots > args.workspace.num_pair_slots) return;
+  // In blocks of a tile. Partial results are written and read at 5.5 TB/s.
+  constexpr float kBlockTime = 650.0f, kMergeTime = 12.0f;
+  const int num_sms = (args.num_split_ctas / kSplitCtasPerSm);
+  const int whole = max(
+      longest, ceil_div(num_tiles * args.num_kv_heads, num_sms) * ceil_div(num_blocks, num_tiles));
+  const float cut = ceil_div(num_segments * args.num_kv_heads, num_sms) * kSegmentBlocks +
+                    kMergeTime +
+                    num_pair_slots * (2.0f * (kHeadDim + 2) * 4 / 5500.0f / kBlockTime);
+  if (cut >= whole) return;
+  for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
+    const int num_tokens = spans.kv_len[span] + spans.num_rows(span);
+    if ((spans.flags[span] & kIsWide) != 0 && num_tokens > 2 * kSegmentBlocks * kBlockTokens) {
+      spans.flags[span] |= kIsCut;
+    }
+  }
 }
 
 __device__ void write_merge(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
@@ -371,7 +450,9 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       if ((spans.flags[span] & kIsTree) != 0) write_ancestors(args, row, spans.row[span]);
     }
   }
-  if (args.has_wide) {
+  if (args.has_wide && args.has_wgmma) {
+    mark_wide_spans(args, spans);
+  } else if (args.has_wide) {
     for (int span = thread; span < num_spans; span += kPlanThreads) {
       // Wide tiles are the most efficient, and pay where there are enough of them to keep the SMs
       // busy or where they are short.
@@ -387,7 +468,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   const Strategy strategy = choose_strategy(args, spans);
 
   // Where each span's share of every list begins.
-  int slot_end = 0, item_end = 0, wide_end = 0, tile_end = 0, merge_end = 0;
+  int slot_end = 0, item_end = 0, wide_end = 0, tile_end = 0, merge_end = 0, wide_merge_end = 0;
   for (int begin = 0; begin <= num_spans; begin += kPlanThreads) {
     const int span = begin + thread;
     const bool is_span = span < num_spans && spans.num_rows(span) > 0;
@@ -399,20 +480,27 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
       num_slots =
           min(cut.num_slots * span_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+    } else if (is_span) {
+      const WideCut cut(span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
+      num_slots =
+          min(cut.num_slots * span_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
     }
     int total;
     const int slot = slot_end + sum_before(num_slots, warp_sums, total);
     slot_end += total;
     if (slot + num_slots <= args.workspace.num_pair_slots) flags |= kHasSlots;
 
-    int num_items = 0, num_tiles = 0, num_merges = 0, num_wide = 0;
+    int num_items = 0, num_tiles = 0, num_merges = 0, num_wide = 0, num_wide_merges = 0;
     if (is_split) {
       const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags, args.group);
       num_items = cut.num_items();
       num_tiles = cut.num_tiles;
       num_merges = cut.num_merges(span_rows, args.group);
     } else if (is_span) {
-      num_wide = ceil_div(span_rows, kWideTilePairs / args.group);
+      const WideCut cut(span_rows, spans.kv_len[span], flags, args.group);
+      num_wide = cut.num_tiles * cut.num_ranges;
+      num_tiles = cut.num_slots > 0 ? cut.num_tiles : 0;
+      num_wide_merges = cut.num_tiles * cut.merges_per_tile(args.group);
     }
     const int item = item_end + sum_before(num_items, warp_sums, total);
     item_end += total;
@@ -422,6 +510,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     merge_end += total;
     const int wide_item = wide_end + sum_before(num_wide, warp_sums, total);
     wide_end += total;
+    const int wide_merge = wide_merge_end + sum_before(num_wide_merges, warp_sums, total);
+    wide_merge_end += total;
     if (span <= num_spans) {
       spans.flags[span] = flags;
       spans.slot[span] = slot;
@@ -429,12 +519,14 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       spans.tile[span] = tile;
       spans.merge[span] = merge;
       spans.wide_item[span] = wide_item;
+      spans.wide_merge[span] = wide_merge;
     }
   }
   __syncthreads();
 
   if ((item_end + merge_end) * args.num_kv_heads > args.num_split_ctas) merge_end = 0;
-  if (thread == 0) *args.workspace.header = {item_end, wide_end, merge_end, 0, {0, 0}, {0, 0}};
+  if (thread == 0)
+    *args.workspace.header = {item_end, wide_end, merge_end, wide_merge_end, {0, 0}, {0, 0}};
   for (int i = thread; i < tile_end * args.num_kv_heads; i += kPlanThreads) {
     args.workspace.num_arrived[i] = 0;
     args.workspace.num_merged[i] = 0;
@@ -442,6 +534,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   for (int i = thread; i < item_end; i += kPlanThreads) write_item(args, spans, strategy, i);
   for (int i = thread; i < wide_end; i += kPlanThreads) write_wide_item(args, spans, i);
   for (int i = thread; i < merge_end; i += kPlanThreads) write_merge(args, spans, strategy, i);
+  for (int i = thread; i < wide_merge_end; i += kPlanThreads) write_wide_merge(args, spans, i);
 }
 
 }  // namespace openspec::span_attention

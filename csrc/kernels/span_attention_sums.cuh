@@ -16,8 +16,9 @@ struct AttentionArgs {
   int max_pages_per_seq;
   int num_q_heads, num_kv_heads, group;
   int page_size;
-  int page_shift;  // log2 of page_size; -1: no power of two
-  float scale;     // c above
+  int page_shift;   // log2 of page_size; -1: no power of two
+  float scale;      // c above
+  int first_token;  // SpanAttentionParams::first_token
   Workspace workspace;
 };
 

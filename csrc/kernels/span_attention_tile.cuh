@@ -235,7 +235,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const WorkItem
         }
       }
 
-      if ((block + 1) * kBlockTokens > all_visible) {
+      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.first_token) {
         const int first = block * kBlockTokens + part * kKeyTiles * 8 + lane % 4 * 2;
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -243,7 +243,10 @@ __device__ __forceinline__ void attend(const AttentionArgs& args, const WorkItem
           for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-              if (first + j * 8 + k % 2 >= num_visible[tile][k / 2]) scores[tile][j][k] = -INFINITY;
+              const int token = first + j * 8 + k % 2;
+              if (token >= num_visible[tile][k / 2] || token < args.first_token) {
+                scores[tile][j][k] = -INFINITY;
+              }
             }
           }
         }

@@ -48,6 +48,8 @@ constexpr int kWideScratch = 32 + 2;
 
 // Steps with room for fewer rows than this have no wide tiles, and spare the launch.
 constexpr int kMinRowsForWide = 257;
+constexpr int kMinRowsForWgmma = 97;  // the same where the wide tiles are those of sm_90a
+constexpr int kWideMergePairs = 8;
 
 constexpr int kMergePairs = kWarps;  // pairs that one CTA of a separate merge handles
 
@@ -90,7 +92,7 @@ struct WorkHeader {
   int32_t num_items;       // times num_kv_heads
   int32_t num_wide_items;  // times num_kv_heads
   int32_t num_merges;      // times num_kv_heads; 0: the last of a tile's items merges it
-  int32_t reserved;
+  int32_t num_wide_merges;
   Tickets tickets, wide_tickets;
 };
 
@@ -134,7 +136,8 @@ struct Workspace {
   WorkHeader* header;
   WorkItem* items;
   WorkItem* wide_items;
-  MergeItem* merges;      // as many as CTAs
+  MergeItem* merges;  // as many as CTAs
+  MergeItem* wide_merges;
   int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
   int32_t* num_merged;    // as num_arrived
   uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
@@ -173,11 +176,14 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   // An item of a split tile takes a slot for every head of a row or more, or is a row's tail.
   const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
   workspace.max_items = static_cast<int32_t>(max_items);
-  const bool has_wide = geometry.num_rows >= kMinRowsForWide;
+  const bool has_wide = geometry.num_rows >= kMinRowsForWgmma;
   take(workspace.header, 1);
   take(workspace.items, max_items);
-  take(workspace.wide_items, has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans : 0);
+  take(workspace.wide_items,
+       has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads
+                : 0);
   take(workspace.merges, num_sms * kSplitCtasPerSm);
+  take(workspace.wide_merges, has_wide ? rows : 0);
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
   take(workspace.ancestors, rows * kAncestorWords);
