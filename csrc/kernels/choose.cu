@@ -20,13 +20,22 @@ constexpr int kScanWarps = kScanThreads / kWarp;
 /// One pass over the logits, a warp per group of a row: decides argmax and unfiltered draws up to
 /// the best of the groups, finds the groups' largest logits for the rest, and copies rows that are
 /// to be edited.
+template <bool kIsDraft>
 __global__ void __launch_bounds__(kScanThreads)
     choose_scan_kernel(const __grid_constant__ ChooseParams params) {
   cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
   const int sample = static_cast<int>(blockIdx.y);
   const int group = static_cast<int>(blockIdx.x) * kScanWarps + warp_index();
   const int lane = lane_index();
+  const int32_t* token_of = kIsDraft ? params.token_of : nullptr;
+  if (token_of != nullptr) {
+    // A table that never changes: on its way to L2 while the kernel before this one finishes.
+    const int32_t column = group * kChunk + lane * (kChunk / kWarp);
+    if (column < params.vocab_size) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(token_of + column));
+    }
+  }
+  cuda::wait_for_previous_kernel();
   const RowWorkspace workspace = row_workspace(params, sample);
   const int row = params.sample_row[sample];
   if (row < 0) {
@@ -37,12 +46,12 @@ __global__ void __launch_bounds__(kScanThreads)
   const View raw{row_logits(params, sample), params.vocab_size, 1.0f};
   Batch batch;
   batch.load(raw.values, raw.size, group, lane);
-  const RowPlan plan = plan_row(params, sample, row);
+  const RowPlan plan = plan_row<kIsDraft>(params, sample, row);
   const SamplingParams& sampling = params.sampling[plan.slot];
 
   constexpr int32_t kDecidedLater = RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered;
   const bool is_drawn = plan.has(RowPlan::kIsDrawn) && !plan.has(kDecidedLater);
-  GroupWalk walk{raw, nullptr, plan.position + 1, nullptr, false};
+  GroupWalk walk{raw, nullptr, plan.position + 1, nullptr, false, token_of};
   if (is_drawn) {
     walk.view.scale = 1.0f / sampling.temperature;
     walk.noise = &sampling;
@@ -74,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (!plan.has(kIsUnfinished)) {
     if (cluster_rank() != 0 || warp_index() != 0) return;
     const uint64_t best = RowFinisher::best_of_groups(workspace.best);
-    if (lane_index() == 0) params.chosen[sample] = id_of(best);
+    if (lane_index() == 0) params.chosen[sample] = token_of_column(params.token_of, id_of(best));
     return;
   }
   RowFinisher(params, sample, plan, workspace, shared).run();
@@ -116,9 +125,11 @@ size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
 }
 
 int choose_cuda(const ChooseParams& params, void* stream) {
+  if (params.token_of != nullptr && !params.is_draft) return cudaErrorInvalidValue;
   if (params.num_samples == 0) return cudaSuccess;
   const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));
-  const int error = cuda::launch(choose_scan_kernel, grid, dim3(kScanThreads), 0, stream, params);
+  auto* scan = params.is_draft ? choose_scan_kernel<true> : choose_scan_kernel<false>;
+  const int error = cuda::launch(scan, grid, dim3(kScanThreads), 0, stream, params);
   return error != cudaSuccess ? error : launch_finish(params, stream);
 }
 

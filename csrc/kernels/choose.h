@@ -55,6 +55,15 @@ inline constexpr int kMaxLogprobs = 20;
 /// A row whose `score_token` is not -1 is a prompt row: nothing is chosen, the log-probability
 /// reported is that of score_token (model's own distribution), whether or not its sequence asks for
 /// log-probabilities.
+///
+/// Drafts (`is_draft`) are proposals of another model, drawn with the noise that the choice to be
+/// guessed will be drawn with: row_position is that of the row's input token, as ever. Of the
+/// sequence's parameters temperature, top_k, top_p, min_p and the seed count; bias, masks,
+/// penalties, scores and log-probabilities are left out, so that nothing of the token history, of
+/// the parameters' lists, of score_token and of the rows but span and position is read, nor
+/// anything but `chosen` written. A drafter with a vocabulary of its own says with `token_of` which
+/// tokens its logits are for: it then chooses what it would if it had all other tokens at -inf
+/// (where every logit is -inf: its first token).
 struct ChooseParams {
   RowBatch rows;
   const int32_t* sample_row =
@@ -63,6 +72,10 @@ struct ChooseParams {
   int num_samples = 0;
   const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
   int vocab_size = 0;
+  bool is_draft = false;
+  // [vocab_size] the token of each column of the logits, rising; null: the column's own number.
+  // For drafts alone; an invalid argument otherwise.
+  const int32_t* token_of = nullptr;
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
   int64_t tokens_stride = 0;

@@ -45,7 +45,8 @@ class RowChooser {
         raw_{params.logits + sample * params.vocab_size, params.vocab_size} {}
 
   void run() {
-    const int32_t scored = params_.score_token == nullptr ? -1 : params_.score_token[sample_];
+    const bool may_score = params_.score_token != nullptr && !params_.is_draft;
+    const int32_t scored = may_score ? params_.score_token[sample_] : -1;
     if (scored >= 0) {
       params_.chosen[sample_] = scored;
       report_all(raw_, scored, max_of(0, sampling_.num_prompt_logprobs));
@@ -63,16 +64,12 @@ class RowChooser {
     } else {
       logits.scale = 1.0f / sampling_.temperature;
       is_filtered = has_filters();
-      if (is_filtered) {
-        filter(logits);
-        chosen =
-            draw_from(arrays_.kept_ids, arrays_.kept, num_kept_, sampling_.seed, position_ + 1);
-      } else {
-        chosen = draw(logits, sampling_.seed, position_ + 1);
-      }
+      if (is_filtered) filter(logits);
+      chosen = params_.token_of == nullptr ? draw_one<false>(logits, is_filtered)
+                                           : draw_one<true>(logits, is_filtered);
     }
-    params_.chosen[sample_] = chosen;
-    if (sampling_.num_logprobs < 0) return;
+    params_.chosen[sample_] = params_.token_of == nullptr ? chosen : params_.token_of[chosen];
+    if (params_.is_draft || sampling_.num_logprobs < 0) return;
     if (sampling_.raw_logprobs) {
       report_all(raw_, chosen, sampling_.num_logprobs);
     } else if (is_filtered) {
@@ -95,6 +92,7 @@ class RowChooser {
            sampling_.presence_penalty != 0.0f;
   }
   bool has_edits() const {
+    if (params_.is_draft) return false;
     return sampling_.num_bias > 0 || sampling_.num_allowed > 0 || masks_stop_ids() ||
            has_penalties();
   }
@@ -108,6 +106,12 @@ class RowChooser {
   template <typename Visit>
   void visit_history(const Visit& visit) const;
   void filter(const Logits& logits);
+  template <bool kHasTable>
+  int32_t draw_one(const Logits& logits, bool is_filtered) const {
+    const Noise noise = {sampling_.seed, position_ + 1, params_.token_of};
+    return is_filtered ? draw_from<kHasTable>(arrays_.kept_ids, arrays_.kept, num_kept_, noise)
+                       : draw<kHasTable>(logits, noise);
+  }
   void keep_from(const float* weights, float threshold);
 
   // The log-probability of a logit, given the row's maximum and the sum of its weights.
@@ -312,6 +316,7 @@ void RowChooser::write_report(int32_t id, float logit, const Best& best, int num
 
 // Whether any sequence of the step has penalties, so that the counts must start at zero.
 bool counts_tokens(const ChooseParams& params) {
+  if (params.is_draft) return false;
   for (int i = 0; i < params.num_samples; ++i) {
     const int span = params.rows.row_span[params.sample_row[i]];
     const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
@@ -329,7 +334,8 @@ int64_t work_of(const ChooseParams& params) {
   for (int i = 0; i < params.num_samples; ++i) {
     const int span = params.rows.row_span[params.sample_row[i]];
     const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
-    const bool is_plain = sampling.temperature < kMinTemperature && sampling.num_logprobs < 0;
+    const bool is_reported = sampling.num_logprobs >= 0 && !params.is_draft;
+    const bool is_plain = sampling.temperature < kMinTemperature && !is_reported;
     work += int64_t{params.vocab_size} * (is_plain ? 1 : 16);
   }
   return work;

@@ -98,7 +98,9 @@ class RowFinisher {
     return RowSource(cluster_, view.values, view.size);
   }
   __device__ void write_chosen(int32_t id) const {
-    if (cluster_.is_first_thread()) params_.chosen[sample_] = id;
+    if (cluster_.is_first_thread()) {
+      params_.chosen[sample_] = token_of_column(params_.token_of, id);
+    }
   }
 
   /// Each warp walks over groups of its CTA's share as the first kernel does; returns the best
@@ -256,7 +258,8 @@ __device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
   uint64_t best = 0;
   source.for_each([&](int32_t id, float value) {
     if (!filters.keeps(value)) return;
-    const float score = filters.view.at(value) + sm::gumbel(seed, position, id);
+    const int32_t token = token_of_column(params_.token_of, id);
+    const float score = filters.view.at(value) + sm::gumbel(seed, position, token);
     best = max_key(best, candidate_key(score, id));
   });
   return source.max(best);

@@ -128,17 +128,24 @@ __device__ inline bool masks_stop_ids(const SamplingParams& sampling, int positi
   return sampling.num_stop_ids > 0 && position + 1 - prompt_len < sampling.min_tokens;
 }
 
+/// The token of a column of the logits. Candidates are columns until they are written, for their
+/// order is that of their tokens.
+__device__ __forceinline__ int32_t token_of_column(const int32_t* token_of, int32_t column) {
+  return token_of == nullptr ? column : token_of[column];
+}
+
+template <bool kIsDraft>
 __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int row) {
   RowPlan plan{RowPlan::kIsReal, row, params.rows.span_seq[params.rows.row_span[row]],
                params.rows.row_position[row]};
-  const bool has_report = params.logprobs != nullptr || params.ranks != nullptr;
-  if (params.score_token != nullptr && params.score_token[sample] >= 0) {
+  const bool has_report = !kIsDraft && (params.logprobs != nullptr || params.ranks != nullptr);
+  if (!kIsDraft && params.score_token != nullptr && params.score_token[sample] >= 0) {
     plan.flags |= RowPlan::kIsScored | (has_report ? RowPlan::kIsReported : 0);
     return plan;
   }
   const SamplingParams& sampling = params.sampling[plan.slot];
-  if (sampling.num_bias > 0 || sampling.num_allowed > 0 || has_penalties(sampling) ||
-      masks_stop_ids(sampling, plan.position, params.prompt_len[plan.slot])) {
+  if (!kIsDraft && (sampling.num_bias > 0 || sampling.num_allowed > 0 || has_penalties(sampling) ||
+                    masks_stop_ids(sampling, plan.position, params.prompt_len[plan.slot]))) {
     plan.flags |= RowPlan::kIsEdited;
   }
   if (!(sampling.temperature < kMinTemperature)) {
@@ -181,13 +188,14 @@ struct GroupBest {
 
 /// Goes over a group with one warp. `batch` holds its first chunks. `noise` is null for argmax of
 /// the logits, else the sequence whose seed the choice is drawn with. Unless null, `copy` takes the
-/// logits, or -inf throughout.
+/// logits, or -inf throughout; `token_of` is that of the parameters.
 struct GroupWalk {
   View view;
   const SamplingParams* noise;
   int32_t position;  // of the chosen token
   float* copy;
   bool copies_nothing;  // -inf instead of the logits
+  const int32_t* token_of = nullptr;
 
   __device__ __forceinline__ GroupBest run(Batch& batch, int group, int lane) const {
     float largest = sm::float_of(0x7fffffffu);
@@ -226,8 +234,18 @@ struct GroupWalk {
             const int32_t id = chunk_id(chunk, lane, word);
             value[word] = id < view.size ? view.at(view.values[id]) : minus_infinity();
           }
-          const sm::Philox philox = sm::noise_of_counter(
-              seed, position, static_cast<uint32_t>(chunk) * kWarp + static_cast<uint32_t>(lane));
+          sm::Philox philox;
+          if (token_of == nullptr) {
+            philox = sm::noise_of_counter(
+                seed, position, static_cast<uint32_t>(chunk) * kWarp + static_cast<uint32_t>(lane));
+          } else {
+#pragma unroll
+            for (int word = 0; word < 4; ++word) {
+              const int32_t id = chunk_id(chunk, lane, word);
+              const int32_t token = id < view.size ? token_of[id] : 0;
+              philox.word[word] = sm::noise_bits(seed, position, token);
+            }
+          }
 #pragma unroll
           for (int word = 0; word < 4; ++word) {
             add(value[word] + sm::gumbel_of_bits(philox.word[word]), chunk_id(chunk, lane, word));

@@ -124,7 +124,8 @@ __global__ void __maxnreg__(max_registers(kColumns))
   x = cuda::round_to_bf16(x);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) x.x[c] *= weight.x[c];
-  if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + at, cuda::to_bf16(x));
+  const int64_t out_at = blockIdx.x * params.out_stride + column;
+  if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x));
 }
 
 template <int kColumns>
@@ -143,11 +144,13 @@ int launch_rms_norm(const RmsNormParams& params, void* stream) {
 
 }  // namespace
 
-int rms_norm_cuda(const RmsNormParams& params, void* stream) {
+int rms_norm_cuda(const RmsNormParams& given, void* stream) {
+  RmsNormParams params = given;
+  if (params.out_stride == 0) params.out_stride = params.width;
   const bool has_both = params.delta != nullptr && params.delta_partials != nullptr;
   if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
-      params.width > kMaxWidth || has_both ||
-      (params.delta_partials != nullptr && params.num_partials < 1) ||
+      params.width > kMaxWidth || has_both || params.out_stride < params.width ||
+      params.out_stride % 8 != 0 || (params.delta_partials != nullptr && params.num_partials < 1) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
                          params.out)) {
     return cudaErrorInvalidValue;

@@ -17,6 +17,10 @@ struct RmsNormParams {
   int num_partials = 0;
   const float* weight = nullptr;  // [width]
   void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
+  // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at
+  // multiples of 16 bytes); 0: width. Two norms write the halves of one [num_rows, 2 * width]
+  // buffer so; nothing between the rows is touched.
+  int64_t out_stride = 0;
   int num_rows = 0;
   int width = 0;
   float eps = 1e-6f;

@@ -15,10 +15,14 @@ OPENSPEC_INLINE float sum_partials(const RmsNormParams& params, int64_t at) {
   return sum;
 }
 
+int64_t out_stride(const RmsNormParams& params) {
+  return params.out_stride == 0 ? params.width : params.out_stride;
+}
+
 void norm_row_f32(const RmsNormParams& params, int64_t row) {
   const int64_t width = params.width;
   float* residual = static_cast<float*>(params.residual) + row * width;
-  float* out = static_cast<float*>(params.out) + row * width;
+  float* out = static_cast<float*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const float* delta = static_cast<const float*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) residual[i] += delta[i];
@@ -33,7 +37,7 @@ void norm_row_bf16(const RmsNormParams& params, int64_t row) {
   constexpr int64_t kBlock = 512;
   const int64_t width = params.width;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * width;
-  uint16_t* out = static_cast<uint16_t*>(params.out) + row * width;
+  uint16_t* out = static_cast<uint16_t*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) {

@@ -173,11 +173,19 @@ inline uint64_t mass_from(const float* weights, int64_t size, float threshold) {
   return total;
 }
 
+/// What the noise of a row's columns depends on; with a table, the columns' rising token ids.
+struct Noise {
+  uint64_t seed;
+  int32_t position;
+  const int32_t* token_of;
+};
+
 /// argmax of logit + gumbel over the whole row, lowest id among equals; 0 where all are -inf.
 ///
 /// The noise rises with its bits, so a block's largest logit and largest bits bound its scores;
 /// most blocks cannot win and need no logarithms.
-inline int32_t draw(const Logits& logits, uint64_t seed, int32_t position) {
+template <bool kHasTable>
+inline int32_t draw(const Logits& logits, const Noise& noise) {
   constexpr int kBlock = 64;       // ids of 16 Philox calls
   constexpr float kSlack = 1e-4f;  // far above the error of gumbel_of_bits
   Vf best = splat(kMinusInfinity);
@@ -197,10 +205,20 @@ inline int32_t draw(const Logits& logits, uint64_t seed, int32_t position) {
     float scores[kBlock];
     uint32_t bits[kBlock];
     for (int i = 0; i < kBlock; ++i) scores[i] = sm::sanitize(from[i] * logits.scale);
-    for (int i = 0; i < 16; ++i) {
-      const sm::Philox philox =
-          sm::noise_of_counter(seed, position, static_cast<uint32_t>(base / 4 + i));
-      for (int word = 0; word < 4; ++word) bits[word * 16 + i] = philox.word[word];
+    if constexpr (kHasTable) {
+      int32_t tokens[kBlock];
+      for (int i = 0; i < kBlock; ++i) {
+        tokens[i] = noise.token_of[min_of(base + i, logits.size - 1)];
+      }
+      for (int i = 0; i < kBlock; ++i) {
+        bits[i] = sm::noise_bits(noise.seed, noise.position, tokens[i]);
+      }
+    } else {
+      for (int i = 0; i < 16; ++i) {
+        const sm::Philox philox =
+            sm::noise_of_counter(noise.seed, noise.position, static_cast<uint32_t>(base / 4 + i));
+        for (int word = 0; word < 4; ++word) bits[word * 16 + i] = philox.word[word];
+      }
     }
     Vf largest = load(scores);
     for (int i = kLanes; i < kBlock; i += kLanes) largest = max(load(scores + i), largest);
@@ -229,8 +247,9 @@ inline int32_t draw(const Logits& logits, uint64_t seed, int32_t position) {
 }
 
 /// The same over a list of (id, logit).
-inline int32_t draw_from(const int32_t* ids, const float* logits, int64_t count, uint64_t seed,
-                         int32_t position) {
+template <bool kHasTable>
+inline int32_t draw_from(const int32_t* ids, const float* logits, int64_t count,
+                         const Noise& noise) {
   constexpr int64_t kBlock = 32;
   float best = kMinusInfinity;
   int32_t best_id = 0;
@@ -238,7 +257,9 @@ inline int32_t draw_from(const int32_t* ids, const float* logits, int64_t count,
     float scores[kBlock];
     const int64_t block = min_of(kBlock, count - begin);
     for (int64_t i = 0; i < block; ++i) {
-      scores[i] = logits[begin + i] + sm::gumbel(seed, position, ids[begin + i]);
+      const int32_t id = ids[begin + i];
+      const int32_t token = kHasTable ? noise.token_of[id] : id;
+      scores[i] = logits[begin + i] + sm::gumbel(noise.seed, noise.position, token);
     }
     for (int64_t i = 0; i < block; ++i) {
       const int32_t id = ids[begin + i];

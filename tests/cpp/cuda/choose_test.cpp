@@ -28,6 +28,8 @@ struct Batch {
   Ids sample_row, score_token;
   std::vector<float> logits;
   int vocab_size = 0;
+  bool is_draft = false;
+  Ids token_of;  // or empty
 
   size_t num_samples() const { return sample_row.size(); }
 };
@@ -128,6 +130,12 @@ ChooseParams params_of(const Batch& batch, const Asked& asked) {
   params.logits = batch.logits.data();
   params.vocab_size = batch.vocab_size;
   params.sampling = batch.sampling.data();
+  params.is_draft = batch.is_draft;
+  if (!batch.token_of.empty()) params.token_of = batch.token_of.data();
+  if (batch.is_draft) {
+    params.rows.row_token = params.rows.row_parent = nullptr;
+    return params;
+  }
   params.tokens = batch.tokens.data();
   params.tokens_stride = static_cast<int64_t>(batch.stride);
   params.num_tokens = batch.num_tokens.data();
@@ -191,6 +199,7 @@ class DeviceCall {
         ids_(capacity * 4),
         values_(capacity * 4),
         tokens_(capacity * 64 * 4),
+        token_of_(static_cast<size_t>(vocab_size) * 4),
         numbers_(capacity * 9 * 4),
         chosen_(num_samples * 4),
         logprob_ids_(num_samples * kWidth * 4),
@@ -232,7 +241,11 @@ class DeviceCall {
     numbers_.upload(numbers);
     params.logits = logits_.as<float>();
     params.sampling = sampling_.as<SamplingParams>();
-    params.tokens = tokens_.as<int32_t>();
+    if (params.tokens != nullptr) params.tokens = tokens_.as<int32_t>();
+    if (params.token_of != nullptr) {
+      token_of_.upload(batch.token_of);
+      params.token_of = token_of_.as<int32_t>();
+    }
     params.chosen = chosen_.as<int32_t>();
     params.logprob_ids = asked.logprobs ? logprob_ids_.as<int32_t>() : nullptr;
     params.logprobs = asked.logprobs ? logprobs_ : nullptr;
@@ -261,8 +274,8 @@ class DeviceCall {
 
  private:
   const size_t num_samples_;
-  DeviceBuffer logits_, sampling_, ids_, values_, tokens_, numbers_, chosen_, logprob_ids_, ranks_,
-      workspace_;
+  DeviceBuffer logits_, sampling_, ids_, values_, tokens_, token_of_, numbers_, chosen_,
+      logprob_ids_, ranks_, workspace_;
   const size_t capacity_;
   float* logprobs_ = nullptr;
   std::vector<float> logits_before_;
@@ -384,6 +397,39 @@ std::vector<bool> random_padding(Rng& rng, int size) {
   std::vector<bool> is_padding;
   for (int i = 0; i < size; ++i) is_padding.push_back(rng.integer(0, 3) == 0);
   return is_padding;
+}
+
+/// `count` rising token ids, some neighbours, some far from each other.
+Ids random_tokens(Rng& rng, int count) {
+  Ids tokens;
+  for (int id = rng.integer(0, 3); static_cast<int>(tokens.size()) < count;) {
+    tokens.push_back(id);
+    id += rng.integer(0, 1) == 0 ? 1 : rng.integer(1, 90);
+  }
+  return tokens;
+}
+
+/// The requests' rows as a drafter's. The lists are to be ignored; who reads them leaves memory.
+Batch as_drafts(Batch batch, Ids token_of) {
+  batch.is_draft = true;
+  batch.token_of = std::move(token_of);
+  for (SamplingParams& p : batch.sampling) p.num_stop_ids = p.num_bias = p.num_allowed = 1 << 20;
+  return batch;
+}
+
+/// What nobody but a drafter asks for is left out.
+Request plain(Request request) {
+  const SamplingParams& p = request.sampling;
+  SamplingParams kept;
+  kept.temperature = p.temperature;
+  kept.top_p = p.top_p;
+  kept.min_p = p.min_p;
+  kept.top_k = p.top_k;
+  kept.seed = p.seed;
+  request.sampling = kept;
+  request.stop_ids = request.bias_ids = request.allowed_ids = request.score_tokens = {};
+  request.bias_values = {};
+  return request;
 }
 
 Request drawn(std::vector<float> logits, float temperature = 1.0f) {
@@ -581,4 +627,74 @@ TEST(a_captured_graph_reads_its_inputs_anew) {
   }
   CHECK_CUDA(cudaGraphExecDestroy(graph));
   CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST(drafts_equal_the_cpu_op) {
+  Rng rng(10);
+  for (const auto& [vocab_size, num_requests] : std::vector<std::pair<int, int>>{{1, 3},
+                                                                                 {131, 40},
+                                                                                 {3072, 256},
+                                                                                 {3072, 1},
+                                                                                 {31999, 17},
+                                                                                 {32000, 96},
+                                                                                 {kQwenVocab, 9},
+                                                                                 {170001, 3}}) {
+    const Batch batch = flatten(random_requests(rng, vocab_size, num_requests, 0), 0,
+                                random_padding(rng, num_requests));
+    for (const Ids& token_of : {Ids(), random_tokens(rng, vocab_size)}) {
+      const Batch drafts = as_drafts(batch, token_of);
+      const Outputs outputs = choose_on_cuda(drafts);
+      check_same(outputs, choose_on_cpu(drafts), "drafts");
+      const Ids untouched(outputs.ids.size(), -1);
+      CHECK(outputs.ids == untouched && outputs.values == untouched);
+      CHECK(outputs.ranks == Ids(outputs.ranks.size(), -1));
+    }
+  }
+}
+
+TEST(drafts_under_every_filter_equal_the_cpu_op) {
+  Rng rng(11);
+  for (const int vocab_size : {3072, 32000}) {
+    std::vector<Request> requests;
+    for (const float scale : {3.0f, 0.3f, 0.01f}) {
+      for (const int top_k : {0, 1, 20, 129, 3070}) {
+        for (const float top_p : {1.0f, 0.95f, 0.0f}) {
+          for (const float min_p : {0.0f, 0.1f}) {
+            Request request = drawn(rng.normals(static_cast<size_t>(vocab_size), scale), 0.8f);
+            request.sampling.top_k = top_k;
+            request.sampling.top_p = top_p;
+            request.sampling.min_p = min_p;
+            request.sampling.seed = static_cast<uint64_t>(rng.integer(0, 1 << 30));
+            requests.push_back(request);
+          }
+        }
+      }
+    }
+    const Batch drafts = as_drafts(flatten(requests), random_tokens(rng, vocab_size));
+    check_same(choose_on_cuda(drafts), choose_on_cpu(drafts), "filtered drafts");
+  }
+}
+
+TEST(drafts_over_the_whole_vocabulary_are_choices) {
+  Rng rng(12);
+  for (const int vocab_size : {601, 9000}) {
+    std::vector<Request> requests = random_requests(rng, vocab_size, 40, 0);
+    for (Request& request : requests) request = plain(std::move(request));
+    const Batch batch = flatten(requests);
+    const Outputs chosen = choose_on_cuda(batch);
+    check_same(choose_on_cuda(as_drafts(batch, {})), chosen, "no table");
+    Ids same;
+    for (int id = 0; id < vocab_size; ++id) same.push_back(id);
+    check_same(choose_on_cuda(as_drafts(batch, same)), chosen, "the same ids");
+  }
+}
+
+TEST(a_table_of_tokens_is_for_drafts_alone) {
+  Rng rng(13);
+  Batch batch = flatten(random_requests(rng, 40, 2, 0));
+  batch.token_of = random_tokens(rng, 40);
+  DeviceCall call(batch.num_samples(), batch.vocab_size, 4096);
+  const ChooseParams params = call.upload(batch);
+  CHECK_EQ(choose_cuda(params, nullptr), static_cast<int>(cudaErrorInvalidValue));
+  check_same(call.download(), Outputs(batch.num_samples()), "refused");
 }

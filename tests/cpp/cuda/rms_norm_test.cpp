@@ -178,6 +178,41 @@ TEST(rms_norm_rows_are_invariant_bit_for_bit) {
   }
 }
 
+// Two norms write the halves of one buffer; what lies between an output's rows stays as it was.
+TEST(rms_norm_writes_rows_apart) {
+  Rng rng(7);
+  constexpr size_t kRows = 37;
+  for (const size_t width : {16, 320, 2048, 2560, 4096, 8192}) {
+    const Input inputs[2] = {random_input(rng, kRows, width, Delta::kNone),
+                             random_input(rng, kRows, width, Delta::kPartials, 4)};
+    const Result expected[2] = {run_cuda(inputs[0]), run_cuda(inputs[1])};
+    const size_t stride = 2 * width + 8;
+    const DeviceBuffer out(kRows * stride * 2);
+    for (size_t half = 0; half < 2; ++half) {
+      const Input& input = inputs[half];
+      const DeviceBuffer residual(input.residual), partials(input.partials), weight(input.weight);
+      RmsNormParams params = shape_of(input);
+      params.residual = residual.data();
+      if (!input.partials.empty()) params.delta_partials = partials.as<float>();
+      params.weight = weight.as<float>();
+      params.out = out.as<uint16_t>() + half * width;
+      params.out_stride = static_cast<int64_t>(stride);
+      CHECK_CUDA(rms_norm_cuda(params, nullptr));
+      CHECK(residual.download<uint16_t>() == expected[half].residual);
+      const Bits rows = out.download<uint16_t>();
+      for (size_t row = 0; row < kRows; ++row) {
+        for (size_t i = 0; i < stride; ++i) {
+          const size_t from = i / width;
+          const bool is_written = from <= half && from < 2;
+          const uint16_t bits = is_written ? expected[from].out[row * width + i % width] : 0xffff;
+          CHECK_EQ(rows[row * stride + i], bits);
+        }
+      }
+    }
+    CHECK(out.guard_is_whole());
+  }
+}
+
 TEST(rms_norm_keeps_nan_in_its_row) {
   Rng rng(4);
   constexpr size_t kRows = 17, kWidth = 2560, kKept = 11;
@@ -259,6 +294,9 @@ TEST(rms_norm_refuses_what_it_cannot_do) {
   CHECK_EQ(result_of([](RmsNormParams& p) { p.width = 24; }), kInvalid);
   CHECK_EQ(result_of([](RmsNormParams& p) { p.width = 8208; }), kInvalid);
   CHECK_EQ(result_of([](RmsNormParams& p) { ++p.weight; }), kInvalid);
+  CHECK_EQ(result_of([](RmsNormParams& p) { p.out_stride = 56; }), kInvalid);
+  CHECK_EQ(result_of([](RmsNormParams& p) { p.out_stride = 132; }), kInvalid);
+  CHECK_EQ(result_of([](RmsNormParams& p) { p.out_stride = -64; }), kInvalid);
   CHECK_EQ(result_of([&](RmsNormParams& p) {
              p.delta_partials = partials.as<float>();
              p.num_partials = 2;

@@ -91,6 +91,99 @@ double chi_square(const Request& prototype, const std::vector<double>& expected,
   return sum;
 }
 
+// `count` tokens of a vocabulary, rising.
+std::vector<int32_t> random_tokens(Rng& rng, int count, int vocab_size) {
+  std::vector<int32_t> tokens;
+  for (int id = 0; id < vocab_size; ++id) {
+    const int num_wanted = count - static_cast<int>(tokens.size());
+    if (rng.integer(1, vocab_size - id) <= num_wanted) tokens.push_back(id);
+  }
+  return tokens;
+}
+
+// A row of a drafter: what its sequence asks for, which but for the choice of step 3 is ignored.
+Request random_draft(Rng& rng, int vocab_size) {
+  Request request = random_request(rng, vocab_size);
+  request.logits.resize(1);
+  request.sampling.num_logprobs = rng.integer(-1, 20);
+  if (rng.integer(0, 3) == 0) {
+    for (float& logit : request.logits[0]) logit = rng.integer(0, 2) == 0 ? logit : -kInfinity;
+    request.logits[0][static_cast<size_t>(rng.integer(0, vocab_size - 1))] = 0.0f;
+  }
+  return request;
+}
+
+// What the first rows of the requests propose; `token_of` may be empty. Whatever drafts do not need
+// is absent or must not be followed.
+std::vector<int32_t> propose(const std::vector<Request>& requests,
+                             const std::vector<int32_t>& token_of, int num_threads = 1) {
+  const size_t num_rows = requests.size();
+  const size_t vocab_size = requests[0].logits[0].size();
+  std::vector<SamplingParams> sampling;
+  std::vector<float> logits;
+  std::vector<int32_t> position, span, seq, sample_row;
+  for (size_t i = 0; i < num_rows; ++i) {
+    SamplingParams& p = sampling.emplace_back(requests[i].sampling);
+    p.num_stop_ids = p.num_bias = p.num_allowed = 1 << 20;
+    p.stop_ids = p.bias_ids = p.allowed_ids = nullptr;
+    position.push_back(requests[i].position(0));
+    span.push_back(static_cast<int32_t>(i));
+    seq.push_back(static_cast<int32_t>(i));
+    sample_row.push_back(static_cast<int32_t>(num_rows - 1 - i));
+  }
+  for (size_t i = num_rows; i > 0; --i) {
+    logits.insert(logits.end(), requests[i - 1].logits[0].begin(), requests[i - 1].logits[0].end());
+  }
+  const std::vector<int32_t> scored(num_rows, 0);
+  std::vector<int32_t> chosen(num_rows, -7), ids(num_rows * (1 + kMaxLogprobs), -7), ranks(chosen);
+  std::vector<float> logprobs(ids.size(), -7.0f);
+  const std::vector<float> logits_before = logits;
+  std::vector<float> workspace =
+      poisoned_floats(choose_workspace_bytes_cpu(num_threads, static_cast<int>(vocab_size)));
+  ThreadPool pool(num_threads);
+  ChooseParams params;
+  params.rows.num_rows = params.rows.num_spans = params.num_samples = static_cast<int>(num_rows);
+  params.rows.row_position = position.data();
+  params.rows.row_span = span.data();
+  params.rows.span_seq = seq.data();
+  params.sample_row = sample_row.data();
+  params.score_token = scored.data();
+  params.logits = logits.data();
+  params.vocab_size = static_cast<int>(vocab_size);
+  params.is_draft = true;
+  params.token_of = token_of.empty() ? nullptr : token_of.data();
+  params.sampling = sampling.data();
+  params.chosen = chosen.data();
+  params.logprob_ids = ids.data();
+  params.logprobs = logprobs.data();
+  params.ranks = ranks.data();
+  params.workspace = workspace.data();
+  choose_cpu({.pool = &pool}, params);
+  CHECK(std::memcmp(logits.data(), logits_before.data(), logits.size() * 4) == 0);
+  CHECK(ids == std::vector<int32_t>(ids.size(), -7) &&
+        ranks == std::vector<int32_t>(num_rows, -7) &&
+        logprobs == std::vector<float>(logprobs.size(), -7.0f));
+  std::reverse(chosen.begin(), chosen.end());
+  return chosen;
+}
+
+// The sequence that asks for nothing but what drafts heed, as the whole vocabulary sees the row.
+Request as_choice(const Request& draft, const std::vector<int32_t>& token_of, int vocab_size) {
+  Request request;
+  request.history = draft.history;
+  const SamplingParams& p = draft.sampling;
+  request.sampling = {.temperature = p.temperature, .top_p = p.top_p, .min_p = p.min_p};
+  request.sampling.top_k = p.top_k;
+  request.sampling.seed = p.seed;
+  std::vector<float> logits(static_cast<size_t>(vocab_size), -kInfinity);
+  for (size_t column = 0; column < draft.logits[0].size(); ++column) {
+    const size_t id = token_of.empty() ? column : static_cast<size_t>(token_of[column]);
+    logits[id] = draft.logits[0][column];
+  }
+  request.logits = {logits};
+  return request;
+}
+
 }  // namespace
 
 TEST(equals_the_definition) {
@@ -269,4 +362,58 @@ TEST(foreign_ids_are_ignored) {
   request.sampling.presence_penalty = 1.0f;
   request.history = {0, 55, -1};
   CHECK_EQ(choose_one(request).id, 2);
+}
+
+TEST(drafts_propose_what_the_whole_vocabulary_would_choose) {
+  for_each_isa([] {
+    Rng rng(8);
+    for (int round = 0; round < 120; ++round) {
+      const int vocab_size = rng.integer(1, 1500);
+      const int count = rng.integer(0, 3) == 0 ? vocab_size : rng.integer(1, vocab_size);
+      const std::vector<int32_t> token_of = random_tokens(rng, count, vocab_size);
+      std::vector<Request> drafts, choices;
+      for (int i = rng.integer(1, 6); i > 0; --i) {
+        drafts.push_back(random_draft(rng, count));
+        choices.push_back(as_choice(drafts.back(), token_of, vocab_size));
+      }
+      const std::vector<int32_t> proposed = propose(drafts, token_of, rng.integer(1, 3));
+      const std::vector<Choice> chosen = choose_all(choices);
+      for (size_t i = 0; i < drafts.size(); ++i) CHECK_EQ(proposed[i], chosen[i].id);
+    }
+  });
+}
+
+TEST(drafts_over_the_whole_vocabulary_need_no_table) {
+  for_each_isa([] {
+    Rng rng(9);
+    for (int round = 0; round < 60; ++round) {
+      const int vocab_size = rng.integer(1, 900);
+      const std::vector<Request> drafts = {random_draft(rng, vocab_size),
+                                           random_draft(rng, vocab_size)};
+      const std::vector<int32_t> proposed = propose(drafts, {});
+      CHECK(proposed == propose(drafts, random_tokens(rng, vocab_size, vocab_size)));
+      for (size_t i = 0; i < drafts.size(); ++i) {
+        CHECK_EQ(proposed[i], choose_one(as_choice(drafts[i], {}, vocab_size)).id);
+      }
+    }
+  });
+}
+
+TEST(drafts_with_broken_logits_stay_in_the_drafters_vocabulary) {
+  for_each_isa([] {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const float temperature : {0.0f, 1.0f}) {
+      for (const int top_k : {0, 2}) {
+        for (const float value : {nan, -kInfinity}) {
+          Request draft = sampled(std::vector<float>(70, value), 3, temperature);
+          draft.sampling.top_k = top_k;
+          std::vector<int32_t> token_of;
+          for (int i = 0; i < 70; ++i) token_of.push_back(5 + 3 * i);
+          CHECK_EQ(propose({draft}, token_of)[0], 5);
+          draft.logits[0][69] = kInfinity;
+          CHECK_EQ(propose({draft}, token_of)[0], 5 + 3 * 69);
+        }
+      }
+    }
+  });
 }

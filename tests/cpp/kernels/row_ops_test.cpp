@@ -141,6 +141,44 @@ TEST(rms_norm_takes_its_delta_as_partial_sums) {
   });
 }
 
+// Two norms write the halves of one buffer; what lies between an output's rows stays as it was.
+TEST(rms_norm_writes_rows_apart) {
+  for_each_isa([] {
+    Rng rng(9);
+    for (const DType dtype : both_dtypes()) {
+      for (const size_t width : {1, 64, 333}) {
+        constexpr size_t kRows = 70;
+        const size_t size = kRows * width;
+        const size_t stride = 2 * width + 3;
+        const std::vector<float> weight = rng.normals(width);
+        Buffer out(std::vector<float>(kRows * stride, -7.0f), dtype);
+        std::vector<NormCase> expected;
+        for (size_t half = 0; half < 2; ++half) {
+          const std::vector<float> residual = rng.normals(size, 3);
+          expected.push_back(run_norm(residual, {}, weight, dtype, 1));
+          Buffer kept(residual, dtype);
+          ThreadPool pool(2);
+          RmsNormParams params;
+          params.residual = kept.data();
+          params.weight = weight.data();
+          params.out = static_cast<char*>(out.data()) + half * width * dtype_bytes(dtype);
+          params.out_stride = static_cast<int64_t>(stride);
+          params.num_rows = kRows;
+          params.width = static_cast<int>(width);
+          params.dtype = dtype;
+          rms_norm_cpu({.pool = &pool}, params);
+          CHECK(out.guard_is_whole());
+        }
+        for (size_t row = 0; row < kRows; ++row) {
+          CHECK(out.same(row * stride, expected[0].out, row * width, width));
+          CHECK(out.same(row * stride + width, expected[1].out, row * width, width));
+          for (size_t i = 2 * width; i < stride; ++i) CHECK_EQ(out[row * stride + i], -7.0f);
+        }
+      }
+    }
+  });
+}
+
 TEST(gather_rows_copies_rows_and_leaves_gaps) {
   Rng rng(8);
   constexpr int64_t kInRows = 11;
