@@ -39,8 +39,8 @@ class PythonDrafter final : public Drafter {
 
   const DrafterNeeds& needs() const override { return needs_; }
 
-  void propose(const ExecContext&, const SequenceTable& table,
-               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
+  void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
+                       std::span<Draft> drafts) override {
     py::gil_scoped_acquire gil;
     for (size_t i = 0; i < requests.size(); ++i) {
       const std::span<const int32_t> known = table.tokens(requests[i].slot);
@@ -161,19 +161,66 @@ const char* finish_name(FinishReason reason) {
   return "";
 }
 
+/// The bytes of an object with a contiguous buffer.
+class BufferBytes {
+ public:
+  explicit BufferBytes(const py::buffer& data) {
+    if (PyObject_GetBuffer(data.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~BufferBytes() { PyBuffer_Release(&view_); }
+  BufferBytes(const BufferBytes&) = delete;
+  BufferBytes& operator=(const BufferBytes&) = delete;
+  const void* data() const { return view_.buf; }
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
                  const std::string& dtype) {
   OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
                      " must be BF16 or F32, is ", dtype);
-  Py_buffer view;
-  if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
-  struct Release {
-    Py_buffer* view;
-    ~Release() { PyBuffer_Release(view); }
-  } release{&view};
+  const BufferBytes bytes(data);
   py::gil_scoped_release nogil;
-  runner.target().weights().load(name, view.buf, static_cast<size_t>(view.len),
+  runner.target().weights().load(name, bytes.data(), bytes.size(),
                                  dtype == "F32" ? DType::kF32 : DType::kBF16);
+}
+
+template <typename T>
+std::vector<int64_t> integers_of(const BufferBytes& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return {values.begin(), values.end()};
+}
+
+void load_draft_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                       const std::string& dtype) {
+  Weights* weights = runner.drafter().weights();
+  OPENSPEC_CHECK_ARG(weights != nullptr, "this drafter has no weights");
+  const BufferBytes bytes(data);
+  if (dtype == "I64" || dtype == "I32") {
+    weights->load_offsets(
+        name, dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes));
+    return;
+  }
+  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
+                     " must be BF16, F32, I64 or I32, is ", dtype);
+  py::gil_scoped_release nogil;
+  weights->load(name, bytes.data(), bytes.size(), dtype == "F32" ? DType::kF32 : DType::kBF16);
+}
+
+using TensorShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+
+TensorShapes shapes_of(const Weights* weights) {
+  TensorShapes shapes;
+  if (weights == nullptr) return shapes;
+  for (const TensorSpec& spec : weights->expected_tensors()) {
+    shapes.emplace_back(spec.name, spec.shape);
+  }
+  return shapes;
 }
 
 void bind_values(py::module_& m) {
@@ -255,15 +302,12 @@ void bind_runner(py::module_& m) {
              return std::make_unique<Runner>(config, num_pages, std::move(own));
            }),
            py::arg("config"), py::arg("num_pages"), py::arg("drafter") = py::none())
-      .def("expected_tensors",
-           [](Runner& runner) {
-             std::vector<std::pair<std::string, std::vector<int64_t>>> tensors;
-             for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
-               tensors.emplace_back(spec.name, spec.shape);
-             }
-             return tensors;
-           })
+      .def("expected_tensors", [](Runner& runner) { return shapes_of(&runner.target().weights()); })
+      .def("expected_draft_tensors",
+           [](Runner& runner) { return shapes_of(runner.drafter().weights()); })
       .def("load_tensor", &load_tensor, py::arg("name"), py::arg("data"), py::arg("dtype"))
+      .def("load_draft_tensor", &load_draft_tensor, py::arg("name"), py::arg("data"),
+           py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
       .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
       .def(
@@ -343,6 +387,8 @@ void bind_runner(py::module_& m) {
              return rows_of(runner.backend().last_logits(),
                             static_cast<size_t>(runner.config().target.vocab_size));
            })
+      .def("last_drafts", [](Runner& runner) { return runner.backend().last_drafts(); })
+      .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); })
       .def_property_readonly("stats", &Runner::stats, py::return_value_policy::copy)
       .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
 }

@@ -36,8 +36,8 @@ double StepTimes::seconds(double num_rows) const {
   return left->second + slope * (num_rows - left->first);
 }
 
-std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                                  int max_rows, const StepTimes& times, double fixed_seconds) {
+RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
+                           int max_rows, const StepTimes& times, double fixed_seconds) {
   struct Candidate {
     double survival;
     size_t offer;
@@ -68,9 +68,15 @@ std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_ro
       num_taken = i + 1;
     }
   }
-  std::vector<int> counts(offers.size(), 0);
-  for (size_t i = 0; i < num_taken; ++i) ++counts[candidates[i].offer];
-  return counts;
+  RowBudget budget{std::vector<int>(offers.size(), 0), best_rate};
+  for (size_t i = 0; i < num_taken; ++i) ++budget.counts[candidates[i].offer];
+  return budget;
+}
+
+bool DraftGate::opens(double with_drafts, double without_drafts) {
+  if (with_drafts <= without_drafts && ++num_closed_ < kProbeInterval) return false;
+  num_closed_ = 0;
+  return true;
 }
 
 }  // namespace openspec

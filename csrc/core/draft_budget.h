@@ -57,11 +57,27 @@ struct DraftOffer {
 /// Drafts are taken in falling order of survival (the probability that they and all before them
 /// are accepted); the number taken maximises
 ///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
-/// over every count, so that a step in the cost is looked across. Returns one count per offer.
+/// over every count, so that a step in the cost is looked across.
 ///
 /// Source: the rule of vLLM's and DSpark's schedulers, with measured times, over all sequences at
 /// once.
-std::vector<int> spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                                  int max_rows, const StepTimes& times, double fixed_seconds);
+struct RowBudget {
+  std::vector<int> counts;         // of drafts, by offer
+  double tokens_per_second = 0.0;  // expected
+};
+RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
+                           int max_rows, const StepTimes& times, double fixed_seconds);
+
+/// Whether to run a drafter that costs time, step by step: where it would not pay it is left out,
+/// but tried now and then.
+class DraftGate {
+ public:
+  /// Expected tokens per second with and without drafts.
+  bool opens(double with_drafts, double without_drafts);
+
+ private:
+  static constexpr int kProbeInterval = 64;  // steps
+  int num_closed_ = 0;
+};
 
 }  // namespace openspec

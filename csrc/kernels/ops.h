@@ -2,9 +2,11 @@
 
 #include "kernels/choose.h"
 #include "kernels/device.h"
+#include "kernels/draft_rows.h"
 #include "kernels/embedding.h"
 #include "kernels/gather_rows.h"
 #include "kernels/linear.h"
+#include "kernels/ngram_lookup.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/span_attention.h"
@@ -37,6 +39,9 @@ OPENSPEC_DEFINE_OP(rope_append, RopeAppendParams)
 OPENSPEC_DEFINE_OP(span_attention, SpanAttentionParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
+OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
+OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
+OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {

@@ -255,8 +255,11 @@ __global__ void __launch_bounds__(kCommitThreads) commit_rows_kernel(CommitRowsP
   cuda::wait_for_previous_kernel();
   const StepHeader header = *params.input.header;
   const int s = (blockIdx.x * kCommitThreads + threadIdx.x) / 32;
-  if (s >= header.num_spans) return;
   const int lane = threadIdx.x % 32;
+  if (s >= header.num_spans) {
+    if (s < params.num_spans && lane == 0) params.num_computed[s] = 0;
+    return;
+  }
   const DeviceTable& table = params.table;
   const StepSpan span = params.input.spans[s];
   const int slot = span.slot;
@@ -318,6 +321,7 @@ __global__ void __launch_bounds__(kCommitThreads) commit_rows_kernel(CommitRowsP
   __syncwarp();
   if (lane == 0) {
     params.outcomes[entry] = outcome;
+    params.num_computed[s] = outcome.num_computed;
     if (has_rows) {
       table.kv_len[slot] = kv_len + outcome.num_computed;
       table.num_tokens[slot] = num_tokens + outcome.num_tokens;

@@ -136,6 +136,7 @@ struct CommitRowsParams {
   int max_spans = 0;  // that an entry of the ring has room for, as the next two
   int max_drafts = 0;
   int max_samples = 0;
+  int32_t* num_computed = nullptr;  // out [num_spans], for what follows in the same step
   // out, each [ring, ...], pinned
   StepOutcome* outcomes = nullptr;     // [ring, max_spans]
   int32_t* tokens = nullptr;           // [ring, max_spans, 1 + max_drafts]

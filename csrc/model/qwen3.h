@@ -8,6 +8,7 @@
 #include "kernels/linear.h"
 #include "kernels/rows.h"
 #include "model/buffer.h"
+#include "model/decoder_layer.h"
 #include "model/weights.h"
 
 namespace openspec {
@@ -26,17 +27,9 @@ struct TargetConfig {
   std::vector<float> inv_freq;  // [head_dim / 2], RoPE scaling applied
   float rope_scale = 1.0f;      // multiplies cos and sin
 
-  int qkv_width() const { return (num_q_heads + 2 * num_kv_heads) * head_dim; }
+  LayerGeometry layer() const;
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
-};
-
-/// The most that one forward pass has to hold.
-struct ForwardLimits {
-  int max_rows = 1;
-  int max_spans = 1;
-  int max_logits_rows = 1;  // at a time
-  int max_tokens = 1;       // of one sequence, drafts included
 };
 
 /// Qwen3 decoder: weights and one forward pass over ragged rows.
@@ -58,6 +51,9 @@ class Qwen3 {
                const std::vector<KvLayerView>& kv, const std::vector<int>& capture_layers,
                void* captured);
 
+  /// [vocab_size, hidden_size] bf16.
+  const void* embedding() const { return embedding_; }
+
   /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
   /// lies on the device; what stands at a row of -1 is left undefined.
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
@@ -68,33 +64,25 @@ class Qwen3 {
                               const ForwardLimits& limits, int num_threads);
 
  private:
-  struct Layer {
-    PackedLinear qkv, o, gate_up, down;
-    const float *input_norm, *post_norm, *q_norm, *k_norm;
-  };
   struct Scratch {
-    size_t residual, normed, qkv, q, attended, delta, activated, gathered, cos_sin, linear,
-        attention, partials, total;
+    size_t residual, normed, gathered, total;
   };
 
-  static Scratch plan_scratch(const TargetConfig& config, DType dtype, Device device,
-                              const ForwardLimits& limits, int num_threads);
+  static Scratch plan_scratch(const TargetConfig& config, DType dtype, const ForwardLimits& limits);
   void add_weights();
-  void apply(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
-             int num_rows, DType out_dtype);
 
   TargetConfig config_;
   DType dtype_;
-  Device device_;
   ForwardLimits limits_;
   Weights weights_;
-  std::vector<Layer> layers_;
+  std::vector<DecoderLayer> layers_;
   PackedLinear head_;
   const float* final_norm_ = nullptr;
   const void* embedding_ = nullptr;
   Buffer inv_freq_;
   Scratch at_;
   Buffer scratch_;
+  DecoderScratch pass_scratch_;
 };
 
 }  // namespace openspec

@@ -132,6 +132,26 @@ const void* Weights::add_table(const std::string& name, int num_rows, int width)
   return table;
 }
 
+const int32_t* Weights::add_token_map(const std::string& name, int count, int vocab_size) {
+  void* map = take(token_map_bytes(count));
+  destinations_[name] = {
+      {count}, {}, [this, name, map, vocab_size](std::span<const int64_t> offsets) {
+        std::vector<int32_t> ids;
+        for (size_t i = 0; i < offsets.size(); ++i) {
+          const int64_t id = static_cast<int64_t>(i) + offsets[i];
+          OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "tensor ", name, ": entry ", i,
+                             " stands for token ", id, ", the target has ", vocab_size,
+                             "; its values are offsets: id = entry + value");
+          OPENSPEC_CHECK_ARG(ids.empty() || id > ids.back(), "tensor ", name, ": entry ", i,
+                             " stands for token ", id, ", which does not rise; its values are ",
+                             "offsets: id = entry + value");
+          ids.push_back(static_cast<int32_t>(id));
+        }
+        put(map, ids.data(), ids.size() * sizeof(int32_t));
+      }};
+  return static_cast<const int32_t*>(map);
+}
+
 void Weights::tie(const std::string& name, const std::string& from) {
   Destination& source = destinations_.at(from);
   const Destination& tied = destinations_.at(name);
@@ -141,7 +161,9 @@ void Weights::tie(const std::string& name, const std::string& from) {
 
 std::vector<TensorSpec> Weights::expected_tensors() const {
   std::vector<TensorSpec> specs;
-  for (const auto& [name, destination] : destinations_) specs.push_back({name, destination.shape});
+  for (const auto& [name, destination] : destinations_) {
+    specs.push_back({name, destination.shape, destination.store_offsets != nullptr});
+  }
   return specs;
 }
 
@@ -149,6 +171,7 @@ void Weights::load(const std::string& name, const void* data, size_t bytes, DTyp
   const auto found = destinations_.find(name);
   OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
   Destination& destination = found->second;
+  OPENSPEC_CHECK_ARG(!destination.store_offsets, "tensor ", name, " must be of integers");
   const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
   OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
                      expected);
@@ -157,6 +180,17 @@ void Weights::load(const std::string& name, const void* data, size_t bytes, DTyp
                      " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
   for (const Store& store : destination.stores) store(data, dtype);
   destination.loaded = true;
+}
+
+void Weights::load_offsets(const std::string& name, std::span<const int64_t> offsets) {
+  const auto found = destinations_.find(name);
+  OPENSPEC_CHECK_ARG(found != destinations_.end() && found->second.store_offsets, "tensor ", name,
+                     " must not be of integers");
+  const int64_t expected = num_elements(found->second.shape);
+  OPENSPEC_CHECK_ARG(static_cast<int64_t>(offsets.size()) == expected, "tensor ", name, " has ",
+                     offsets.size(), " entries, expected ", expected);
+  found->second.store_offsets(offsets);
+  found->second.loaded = true;
 }
 
 void Weights::finish_loading() {
@@ -176,6 +210,9 @@ size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilo
 }
 size_t Weights::norm_bytes(int width) {
   return round_up(static_cast<size_t>(width) * sizeof(float));
+}
+size_t Weights::token_map_bytes(int count) {
+  return round_up(static_cast<size_t>(count) * sizeof(int32_t));
 }
 size_t Weights::table_bytes(int num_rows, int width) {
   return round_up(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *

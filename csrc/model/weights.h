@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace openspec {
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;
+  bool is_token_map = false;
 };
 
 /// A model's weights in one buffer, in the order of use, in the form that the device's ops read;
@@ -33,6 +35,9 @@ class Weights {
   const float* add_norm(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
+  /// [count] int32 token ids, from offsets: id i is i + offset i. They must rise, within
+  /// [0, vocab_size).
+  const int32_t* add_token_map(const std::string& name, int count, int vocab_size);
   /// The tensor `from` serves as `name` too, which the checkpoint then need not hold.
   void tie(const std::string& name, const std::string& from);
 
@@ -40,19 +45,24 @@ class Weights {
   std::vector<TensorSpec> expected_tensors() const;
   /// Takes `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
   void load(const std::string& name, const void* data, size_t bytes, DType dtype);
+  /// Likewise for a token map.
+  void load_offsets(const std::string& name, std::span<const int64_t> offsets);
   /// Throws ArgumentError naming a tensor that was not given.
   void finish_loading();
 
   static size_t linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue);
   static size_t norm_bytes(int width);
   static size_t table_bytes(int num_rows, int width);
+  static size_t token_map_bytes(int count);
 
  private:
   using Store = std::function<void(const void* data, DType dtype)>;
+  using StoreOffsets = std::function<void(std::span<const int64_t> offsets)>;
   /// Where the rows of one checkpoint tensor go.
   struct Destination {
     std::vector<int64_t> shape;
     std::vector<Store> stores;
+    StoreOffsets store_offsets = nullptr;
     bool loaded = false;
   };
 

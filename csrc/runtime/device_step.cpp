@@ -54,9 +54,10 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   const size_t pages_per_seq =
       (index(config.limits().max_tokens) + index(config.page_size) - 1) / index(config.page_size);
   at.tokens = take(seqs * index(config.max_model_len), sizeof(int32_t));
-  for (size_t* array : {&at.num_tokens, &at.kv_len, &at.prompt_len, &at.max_num_tokens,
-                        &at.is_active, &at.seq, &at.num_wanted, &at.num_drafts, &at.span_kv_len,
-                        &at.span_seq, &at.num_offered, &at.num_granted, &at.first_choice}) {
+  for (size_t* array :
+       {&at.num_tokens, &at.kv_len, &at.prompt_len, &at.max_num_tokens, &at.is_active, &at.seq,
+        &at.num_wanted, &at.num_drafts, &at.span_kv_len, &at.span_seq, &at.num_offered,
+        &at.num_granted, &at.num_computed, &at.first_choice}) {
     *array = take(seqs, sizeof(int32_t));
   }
   at.span_begin = take(seqs + 1, sizeof(int32_t));
@@ -130,7 +131,7 @@ DeviceStep::~DeviceStep() = default;
 
 int DeviceStep::num_steps_ahead() const {
   const bool has_drafts = context_.config.num_speculative_tokens > 0;
-  return has_drafts && !context_.drafter.proposes_on_device() ? 0 : 1;
+  return has_drafts && !context_.drafter.works_on_arrays() ? 0 : 1;
 }
 
 void DeviceStep::synchronize() { device::synchronize(stream_.handle()); }
@@ -197,14 +198,16 @@ void DeviceStep::upload_params(int slot) {
 
 // --- The step, on the device ---------------------------------------------------------------------
 
-int DeviceStep::num_spans_of(int num_rows) const {
-  return std::min(num_rows, context_.config.max_num_seqs);
+int DeviceStep::num_spans_of(const Shape& shape) const {
+  // Where drafts cost time per sequence, a step that proposes has two rows for each at least.
+  const bool has_pairs = shape.proposes && context_.drafter.needs().is_costly;
+  return std::min(has_pairs ? shape.num_rows / 2 : shape.num_rows, context_.config.max_num_seqs);
 }
 
-void DeviceStep::enqueue(int num_rows, int num_samples) {
+void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
-  const int num_spans = num_spans_of(num_rows);
-  const RowBatch rows = {.num_rows = num_rows,
+  const int num_spans = num_spans_of(shape);
+  const RowBatch rows = {.num_rows = shape.num_rows,
                          .num_spans = num_spans,
                          .row_token = at<int32_t>(s.row_token),
                          .row_position = at<int32_t>(s.row_position),
@@ -214,11 +217,13 @@ void DeviceStep::enqueue(int num_rows, int num_samples) {
                          .span_begin = at<int32_t>(s.span_begin),
                          .span_kv_len = at<int32_t>(s.span_kv_len),
                          .span_seq = at<int32_t>(s.span_seq)};
-  propose(num_spans);
-  lay_out(num_spans, num_rows, num_samples);
+  begin(num_spans);
+  if (shape.proposes) propose(num_spans);
+  lay_out(num_spans, shape.num_rows, num_samples);
   score(rows);
   choose(rows, num_samples);
   commit(num_spans);
+  extend(rows);
 }
 
 #ifdef OPENSPEC_CUDA
@@ -237,7 +242,16 @@ DeviceStep::Proposals DeviceStep::proposals() {
   return {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts)};
 }
 
-void DeviceStep::propose(int num_spans) {
+TableView DeviceStep::table_view() const {
+  return {.tokens = table_.tokens,
+          .tokens_stride = table_.tokens_stride,
+          .num_tokens = table_.num_tokens,
+          .sampling = table_.sampling,
+          .pages = {table_.pages, table_.max_pages_per_seq},
+          .max_num_seqs = context_.config.max_num_seqs};
+}
+
+void DeviceStep::begin(int num_spans) {
   const Scratch& s = scratch_at_;
   device::check(begin_step_cuda({.input = input(),
                                  .table = table_,
@@ -246,14 +260,17 @@ void DeviceStep::propose(int num_spans) {
                                  .max_spans = num_spans},
                                 exec_.stream),
                 "begin_step");
-  if (num_steps_ahead() == 0 || context_.config.num_speculative_tokens == 0) return;
-  context_.drafter.propose_on_device(exec_, table_,
-                                     {.seq = at<int32_t>(s.seq),
-                                      .num_wanted = at<int32_t>(s.num_wanted),
-                                      .num_seqs = num_spans,
-                                      .max_drafts = context_.config.num_speculative_tokens,
-                                      .drafts = at<int32_t>(s.drafts),
-                                      .num_drafts = at<int32_t>(s.num_drafts)});
+}
+
+void DeviceStep::propose(int num_spans) {
+  const Scratch& s = scratch_at_;
+  context_.drafter.propose(exec_, table_view(),
+                           {.seq = at<int32_t>(s.seq),
+                            .num_wanted = at<int32_t>(s.num_wanted),
+                            .num_seqs = num_spans,
+                            .max_drafts = context_.config.num_speculative_tokens,
+                            .drafts = at<int32_t>(s.drafts),
+                            .num_drafts = at<int32_t>(s.num_drafts)});
 }
 
 void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
@@ -335,6 +352,7 @@ void DeviceStep::commit(int num_spans) {
                                   .max_spans = config.max_num_seqs,
                                   .max_drafts = std::max(1, config.num_speculative_tokens),
                                   .max_samples = config.max_num_batched_tokens,
+                                  .num_computed = at<int32_t>(s.num_computed),
                                   .outcomes = outcomes_.as<StepOutcome>(),
                                   .tokens = tokens_.as<int32_t>(),
                                   .out_logprob_ids = logprob_ids_.as<int32_t>(),
@@ -344,27 +362,46 @@ void DeviceStep::commit(int num_spans) {
                 "commit_rows");
 }
 
+void DeviceStep::extend(const RowBatch& rows) {
+  if (!context_.drafter.works_on_arrays()) return;
+  context_.drafter.extend(exec_, table_view(),
+                          {.rows = rows,
+                           .num_computed = at<int32_t>(scratch_at_.num_computed),
+                           .num_committed = rows.num_rows,
+                           .features = captured_.data()});
+}
+
 #else
+
+void DeviceStep::begin(int) {}
 
 void DeviceStep::propose(int) {}
 void DeviceStep::lay_out(int, int, int) {}
 void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}
 void DeviceStep::commit(int) {}
+void DeviceStep::extend(const RowBatch&) {}
 
 #endif
 
 void DeviceStep::prepare() {
   graphs_.clear();
+  const bool has_drafts = context_.config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
+  const bool is_costly = context_.drafter.needs().is_costly;
   for (int rows : row_sizes()) {
-    // Once for real, without sequences: kernels are loaded and their limits set before recording.
-    StepHeader header;
-    std::memcpy(input_at(0) + input_.header, &header, sizeof header);
-    device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
-                           stream_.handle());
-    enqueue(rows, rows);
-    synchronize();
-    graphs_.try_emplace(rows, stream_.handle(), [&] { enqueue(rows, rows); });
+    for (const bool proposes : {false, true}) {
+      // A drafter that costs nothing is always asked.
+      if (proposes ? !has_drafts || (is_costly && rows < 2) : has_drafts && !is_costly) continue;
+      const Shape shape{rows, proposes};
+      // Once for real, without sequences: kernels are loaded and their limits set before recording.
+      StepHeader header;
+      std::memcpy(input_at(0) + input_.header, &header, sizeof header);
+      device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
+                             stream_.handle());
+      enqueue(shape, rows);
+      synchronize();
+      graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, rows); });
+    }
   }
   synchronize();
 }
@@ -376,8 +413,9 @@ void DeviceStep::launch(StepLease& lease) {
   const RunnerConfig& config = context_.config;
   lease.ring_index = next_ring_;
   next_ring_ = (next_ring_ + 1) % kRing;
-  const int num_rows = choose_num_rows(lease);
-  const int num_samples = num_samples_of(lease, num_rows);
+  const Shape shape = choose_shape(lease);
+  const int num_samples = num_samples_of(lease, shape);
+  const bool takes_drafts = shape.proposes || num_steps_ahead() == 0;
 
   std::vector<PageUpdate> page_updates;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -394,7 +432,7 @@ void DeviceStep::launch(StepLease& lease) {
   const StepHeader header = {.num_spans = static_cast<int32_t>(lease.requests.size()),
                              .num_slot_updates = static_cast<int32_t>(slot_updates_.size()),
                              .num_page_updates = static_cast<int32_t>(page_updates.size()),
-                             .row_budget = num_rows,
+                             .row_budget = shape.num_rows,
                              .ring_index = lease.ring_index};
   std::memcpy(input + input_.header, &header, sizeof header);
   auto* spans = reinterpret_cast<StepSpan*>(input + input_.spans);
@@ -402,7 +440,7 @@ void DeviceStep::launch(StepLease& lease) {
     const SpanRequest& request = lease.requests[i];
     spans[i] = {.slot = request.slot,
                 .num_new_tokens = request.num_new_tokens,
-                .max_drafts = request.max_drafts,
+                .max_drafts = takes_drafts ? request.max_drafts : 0,
                 .acceptance = static_cast<float>(context_.table.acceptance(request.slot).ratio())};
   }
   const size_t slot_bytes = slot_updates_.size() * sizeof(SlotUpdate);
@@ -414,19 +452,19 @@ void DeviceStep::launch(StepLease& lease) {
   std::memcpy(input + input_.slot_updates, slot_updates_.data(), slot_bytes);
   std::memcpy(input + input_.page_updates, page_updates.data(), page_bytes);
   if (num_steps_ahead() == 0 && config.num_speculative_tokens > 0) propose_on_host(lease, input);
-  start(lease.ring_index, num_rows, num_samples);
+  start(lease.ring_index, shape, num_samples);
   slot_updates_.clear();
 }
 
-void DeviceStep::start(int ring_index, int num_rows, int num_samples) {
+void DeviceStep::start(int ring_index, const Shape& shape, int num_samples) {
   begun_[index(ring_index)].record(stream_.handle());
   device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(ring_index), input_.total,
                          stream_.handle());
-  const auto graph = graphs_.find(num_rows);
+  const auto graph = graphs_.find(shape);
   if (graph != graphs_.end()) {
     graph->second.launch(stream_.handle());
   } else {
-    enqueue(num_rows, num_samples);
+    enqueue(shape, num_samples);
   }
   done_[index(ring_index)].record(stream_.handle());
 }
@@ -446,7 +484,7 @@ void DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
   if (wanted.empty()) return;
   std::vector<Draft> drafts(wanted.size());
   try {
-    context_.drafter.propose(exec_, context_.table, wanted, drafts);
+    context_.drafter.propose_on_host(context_.table, wanted, drafts);
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
     return;
@@ -462,32 +500,46 @@ void DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
   }
 }
 
-int DeviceStep::choose_num_rows(const StepLease& lease) const {
+DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease) {
   const RunnerConfig& config = context_.config;
-  int num_known = 0, num_sampled = 0, num_drafts = 0;
+  const bool is_costly = context_.drafter.needs().is_costly;
+  int num_known = 0, num_sampled = 0, num_drafts = 0, num_seqs = 0;
   std::vector<DraftOffer> offers;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
     num_known += request.num_new_tokens;
     num_sampled += lease.is_sampled[i];
     num_drafts += request.max_drafts;
+    num_seqs += request.max_drafts > 0;
     offers.push_back(
         {request.max_drafts, context_.table.acceptance(request.slot).ratio(),
          num_steps_ahead() == 0 ? 1.0 : context_.table.availability(request.slot).ratio()});
   }
-  int num_rows = num_known + num_drafts;
+  Shape shape{num_known + num_drafts, num_drafts > 0 || !is_costly};
   if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
-    const std::vector<int> counts = spend_row_budget(
-        offers, num_known, num_sampled, config.max_num_batched_tokens, step_times_, 0.0);
-    num_rows = num_known;
-    for (int count : counts) num_rows += count;
+    const double seconds =
+        is_costly ? proposing_seconds(num_seqs, config.num_speculative_tokens) : 0.0;
+    const RowBudget budget = spend_row_budget(offers, num_known, num_sampled,
+                                              config.max_num_batched_tokens, step_times_, seconds);
+    if (is_costly) {
+      shape.proposes =
+          gate_.opens(budget.tokens_per_second, num_sampled / step_times_.seconds(num_known));
+    }
+    shape.num_rows = num_known;
+    for (int count : budget.counts) shape.num_rows += count;
   }
-  const auto graph = graphs_.lower_bound(num_rows);
-  return graph != graphs_.end() ? graph->first : num_rows;
+  // A drafter that works on the host puts its proposals into the input.
+  shape.proposes = shape.proposes && config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
+  const auto num_spans = static_cast<int>(lease.requests.size());
+  if (shape.proposes && is_costly) shape.num_rows = std::max(shape.num_rows, 2 * num_spans);
+  for (auto graph = graphs_.lower_bound(shape); graph != graphs_.end(); ++graph) {
+    if (graph->first.proposes == shape.proposes) return graph->first;
+  }
+  return shape;
 }
 
-int DeviceStep::num_samples_of(const StepLease& lease, int num_rows) const {
-  if (graphs_.contains(num_rows)) return num_rows;
+int DeviceStep::num_samples_of(const StepLease& lease, const Shape& shape) const {
+  if (graphs_.contains(shape)) return shape.num_rows;
   int num_samples = 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
@@ -496,7 +548,7 @@ int DeviceStep::num_samples_of(const StepLease& lease, int num_rows) const {
       num_samples += request.num_new_tokens;
     }
   }
-  return std::max(1, std::min(num_samples, num_rows));
+  return std::max(1, std::min(num_samples, shape.num_rows));
 }
 
 void DeviceStep::collect(StepLease& lease) {
@@ -517,6 +569,7 @@ void DeviceStep::collect(StepLease& lease) {
   const int block = context_.config.max_num_logits_rows;
   num_last_logits_ = num_samples == 0 ? 0 : (num_samples - 1) % block + 1;
   num_last_rows_ = lease.num_rows;
+  num_last_spans_ = static_cast<int>(lease.requests.size());
 }
 
 SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
@@ -577,19 +630,21 @@ std::vector<int> DeviceStep::row_sizes() const {
   return sizes;
 }
 
-double DeviceStep::time_rows(int slot, int num_rows) {
+double DeviceStep::time_rows(int slot, int num_rows, bool proposes) {
   const SequenceTable& table = context_.table;
   const int context = table.num_tokens(slot);
   // The rows are the last tokens of the sequence, computed again.
   const int kv_len = std::max(0, context - num_rows);
   const StepHeader header = {
       .num_spans = 1, .num_slot_updates = 1, .num_page_updates = 0, .row_budget = num_rows};
-  const StepSpan span = {.slot = slot, .num_new_tokens = context - kv_len};
+  const int num_drafts = context_.config.num_speculative_tokens;
+  const StepSpan span = {
+      .slot = slot, .num_new_tokens = context - kv_len, .max_drafts = proposes ? num_drafts : 0};
   const SlotUpdate update = {.slot = slot,
                              .num_tokens = context,
                              .kv_len = kv_len,
                              .prompt_len = context,
-                             .max_num_tokens = context + 1,
+                             .max_num_tokens = context + num_drafts + 2,
                              .is_active = 1};
   std::byte* input = input_at(0);
   std::memcpy(input + input_.header, &header, sizeof header);
@@ -599,7 +654,9 @@ double DeviceStep::time_rows(int slot, int num_rows) {
   device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
                          row.size_bytes(), stream_.handle());
   upload_params(slot);
-  start(0, num_rows, num_rows);
+  // A drafter that costs nothing proposes in every step.
+  const Shape shape{num_rows, graphs_.contains({num_rows, proposes}) ? proposes : !proposes};
+  start(0, shape, num_rows);
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);
 }
@@ -635,6 +692,23 @@ std::vector<float> DeviceStep::last_features() {
     values[i] = std::bit_cast<float>(uint32_t{bits[i]} << 16);
   }
   return values;
+}
+
+std::vector<std::vector<int32_t>> DeviceStep::last_drafts() {
+  const auto most = index(std::max(1, context_.config.num_speculative_tokens));
+  const auto seqs = index(num_last_spans_);
+  std::vector<int32_t> tokens(seqs * most), counts(seqs);
+  device::copy_to_host(tokens.data(), at<int32_t>(scratch_at_.drafts),
+                       tokens.size() * sizeof(int32_t), stream_.handle());
+  device::copy_to_host(counts.data(), at<int32_t>(scratch_at_.num_drafts),
+                       counts.size() * sizeof(int32_t), stream_.handle());
+  synchronize();
+  std::vector<std::vector<int32_t>> drafts;
+  for (size_t i = 0; i < seqs; ++i) {
+    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(i * most);
+    drafts.emplace_back(first, first + counts[i]);
+  }
+  return drafts;
 }
 
 }  // namespace openspec

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <map>
 #include <memory>
 #include <vector>
@@ -30,10 +31,11 @@ class DeviceStep final : public StepBackend {
   void collect(StepLease& lease) override;
   std::vector<int> row_sizes() const override;
   bool has_sizes() const override { return true; }
-  double time_rows(int slot, int num_rows) override;
+  double time_rows(int slot, int num_rows, bool proposes) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
+  std::vector<std::vector<int32_t>> last_drafts() override;
 
   /// Bytes on the device beside weights, pages and the forward pass's scratch.
   static size_t scratch_bytes(const RunnerConfig& config);
@@ -46,9 +48,9 @@ class DeviceStep final : public StepBackend {
   struct Scratch {
     size_t tokens, num_tokens, kv_len, prompt_len, max_num_tokens, is_active, pages, sampling,
         input, seq, num_wanted, drafts, num_drafts, row_token, row_position, row_span, row_parent,
-        row_kv_slot, span_begin, span_kv_len, span_seq, num_offered, num_granted, first_choice,
-        sample_begin, sample_row, score_token, chosen, logprob_ids, logprobs, ranks, logits, choose,
-        total;
+        row_kv_slot, span_begin, span_kv_len, span_seq, num_offered, num_granted, num_computed,
+        first_choice, sample_begin, sample_row, score_token, chosen, logprob_ids, logprobs, ranks,
+        logits, choose, total;
   };
   /// One slot's sampling parameters: lists on the device, and where the host writes them.
   struct SlotParams {
@@ -62,29 +64,39 @@ class DeviceStep final : public StepBackend {
     return reinterpret_cast<T*>(scratch_.at(offset));
   }
 
+  /// What a step launches, and its graph.
+  struct Shape {
+    int num_rows = 0;
+    bool proposes = false;
+    auto operator<=>(const Shape&) const = default;
+  };
+
   // The step, by stages, on the device's stream.
-  void enqueue(int num_rows, int num_samples);
+  void enqueue(const Shape& shape, int num_samples);
+  void begin(int num_spans);
   void propose(int num_spans);
   void lay_out(int num_spans, int num_rows, int num_samples);
   void score(const RowBatch& rows);
   void choose(const RowBatch& rows, int num_samples);
   void commit(int num_spans);
+  void extend(const RowBatch& rows);
 
   StepInput input();
+  TableView table_view() const;
   /// Drafts of the step, [max_num_seqs, K] and [max_num_seqs]: the drafter's on the device, or what
   /// the host sent with the input.
   struct Proposals {
     const int32_t *tokens, *counts;
   };
   Proposals proposals();
-  int num_spans_of(int num_rows) const;
-  /// Rows of the step that serves the lease best, at least what its known tokens need.
-  int choose_num_rows(const StepLease& lease) const;
-  int num_samples_of(const StepLease& lease, int num_rows) const;
+  int num_spans_of(const Shape& shape) const;
+  /// The step that serves the lease best, with at least the rows that its known tokens need.
+  Shape choose_shape(const StepLease& lease);
+  int num_samples_of(const StepLease& lease, const Shape& shape) const;
   void propose_on_host(const StepLease& lease, std::byte* input);
   std::byte* input_at(int ring_index) { return input_ring_.at(input_.total * index(ring_index)); }
   /// Copies the input of the ring's entry and starts the step.
-  void start(int ring_index, int num_rows, int num_samples);
+  void start(int ring_index, const Shape& shape, int num_samples);
   SpanResult result_of(const StepLease& lease, size_t span) const;
   void upload_params(int slot);
   static size_t index(int i) { return static_cast<size_t>(i); }
@@ -103,8 +115,8 @@ class DeviceStep final : public StepBackend {
   Buffer input_ring_, outcomes_, tokens_, logprob_ids_, logprobs_, ranks_;
   std::vector<device::Event> begun_, done_;  // [ring]
   int next_ring_ = 0;
-  int num_last_rows_ = 0, num_last_logits_ = 0;
-  std::map<int, device::Graph> graphs_;  // by rows
+  int num_last_rows_ = 0, num_last_logits_ = 0, num_last_spans_ = 0;
+  std::map<Shape, device::Graph> graphs_;
 };
 
 }  // namespace openspec

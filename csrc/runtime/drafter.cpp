@@ -30,6 +30,25 @@ std::string DrafterConfig::text(const std::string& name, const std::string& fall
   return *value;
 }
 
+double DrafterConfig::number(const std::string& name, double fallback) const {
+  const auto found = options.find(name);
+  if (found == options.end()) return fallback;
+  if (const auto* whole = std::get_if<int64_t>(&found->second)) {
+    return static_cast<double>(*whole);
+  }
+  const auto* value = std::get_if<double>(&found->second);
+  OPENSPEC_CHECK_ARG(value != nullptr, name, " must be a number");
+  return *value;
+}
+
+bool DrafterConfig::flag(const std::string& name, bool fallback) const {
+  const auto found = options.find(name);
+  if (found == options.end()) return fallback;
+  const auto* value = std::get_if<bool>(&found->second);
+  OPENSPEC_CHECK_ARG(value != nullptr, name, " must be true or false");
+  return *value;
+}
+
 DrafterRegistration::DrafterRegistration(const std::string& name, DrafterFactory factory) {
   registry().emplace(name, factory);
 }

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "core/row_layout.h"
+#include "kernels/draft_rows.h"
 #include "kernels/exec.h"
-#include "kernels/step_rows.h"
+#include "model/qwen3.h"
 #include "runtime/sequence_table.h"
 
 namespace openspec {
@@ -25,9 +26,12 @@ struct KvLayerSpec {
 struct DrafterNeeds {
   int num_speculative_tokens = 0;      // rows of look-ahead per sequence
   std::vector<int> capture_layers;     // target layers whose output it reads, rising
-  std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool
+  std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
+                                       // last known token too
   size_t fixed_bytes = 0;              // memory of its own: weights and scratch
   int max_context = 0;                 // tokens it can serve; 0: no limit of its own
+  // Proposing takes long enough that a step goes without where drafts do not pay.
+  bool is_costly = false;
 };
 
 struct ProposeRequest {
@@ -35,17 +39,25 @@ struct ProposeRequest {
   int num_wanted = 0;
 };
 
-/// Where a drafter on the device finds what is wanted and puts its proposals; all device memory.
-struct DeviceDrafts {
+/// Where a drafter finds what is wanted and puts its proposals, on the device that runs the step.
+struct WantedDrafts {
   const int32_t* seq = nullptr;         // [num_seqs] slots
   const int32_t* num_wanted = nullptr;  // [num_seqs] drafts wanted, at most max_drafts; 0: none
-  int num_seqs = 0;                     // room: entries behind the last sequence want nothing
+  int num_seqs = 0;                     // on CUDA room: entries behind the last want nothing
   int max_drafts = 0;
   int32_t* drafts = nullptr;      // out [num_seqs, max_drafts], chains
   int32_t* num_drafts = nullptr;  // out [num_seqs]
 };
 
-/// Rows of one sequence that were committed by a step, for drafters that learn from them.
+/// A step after its commit, on the device that ran it.
+struct CommittedStep {
+  RowBatch rows;                          // as they ran
+  const int32_t* num_computed = nullptr;  // [rows.num_spans] leading rows of a span that count
+  int num_committed = 0;                  // rows that count, at most
+  const void* features = nullptr;  // [rows.num_rows, num_captures * hidden_size], activation type
+};
+
+/// Rows of one sequence that were committed by a step, for drafters on the host.
 struct CommittedRows {
   int slot = 0;
   int first_position = 0;
@@ -56,21 +68,36 @@ struct CommittedRows {
 
 /// A source of draft tokens. Whatever it proposes, the text stays that of plain decoding: proposals
 /// are checked against the target's own choice, and one that throws costs its step the drafts only.
+///
+/// A drafter works on arrays (`works_on_arrays`), written over ops for both devices, or sequence by
+/// sequence on the host, which on CUDA keeps steps from being launched ahead.
 class Drafter {
  public:
   virtual ~Drafter() = default;
   virtual const DrafterNeeds& needs() const = 0;
-  /// Fills drafts[i] with at most requests[i].num_wanted guesses of what follows the sequence's
-  /// known tokens. `drafts` come empty.
-  virtual void propose(const ExecContext& exec, const SequenceTable& table,
-                       std::span<const ProposeRequest> requests, std::span<Draft> drafts) = 0;
-  /// Whether it can propose inside a device step, by propose_on_device; else a device step waits
-  /// for the host to propose.
-  virtual bool proposes_on_device() const { return false; }
-  /// Enqueues the proposals. What it launches may be captured in a graph, so lengths come from
-  /// `table`, on the device.
-  virtual void propose_on_device(const ExecContext&, const DeviceTable&, const DeviceDrafts&) {}
-  /// Told of every committed row, prompt rows included, before the next propose.
+
+  /// Its own weights, to be loaded like the target's; null: it has none. From `attach` on.
+  virtual Weights* weights() { return nullptr; }
+  /// Called once before anything else, with the target that it may share tensors with and its
+  /// layers of the page pool. Here memory is taken: a drafter is also made only to ask for its
+  /// needs.
+  virtual void attach(const Qwen3& /*target*/, std::span<const KvLayerView> /*kv_layers*/) {}
+
+  virtual bool works_on_arrays() const { return false; }
+  /// Proposes for the sequences of a step. On CUDA what it launches is captured in a graph, so
+  /// lengths come from `table`.
+  virtual void propose(const ExecContext&, const TableView& /*table*/, const WantedDrafts&) {}
+  /// Learns from a step's committed rows, prompt rows included; `table` is that after the commit.
+  virtual void extend(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
+
+  /// For tests: logits of the last drafts of the last proposal [chains, draft vocabulary].
+  virtual std::vector<float> last_logits() { return {}; }
+
+  /// On the host: fills drafts[i] with at most requests[i].num_wanted guesses of what follows the
+  /// sequence's known tokens. `drafts` come empty.
+  virtual void propose_on_host(const SequenceTable&, std::span<const ProposeRequest>,
+                               std::span<Draft>) {}
+  /// On the host: told of every committed row, prompt rows included, before the next propose.
   virtual void observe(std::span<const CommittedRows>) {}
 };
 
@@ -79,16 +106,22 @@ using DrafterOption = std::variant<bool, int64_t, double, std::string>;
 /// What a drafter is built from.
 struct DrafterConfig {
   Device device = Device::kCpu;
+  DType dtype = DType::kF32;
+  TargetConfig target;
+  ForwardLimits limits;
   int num_speculative_tokens = 0;
   int max_num_seqs = 0;
   int max_model_len = 0;
-  int vocab_size = 0;
+  int page_size = 0;
+  int num_threads = 1;
   std::map<std::string, DrafterOption> options;  // the method's own; unknown names are refused
 
   /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside
   /// [low, high].
   int integer(const std::string& name, int fallback, int low, int high) const;
   std::string text(const std::string& name, const std::string& fallback) const;
+  double number(const std::string& name, double fallback) const;
+  bool flag(const std::string& name, bool fallback) const;
 };
 
 using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -64,6 +65,8 @@ void HostStep::launch(StepLease& lease) {
 void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
   offer_drafts(lease);
+  last_drafts_.clear();
+  for (const Draft& draft : lease.offered) last_drafts_.push_back(draft.tokens);
   grant_drafts(lease);
   lay_out(lease);
 }
@@ -78,10 +81,10 @@ void HostStep::offer_drafts(StepLease& lease) {
     wanted.push_back({request.slot, request.max_drafts});
     span_of.push_back(i);
   }
-  if (wanted.empty()) return;
-  std::vector<Draft> drafts(wanted.size());
+  if (wanted.empty() || !drafts_pay(lease)) return;
+  std::vector<Draft> drafts;
   try {
-    context_.drafter.propose(exec_, context_.table, wanted, drafts);
+    drafts = proposals(wanted);
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
     return;
@@ -102,6 +105,56 @@ void HostStep::offer_drafts(StepLease& lease) {
   }
 }
 
+bool HostStep::drafts_pay(const StepLease& lease) {
+  const RunnerConfig& config = context_.config;
+  if (!context_.drafter.needs().is_costly || !config.adaptive || step_times_.empty()) return true;
+  int num_rows = 0, num_sampled = 0, num_seqs = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    num_rows += request.num_new_tokens;
+    num_sampled += lease.is_sampled[i];
+    num_seqs += request.max_drafts > 0;
+    offers.push_back({request.max_drafts, context_.table.acceptance(request.slot).ratio()});
+  }
+  const double seconds = proposing_seconds(num_seqs, config.num_speculative_tokens);
+  const RowBudget budget =
+      spend_row_budget(offers, num_rows, num_sampled, config.max_num_batched_tokens, step_times_,
+                       host_seconds_ + seconds);
+  return gate_.opens(budget.tokens_per_second,
+                     num_sampled / (step_times_.seconds(num_rows) + host_seconds_));
+}
+
+std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
+  std::vector<Draft> drafts(wanted.size());
+  if (!context_.drafter.works_on_arrays()) {
+    context_.drafter.propose_on_host(context_.table, wanted, drafts);
+    return drafts;
+  }
+  const auto most = static_cast<size_t>(context_.config.num_speculative_tokens);
+  seq_.clear();
+  num_wanted_.clear();
+  for (const ProposeRequest& request : wanted) {
+    seq_.push_back(request.slot);
+    num_wanted_.push_back(request.num_wanted);
+  }
+  num_drafts_.assign(wanted.size(), 0);
+  drafts_.assign(wanted.size() * most, -1);
+  context_.drafter.propose(exec_, context_.table.view(),
+                           {.seq = seq_.data(),
+                            .num_wanted = num_wanted_.data(),
+                            .num_seqs = static_cast<int>(wanted.size()),
+                            .max_drafts = static_cast<int>(most),
+                            .drafts = drafts_.data(),
+                            .num_drafts = num_drafts_.data()});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    for (int k = 0; k < num_drafts_[i]; ++k) {
+      drafts[i].append(drafts_[i * most + static_cast<size_t>(k)]);
+    }
+  }
+  return drafts;
+}
+
 void HostStep::grant_drafts(StepLease& lease) {
   int num_rows = 0, num_sampled = 0;
   std::vector<DraftOffer> offers;
@@ -119,7 +172,8 @@ void HostStep::grant_drafts(StepLease& lease) {
   if (!context_.config.adaptive || step_times_.empty()) return;
   const std::vector<int> counts =
       spend_row_budget(offers, num_rows, num_sampled, context_.config.max_num_batched_tokens,
-                       step_times_, host_seconds_);
+                       step_times_, host_seconds_)
+          .counts;
   for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
 }
 
@@ -265,24 +319,48 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
 }
 
 void HostStep::show_committed(const StepLease& lease) {
+  const SequenceTable& table = context_.table;
+  std::vector<int32_t> num_computed;
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const int slot = lease.spans[i].slot;
+    const bool is_current = table.is_in_use(slot) && table.serial(slot) == lease.serials[i];
+    num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
+  }
+  try {
+    if (context_.drafter.works_on_arrays()) {
+      extend(lease.layout, num_computed);
+    } else {
+      context_.drafter.observe(committed_rows(lease, num_computed));
+    }
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+  }
+}
+
+void HostStep::extend(const RowLayout& layout, const std::vector<int32_t>& num_computed) {
+  context_.drafter.extend(
+      exec_, context_.table.view(),
+      {.rows = row_batch(layout),
+       .num_computed = num_computed.data(),
+       .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
+       .features = captured_.data()});
+}
+
+std::vector<CommittedRows> HostStep::committed_rows(
+    const StepLease& lease, const std::vector<int32_t>& num_computed) const {
   const size_t stride = capture_layers_.size() *
                         static_cast<size_t>(context_.config.target.hidden_size) *
                         dtype_bytes(context_.config.dtype);
   std::vector<CommittedRows> committed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const Span& span = lease.spans[i];
     const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
-    const auto count = static_cast<size_t>(lease.results[i].num_computed);
-    committed.push_back({.slot = span.slot,
-                         .first_position = span.kv_len,
+    const auto count = static_cast<size_t>(num_computed[i]);
+    committed.push_back({.slot = lease.spans[i].slot,
+                         .first_position = lease.spans[i].kv_len,
                          .tokens = std::span(lease.layout.token).subspan(first, count),
                          .features = captured_.data() + first * stride});
   }
-  try {
-    context_.drafter.observe(committed);
-  } catch (const std::exception& error) {
-    context_.report_drafter_failure(error);
-  }
+  return committed;
 }
 
 std::vector<int> HostStep::row_sizes() const {
@@ -294,8 +372,10 @@ std::vector<int> HostStep::row_sizes() const {
   return sizes;
 }
 
-double HostStep::time_rows(int slot, int num_rows) {
-  const int context = context_.table.num_tokens(slot);
+double HostStep::time_rows(int slot, int num_rows, bool proposes) {
+  const RunnerConfig& config = context_.config;
+  // The token after the first row is known: a drafter learns from it.
+  const int context = context_.table.num_tokens(slot) - 1;
   StepLease lease;
   Span span{
       .slot = slot, .num_new_tokens = 1, .kv_len = context - 1, .num_tokens = context, .draft = {}};
@@ -303,8 +383,14 @@ double HostStep::time_rows(int slot, int num_rows) {
   lease.spans.push_back(std::move(span));
   lay_out(lease);
   const auto begin = Clock::now();
+  if (proposes) {
+    const int num_seqs = std::max(1, num_rows / (1 + config.num_speculative_tokens));
+    const ProposeRequest wanted{.slot = slot, .num_wanted = config.num_speculative_tokens};
+    proposals(std::vector(static_cast<size_t>(num_seqs), wanted));
+  }
   score(lease);
   choose(lease);
+  if (context_.drafter.works_on_arrays()) extend(lease.layout, {1});
   return seconds_since(begin);
 }
 

@@ -19,16 +19,22 @@ class HostStep final : public StepBackend {
   void collect(StepLease&) override {}
   void show_committed(const StepLease& lease) override;
   std::vector<int> row_sizes() const override;
-  double time_rows(int slot, int num_rows) override;
+  double time_rows(int slot, int num_rows, bool proposes) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
+  std::vector<std::vector<int32_t>> last_drafts() override { return last_drafts_; }
 
   static size_t scratch_bytes(const RunnerConfig& config);
 
  private:
   void propose(StepLease& lease);
   void offer_drafts(StepLease& lease);
+  bool drafts_pay(const StepLease& lease);
+  std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
+  std::vector<CommittedRows> committed_rows(const StepLease& lease,
+                                            const std::vector<int32_t>& num_computed) const;
+  void extend(const RowLayout& layout, const std::vector<int32_t>& num_computed);
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
   void score(StepLease& lease);
@@ -42,8 +48,10 @@ class HostStep final : public StepBackend {
   ExecContext exec_;
   Buffer logits_, choose_workspace_;
   int num_last_logits_ = 0;
+  std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_;  // of a drafter on arrays
   std::vector<std::byte> captured_;
   int num_captured_rows_ = 0;
+  std::vector<std::vector<int32_t>> last_drafts_;
   double host_seconds_ = 0.0;  // between steps, smoothed
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };

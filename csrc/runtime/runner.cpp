@@ -34,7 +34,7 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
 // Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
 int num_lookahead(const RunnerConfig& config) {
   const int num_steps = config.device == Device::kCuda ? 2 : 1;
-  return num_steps * (1 + config.num_speculative_tokens);
+  return num_steps * (1 + config.num_speculative_tokens) + 1;  // a drafter's last entry
 }
 
 // The target's context plus the rows that a step may lay beyond it.
@@ -59,10 +59,14 @@ void RunnerConfig::validate() const {
 
 DrafterConfig RunnerConfig::drafter() const {
   return {.device = device,
+          .dtype = dtype,
+          .target = target,
+          .limits = limits(),
           .num_speculative_tokens = num_speculative_tokens,
           .max_num_seqs = max_num_seqs,
           .max_model_len = max_model_len,
-          .vocab_size = target.vocab_size,
+          .page_size = page_size,
+          .num_threads = num_threads,
           .options = method_options};
 }
 
@@ -118,7 +122,14 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
+  const size_t num_layers = static_cast<size_t>(config_.target.num_layers);
+  drafter_->attach(target_, std::span(kv_layers_).subspan(num_layers));
   if (is_cuda) {
+    // A drafter's layer has a place that is never written, which attention multiplies by zero.
+    for (size_t i = num_layers; i < kv_buffers_.size(); ++i) {
+      device::fill_zero(kv_buffers_[i].data(), kv_buffers_[i].bytes(), nullptr);
+    }
+    device::synchronize(nullptr);
     backend_ = std::make_unique<DeviceStep>(std::move(context));
   } else {
     backend_ = std::make_unique<HostStep>(std::move(context));
@@ -132,6 +143,7 @@ Runner::~Runner() {
 
 void Runner::finish_loading() {
   target_.weights().finish_loading();
+  if (drafter_->weights() != nullptr) drafter_->weights()->finish_loading();
   backend_->prepare();
 }
 
@@ -179,9 +191,13 @@ void Runner::attach_prefix(int slot) {
     hashes.push_back(hash);
   }
   const int num_pages = static_cast<int>(num_found);
-  table_.commit(slot, {}, num_pages * config_.page_size, num_pages);
+  const int num_cached = num_pages * config_.page_size;
+  // A drafter needs the features of the token before the first new one, so that one runs again;
+  // what it writes to its shared page are the bits that are there.
+  const bool runs_again = num_cached > 0 && num_rows_behind() > 0;
+  table_.commit(slot, {}, num_cached - (runs_again ? 1 : 0), num_pages);
   cache_queries_ += static_cast<int64_t>(tokens.size());
-  cache_hits_ += num_pages * config_.page_size;
+  cache_hits_ += num_cached;
 }
 
 void Runner::remove_sequence(int slot) {
@@ -195,8 +211,9 @@ void Runner::remove_sequence(int slot) {
 int Runner::num_pages_needed(int slot, int num_rows) const {
   table_.check_slot(slot);
   const SequenceTable::InFlight& in_flight = table_.in_flight(slot);
-  return std::max(0, table_.pages_for(table_.kv_len(slot) + in_flight.num_rows + num_rows) -
-                         table_.num_pages(slot) - in_flight.num_pages);
+  const int num_rows_all = in_flight.num_rows + num_rows + num_rows_behind();
+  return std::max(0, table_.pages_for(table_.kv_len(slot) + num_rows_all) - table_.num_pages(slot) -
+                         in_flight.num_pages);
 }
 
 void Runner::check_integrity() const {
@@ -208,7 +225,8 @@ void Runner::check_integrity() const {
     OPENSPEC_CHECK(table_.kv_len(slot) < table_.num_tokens(slot), "slot ", slot, " has KV for ",
                    table_.kv_len(slot), " of ", table_.num_tokens(slot), " tokens");
     // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
-    const int num_needed = table_.pages_for(table_.kv_len(slot));
+    const int kv_len = table_.kv_len(slot);
+    const int num_needed = kv_len == 0 ? 0 : table_.pages_for(kv_len + num_rows_behind());
     const bool keeps_more = backend_->num_steps_ahead() > 0;
     OPENSPEC_CHECK(
         table_.num_pages(slot) == num_needed || (keeps_more && table_.num_pages(slot) > num_needed),
@@ -314,7 +332,8 @@ void Runner::commit(StepLease& lease) {
     in_flight.num_pages -= num_leased;
     const int kv_len = table_.kv_len(slot) + result.num_computed;
     const int num_kept =
-        keeps_more ? num_leased : table_.pages_for(kv_len) - table_.num_pages(slot);
+        keeps_more ? num_leased
+                   : table_.pages_for(kv_len + num_rows_behind()) - table_.num_pages(slot);
     lease.pages[i].keep(num_kept);
     table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
     if (request.max_drafts > 0 && !result.token_ids.empty()) learn(result);
@@ -346,35 +365,44 @@ void Runner::publish_pages(int slot) {
   }
 }
 
-StepTimes Runner::measure_step_times(double budget_seconds) {
+StepTimes Runner::measure_step_times(double budget) {
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
-  const auto start = Clock::now();
   // A made-up sequence long enough that attention is not free.
   const int room = std::min(config_.max_model_len, pool_.num_pages() * config_.page_size);
   const int context = std::min(256, room / 2);
   std::vector<int> sizes = backend_->row_sizes();
-  std::erase_if(sizes, [&](int rows) { return rows > room - context; });
-  if (context < 1 || sizes.empty()) return {};
-  PageLease pages(pool_, table_.pages_for(context - 1 + sizes.back()));
+  const int num_behind = config_.num_speculative_tokens + 1;
+  std::erase_if(sizes, [&](int rows) { return rows > room - context - num_behind; });
+  if (context < 2 || sizes.empty()) return {};
+  PageLease pages(pool_, table_.pages_for(context + sizes.back() + num_behind));
   if (!pages.ok()) return {};
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   const int slot = table_.add(tokens, context, {}, hasher_.root({}));
   std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slot).begin());
-  std::vector<std::pair<int, double>> points;
-  for (int rows : sizes) {
-    double best = 0.0;
-    for (int repeat = 0; repeat < 4; ++repeat) {
-      const double seconds = backend_->time_rows(slot, rows);
-      if (repeat == 0 || seconds < best) best = seconds;
+  const bool is_costly = drafter_->needs().is_costly;
+  const double budget_seconds = is_costly ? budget / 2 : budget;
+  using Points = std::vector<std::pair<int, double>>;
+  const auto measure = [&](bool proposes) {
+    const auto start = Clock::now();
+    Points points;
+    for (int rows : sizes) {
+      double best = 0.0;
+      for (int repeat = 0; repeat < 4; ++repeat) {
+        const double seconds = backend_->time_rows(slot, rows, proposes);
+        if (repeat == 0 || seconds < best) best = seconds;
+        if (seconds_since(start) > budget_seconds) break;
+      }
+      points.emplace_back(rows, best);
       if (seconds_since(start) > budget_seconds) break;
     }
-    points.emplace_back(rows, best);
-    if (seconds_since(start) > budget_seconds) break;
-  }
+    return points;
+  };
+  Points plain = measure(false);
+  Points proposing = is_costly ? measure(true) : Points();
   backend_->synchronize();
   table_.remove(slot);
-  const StepTimes times(std::move(points), backend_->has_sizes());
-  backend_->set_step_times(times);
+  const StepTimes times(std::move(plain), backend_->has_sizes());
+  backend_->set_step_times(times, StepTimes(std::move(proposing), backend_->has_sizes()));
   return times;
 }
 

@@ -59,6 +59,7 @@ class Runner {
   Runner& operator=(const Runner&) = delete;
 
   Qwen3& target() { return target_; }
+  Drafter& drafter() { return *drafter_; }
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
   void finish_loading();
@@ -66,8 +67,8 @@ class Runner {
   const SequenceTable& table() const { return table_; }
 
   /// Times steps of rising row counts over a made-up sequence, for the row budget; stops after
-  /// about `budget_seconds`. Call before the first sequence.
-  StepTimes measure_step_times(double budget_seconds);
+  /// about `budget` seconds. Call before the first sequence.
+  StepTimes measure_step_times(double budget);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);
@@ -104,6 +105,9 @@ class Runner {
     if (stage_hook_) stage_hook_(stage);
   }
   void attach_prefix(int slot);
+  /// Rows whose KV a step may write behind those that it lays: the drafter's entry of the token
+  /// that the step chooses.
+  int num_rows_behind() const { return drafter_->needs().kv_layers.empty() ? 0 : 1; }
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
   void learn(const SpanResult& result);

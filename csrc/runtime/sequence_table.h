@@ -8,6 +8,7 @@
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "kernels/choose.h"
+#include "kernels/draft_rows.h"
 #include "kernels/rows.h"
 #include "model/buffer.h"
 
@@ -97,6 +98,14 @@ class SequenceTable {
   const int32_t* num_tokens_data() const { return num_tokens_.data(); }
   const int32_t* prompt_len_data() const { return prompt_len_.data(); }
   const SamplingParams* sampling_data() const { return sampling_.data(); }
+  TableView view() const {
+    return {.tokens = token_data(),
+            .tokens_stride = tokens_stride_,
+            .num_tokens = num_tokens_data(),
+            .sampling = sampling_data(),
+            .pages = page_table(),
+            .max_num_seqs = num_slots()};
+  }
 
   std::vector<int> slots_in_use() const;
   static size_t table_bytes(int max_num_seqs, int max_model_len, int page_size, int num_lookahead);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -52,9 +53,13 @@ class StepBackend {
   /// Whether a step of any other number takes as long as the next larger of these.
   virtual bool has_sizes() const { return false; }
   /// Seconds of one step of so many rows of the sequence, which has pages for them; nothing is
-  /// committed.
-  virtual double time_rows(int slot, int num_rows) = 0;
-  void set_step_times(StepTimes times) { step_times_ = std::move(times); }
+  /// committed. `proposes`: with the drafter at work for as many sequences as these rows would be
+  /// with all their drafts.
+  virtual double time_rows(int slot, int num_rows, bool proposes) = 0;
+  void set_step_times(StepTimes plain, StepTimes proposing) {
+    step_times_ = std::move(plain);
+    proposing_times_ = std::move(proposing);
+  }
 
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }
@@ -63,9 +68,18 @@ class StepBackend {
   /// vocab_size], and the captured features [rows, num_captures * hidden_size].
   virtual std::vector<float> last_logits() = 0;
   virtual std::vector<float> last_features() = 0;
+  /// Of the last step, for tests: what was proposed for each of its spans, before the row budget.
+  virtual std::vector<std::vector<int32_t>> last_drafts() = 0;
 
  protected:
-  StepTimes step_times_;
+  /// Seconds that proposing for `num_seqs` sequences adds to a step.
+  double proposing_seconds(int num_seqs, int num_speculative_tokens) const {
+    const int num_rows = num_seqs * (1 + num_speculative_tokens);
+    return std::max(0.0, proposing_times_.seconds(num_rows) - step_times_.seconds(num_rows));
+  }
+
+  StepTimes step_times_, proposing_times_;
+  DraftGate gate_;
   std::vector<int> capture_layers_;
 };
 

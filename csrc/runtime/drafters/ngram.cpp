@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "kernels/ngram_lookup.h"
+#include "kernels/ops.h"
 #include "model/buffer.h"
 #include "runtime/drafter.h"
 
@@ -32,75 +32,44 @@ class NgramDrafter final : public Drafter {
     params_.earliest = match == "earliest";
 
     needs_.num_speculative_tokens = num_drafts;
-    const auto seqs = static_cast<size_t>(config.max_num_seqs);
-    is_on_device_ = config.device == Device::kCuda;
-    if (is_on_device_) {
-      needs_.fixed_bytes = seqs * sizeof(int32_t);
-      max_num_seqs_ = seqs;
-      return;
+    memory_ = config.device == Device::kCuda ? Memory::kDevice : Memory::kHost;
+    match_len_bytes_ = static_cast<size_t>(config.max_num_seqs) * sizeof(int32_t);
+    if (memory_ == Memory::kHost) {
+      workspace_bytes_ = ngram_lookup_workspace_bytes(config.max_num_seqs, params_.max_lookback);
     }
-    for (auto* array : {&seq_, &num_wanted_, &num_drafts_, &match_len_}) array->resize(seqs);
-    drafts_.resize(seqs * static_cast<size_t>(num_drafts));
-    workspace_ = Buffer(ngram_lookup_workspace_bytes(config.max_num_seqs, params_.max_lookback));
-    needs_.fixed_bytes = workspace_.bytes() + drafts_.size() * sizeof(int32_t);
+    needs_.fixed_bytes = match_len_bytes_ + workspace_bytes_;
   }
 
   const DrafterNeeds& needs() const override { return needs_; }
-  bool proposes_on_device() const override { return is_on_device_; }
+  bool works_on_arrays() const override { return true; }
 
-#ifdef OPENSPEC_CUDA
-  void propose_on_device(const ExecContext& exec, const DeviceTable& table,
-                         const DeviceDrafts& drafts) override {
-    // Taken at first use, which is before anything is captured: a configuration is also made only
-    // to ask for its needs.
-    if (workspace_.bytes() == 0) {
-      workspace_ = Buffer(max_num_seqs_ * sizeof(int32_t), Memory::kDevice);
-    }
+  void attach(const Qwen3&, std::span<const KvLayerView>) override {
+    match_len_ = Buffer(match_len_bytes_, memory_);
+    workspace_ = Buffer(workspace_bytes_, memory_);
+  }
+
+  void propose(const ExecContext& exec, const TableView& table,
+               const WantedDrafts& wanted) override {
     NgramLookupParams params = params_;
     params.tokens = table.tokens;
     params.tokens_stride = table.tokens_stride;
     params.num_tokens = table.num_tokens;
-    params.seq = drafts.seq;
-    params.num_wanted = drafts.num_wanted;
-    params.num_seqs = drafts.num_seqs;
-    params.drafts = drafts.drafts;
-    params.num_drafts = drafts.num_drafts;
-    params.match_len = workspace_.as<int32_t>();
-    device::check(ngram_lookup_cuda(params, exec.stream), "ngram_lookup");
-  }
-#endif
-
-  void propose(const ExecContext& exec, const SequenceTable& table,
-               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      seq_[i] = requests[i].slot;
-      num_wanted_[i] = requests[i].num_wanted;
-    }
-    NgramLookupParams params = params_;
-    params.tokens = table.token_data();
-    params.tokens_stride = table.tokens_stride();
-    params.num_tokens = table.num_tokens_data();
-    params.seq = seq_.data();
-    params.num_wanted = num_wanted_.data();
-    params.num_seqs = static_cast<int>(requests.size());
-    params.drafts = drafts_.data();
-    params.num_drafts = num_drafts_.data();
-    params.match_len = match_len_.data();
-    params.workspace = static_cast<int32_t*>(workspace_.data());
-    ngram_lookup_cpu(exec, params);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const int32_t* found = &drafts_[i * static_cast<size_t>(params.max_drafts)];
-      for (int k = 0; k < num_drafts_[i]; ++k) drafts[i].append(found[k]);
-    }
+    params.seq = wanted.seq;
+    params.num_wanted = wanted.num_wanted;
+    params.num_seqs = wanted.num_seqs;
+    params.drafts = wanted.drafts;
+    params.num_drafts = wanted.num_drafts;
+    params.match_len = match_len_.as<int32_t>();
+    params.workspace = workspace_.as<int32_t>();
+    ops::ngram_lookup(exec, params);
   }
 
  private:
   DrafterNeeds needs_;
   NgramLookupParams params_;
-  std::vector<int32_t> seq_, num_wanted_, num_drafts_, match_len_, drafts_;
-  bool is_on_device_ = false;
-  size_t max_num_seqs_ = 0;
-  Buffer workspace_;  // on the device: the lengths of the matches
+  Memory memory_ = Memory::kHost;
+  size_t match_len_bytes_ = 0, workspace_bytes_ = 0;
+  Buffer match_len_, workspace_;
 };
 
 const DrafterRegistration kRegistration(

@@ -8,8 +8,6 @@ namespace {
 class NoDrafter final : public Drafter {
  public:
   const DrafterNeeds& needs() const override { return needs_; }
-  void propose(const ExecContext&, const SequenceTable&, std::span<const ProposeRequest>,
-               std::span<Draft>) override {}
 
  private:
   DrafterNeeds needs_;

@@ -43,31 +43,31 @@ TEST(step_times_interpolate_and_never_fall) {
 TEST(flat_cost_verifies_everything) {
   const StepTimes times({{1, 1.0}, {64, 1.0}});
   const std::vector<DraftOffer> offers{{4, 0.5}, {2, 0.1}};
-  CHECK_EQ(spend_row_budget(offers, 2, 2, 64, times, 0.0), (std::vector<int>{4, 2}));
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 64, times, 0.0).counts, (std::vector<int>{4, 2}));
 }
 
 TEST(linear_cost_verifies_nothing) {
   const StepTimes times({{1, 1.0}, {64, 64.0}});
   const std::vector<DraftOffer> offers{{4, 0.9}};
-  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0), (std::vector<int>{0}));
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0).counts, (std::vector<int>{0}));
 }
 
 TEST(host_time_per_step_makes_drafts_pay) {
   const StepTimes times({{1, 1.0}, {64, 64.0}});
   const std::vector<DraftOffer> offers{{2, 0.95}};
-  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 10.0), (std::vector<int>{2}));
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 10.0).counts, (std::vector<int>{2}));
 }
 
 TEST(rows_go_to_the_drafts_most_likely_to_survive) {
   // Room for three more rows.
   const StepTimes times({{1, 1.0}, {64, 1.0}});
   const std::vector<DraftOffer> offers{{4, 0.9}, {4, 0.5}};
-  CHECK_EQ(spend_row_budget(offers, 2, 2, 5, times, 0.0), (std::vector<int>{3, 0}));
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 5, times, 0.0).counts, (std::vector<int>{3, 0}));
 }
 
 TEST(budget_looks_across_a_step_in_the_cost) {
   // The second row is dear, the next six are free.
   const StepTimes times({{1, 1.0}, {2, 1.9}, {8, 1.9}});
   const std::vector<DraftOffer> offers{{7, 0.9}};
-  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0), (std::vector<int>{7}));
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0).counts, (std::vector<int>{7}));
 }

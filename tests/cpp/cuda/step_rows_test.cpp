@@ -312,7 +312,8 @@ void check_case(uint64_t seed, bool is_short) {
     }
   }
   const DeviceBuffer chosen(choices);
-  const DeviceBuffer outcomes(size_t{kRing} * kSeqs * sizeof(StepOutcome)),
+  const DeviceBuffer num_computed_rows(kSeqs * sizeof(int32_t)),
+      outcomes(size_t{kRing} * kSeqs * sizeof(StepOutcome)),
       out_tokens(size_t{kRing} * kSeqs * (1 + kDrafts) * 4);
   CHECK_CUDA(commit_rows_cuda({.input = device.input(),
                                .table = device.table(),
@@ -326,6 +327,7 @@ void check_case(uint64_t seed, bool is_short) {
                                .max_spans = kSeqs,
                                .max_drafts = kDrafts,
                                .max_samples = num_samples,
+                               .num_computed = num_computed_rows.as<int32_t>(),
                                .outcomes = outcomes.as<StepOutcome>(),
                                .tokens = out_tokens.as<int32_t>()},
                               nullptr));
@@ -375,6 +377,7 @@ void check_case(uint64_t seed, bool is_short) {
         !sequence.is_active ? 0
                             : of.num_new_tokens + std::max(0, static_cast<int>(tokens.size()) - 1);
     CHECK_EQ(outcome.num_computed, num_computed);
+    CHECK_EQ(num_computed_rows.download<int32_t>()[s], num_computed);
     const auto slot = static_cast<size_t>(of.slot);
     CHECK_EQ(numbers[slot], static_cast<int>(sequence.tokens.size() + tokens.size()));
     CHECK_EQ(numbers[kSeqs + slot], sequence.kv_len + num_computed);

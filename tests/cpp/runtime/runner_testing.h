@@ -13,10 +13,17 @@ namespace openspec::testing {
 
 using Ids = std::vector<int32_t>;
 
-inline void load_random_weights(Runner& runner) {
-  std::mt19937 random(11);
+inline void load_random_weights(Weights& weights, uint32_t seed) {
+  std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, 1.0f);
-  for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
+  for (const TensorSpec& spec : weights.expected_tensors()) {
+    if (spec.is_token_map) {
+      // Every second token or so: entry i stands for token 2 i.
+      std::vector<int64_t> offsets(static_cast<size_t>(spec.shape[0]));
+      for (size_t i = 0; i < offsets.size(); ++i) offsets[i] = static_cast<int64_t>(i);
+      weights.load_offsets(spec.name, offsets);
+      continue;
+    }
     const bool is_norm = spec.shape.size() == 1;
     int64_t count = 1;
     for (int64_t size : spec.shape) count *= size;
@@ -25,8 +32,13 @@ inline void load_random_weights(Runner& runner) {
       const float real = is_norm ? 1.0f : 0.4f * normal(random);
       value = static_cast<uint16_t>(std::bit_cast<uint32_t>(real) >> 16);
     }
-    runner.target().weights().load(spec.name, data.data(), data.size() * 2, DType::kBF16);
+    weights.load(spec.name, data.data(), data.size() * 2, DType::kBF16);
   }
+}
+
+inline void load_random_weights(Runner& runner) {
+  load_random_weights(runner.target().weights(), 11);
+  if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights(), 12);
   runner.finish_loading();
 }
 
@@ -38,8 +50,8 @@ class ScriptedDrafter final : public Drafter {
     needs_.num_speculative_tokens = 4;
   }
   const DrafterNeeds& needs() const override { return needs_; }
-  void propose(const ExecContext&, const SequenceTable& table,
-               std::span<const ProposeRequest> requests, std::span<Draft> drafts) override {
+  void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
+                       std::span<Draft> drafts) override {
     for (size_t i = 0; i < requests.size(); ++i) {
       for (int32_t token : script_(table.tokens(requests[i].slot), requests[i].num_wanted)) {
         drafts[i].append(token);

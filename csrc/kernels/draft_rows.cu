@@ -1,0 +1,144 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "kernels/draft_rows.h"
+#include "kernels/launch.cuh"
+#include "kernels/step_rows.h"
+
+namespace openspec {
+namespace {
+
+constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each span
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// Sum of the values of all threads before this one; `total` of all.
+__device__ int sum_before(int value, int& total) {
+  __shared__ int warp_sums[kThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int inclusive = value;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, inclusive, offset);
+    if (lane >= offset) inclusive += before;
+  }
+  if (lane == 31) warp_sums[warp] = inclusive;
+  __syncthreads();
+  int of_warps = warp_sums[lane];
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, of_warps, offset);
+    if (lane >= offset) of_warps += before;
+  }
+  total = __shfl_sync(kAllLanes, of_warps, 31);
+  const int before_warp = __shfl_sync(kAllLanes, of_warps, warp == 0 ? 0 : warp - 1);
+  return inclusive - value + (warp == 0 ? 0 : before_warp);
+}
+static_assert(kThreads == 1024, "one warp adds the sums of all warps");
+
+__device__ int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
+  const int64_t page =
+      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + position / page_size];
+  return page * page_size + position % page_size;
+}
+
+__device__ void pad_rows(const DraftRows& out, int num_rows) {
+  for (int row = num_rows + static_cast<int>(threadIdx.x); row < out.num_rows; row += kThreads) {
+    out.row_token[row] = out.row_position[row] = 0;
+    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
+    out.row_kv_slot[row] = -1;
+  }
+  if (threadIdx.x == 0) out.span_begin[out.num_spans] = num_rows;
+}
+
+__global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  __shared__ int begin_of[kThreads + 1];
+  const RowBatch& step = params.step;
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  const int thread = threadIdx.x;
+  for (int slot = thread; slot < table.max_num_seqs; slot += kThreads) params.last_row[slot] = -1;
+
+  const int count = thread < step.num_spans ? params.num_computed[thread] : 0;
+  int num_rows;
+  const int begin = sum_before(count, num_rows);
+  begin_of[thread] = begin;
+  if (thread == 0) begin_of[kThreads] = num_rows;
+  if (thread < step.num_spans) {
+    out.span_begin[thread] = begin;
+    out.span_seq[thread] = step.span_seq[thread];
+    out.span_kv_len[thread] = count > 0 ? step.span_kv_len[thread] + 1 : 0;
+  }
+  __syncthreads();
+  for (int row = thread; row < num_rows; row += kThreads) {
+    int span = 0;
+    for (int width = kThreads / 2; width > 0; width /= 2) {
+      if (begin_of[span + width] <= row) span += width;
+    }
+    const int i = row - begin_of[span];
+    const int slot = step.span_seq[span];
+    const int position = step.span_kv_len[span] + 1 + i;
+    out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
+    out.row_position[row] = position;
+    out.row_span[row] = span;
+    out.row_parent[row] = i == 0 ? -1 : row - 1;
+    out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
+    out.source[row] = step.span_begin[span] + i;
+    if (position == table.num_tokens[slot] - 1) params.last_row[slot] = row;
+  }
+  pad_rows(out, num_rows);
+}
+
+__global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  const int i = threadIdx.x;
+  const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
+  int num_rows;
+  const int row = sum_before(num_wanted > 0 ? 1 : 0, num_rows);
+  if (i < params.num_seqs && params.depth == 0) params.num_drafts[i] = num_wanted;
+  int32_t token = 0;
+  if (num_wanted > 0 && params.depth > 0) {
+    token = params.chosen[row];
+    params.drafts[int64_t{i} * params.max_drafts + params.depth - 1] = token;
+  }
+  if (params.depth == params.max_drafts) return;
+  if (num_wanted > 0) {
+    const int slot = params.seq[i];
+    const int position = table.num_tokens[slot] - 1 + min(params.depth, num_wanted - 1);
+    if (params.depth == 0) token = table.tokens[slot * table.tokens_stride + position];
+    out.row_token[row] = token;
+    out.row_position[row] = position;
+    out.row_span[row] = row;
+    out.row_parent[row] = -1;
+    out.row_kv_slot[row] =
+        params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
+    out.source[row] = slot;
+    out.span_begin[row] = row;
+    out.span_kv_len[row] = position;
+    out.span_seq[row] = slot;
+  }
+  for (int span = num_rows + i; span < out.num_spans; span += kThreads) {
+    out.span_begin[span] = num_rows;
+    out.span_kv_len[span] = out.span_seq[span] = 0;
+  }
+  pad_rows(out, num_rows);
+}
+
+}  // namespace
+
+int extend_rows_cuda(const ExtendRowsParams& params, void* stream) {
+  if (params.step.num_spans > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(extend_rows_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int chain_rows_cuda(const ChainRowsParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(chain_rows_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+}  // namespace openspec

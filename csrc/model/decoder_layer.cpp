@@ -1,0 +1,231 @@
+#include "model/decoder_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+// Scratch areas start on cache lines, and where CUDA's copy engine can begin.
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Up to so many rows the sums of split linears are left to the next op; with more rows the extra
+// memory traffic costs more than the parallelism of the splits brings.
+constexpr int kMaxPartialRows = 256;
+
+}  // namespace
+
+DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
+                               const std::string& prefix) {
+  const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+  DecoderLayer layer;
+  layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
+                                 {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs,
+                                 LinearEpilogue::kNone);
+  layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
+                               LinearEpilogue::kNone, /*may_split=*/true);
+  layer.gate_up = weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},
+                                     {g.intermediate_size, g.intermediate_size}, g.hidden_size,
+                                     LinearEpilogue::kSwiGlu);
+  layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, g.intermediate_size,
+                                  LinearEpilogue::kNone, /*may_split=*/true);
+  layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
+  layer.post_norm = weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size);
+  if (g.has_qk_norm) {
+    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim);
+    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
+  }
+  return layer;
+}
+
+size_t decoder_layer_bytes(const LayerGeometry& g, Device device) {
+  const auto linear = [&](int outputs, int inputs, LinearEpilogue epilogue) {
+    return Weights::linear_bytes(device, outputs, inputs, epilogue);
+  };
+  return linear(g.qkv_width(), g.attention_inputs, LinearEpilogue::kNone) +
+         linear(g.hidden_size, g.q_width(), LinearEpilogue::kNone) +
+         linear(2 * g.intermediate_size, g.hidden_size, LinearEpilogue::kSwiGlu) +
+         linear(g.hidden_size, g.intermediate_size, LinearEpilogue::kNone) +
+         2 * Weights::norm_bytes(g.hidden_size) +
+         (g.has_qk_norm ? 2 * Weights::norm_bytes(g.head_dim) : 0);
+}
+
+void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
+  if (device != Device::kCuda) return;
+  OPENSPEC_CHECK_ARG(dtype == DType::kBF16, "on CUDA the dtype must be bfloat16");
+  OPENSPEC_CHECK_ARG(g.head_dim == 128, "on CUDA head_dim must be 128, got ", g.head_dim,
+                     "; use --device cpu");
+  const int group = g.num_q_heads / g.num_kv_heads;
+  OPENSPEC_CHECK_ARG(group <= 8, "on CUDA at most 8 query heads share a KV head, got ", group,
+                     "; use --device cpu");
+}
+
+DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
+                               const ForwardLimits& limits, int num_threads)
+    : geometry_(geometry),
+      dtype_(dtype),
+      max_tokens_(limits.max_tokens),
+      at_(plan(geometry, dtype, device, limits, num_threads)),
+      buffer_(at_.total, device == Device::kCuda ? Memory::kDevice : Memory::kHost) {
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    device::fill_zero(buffer_.at(at_.linear), kLinearWorkspaceBytesCuda, nullptr);
+    device::synchronize(nullptr);
+  }
+#endif
+}
+
+size_t DecoderScratch::bytes(const LayerGeometry& geometry, DType dtype, Device device,
+                             const ForwardLimits& limits, int num_threads) {
+  return plan(geometry, dtype, device, limits, num_threads).total;
+}
+
+DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype, Device device,
+                                            const ForwardLimits& limits, int num_threads) {
+  Places at{};
+  const auto take = [&](size_t bytes) {
+    const size_t offset = at.total;
+    at.total += round_up(bytes);
+    return offset;
+  };
+  const auto rows_of = [&](int width) {
+    return static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * dtype_bytes(dtype);
+  };
+  at.qkv = take(rows_of(g.qkv_width()));
+  at.q = take(rows_of(g.q_width()));
+  at.attended = take(rows_of(g.q_width()));
+  at.delta = take(rows_of(g.hidden_size));
+  at.activated = take(rows_of(g.intermediate_size));
+  at.cos_sin =
+      take(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(g.head_dim) * sizeof(float));
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    const int num_splits = std::max(linear_num_splits_cuda(g.hidden_size, g.q_width()),
+                                    linear_num_splits_cuda(g.hidden_size, g.intermediate_size));
+    at.linear = take(kLinearWorkspaceBytesCuda);
+    at.partials = take(static_cast<size_t>(num_splits) *
+                       static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
+                       static_cast<size_t>(g.hidden_size) * sizeof(float));
+    at.attention = take(span_attention_workspace_bytes_cuda(
+        limits.max_rows, limits.max_spans, g.num_q_heads, g.head_dim, limits.max_tokens));
+    return at;
+  }
+#else
+  (void)device;
+#endif
+  const int widest =
+      std::max({g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size});
+  size_t linear_bytes = 0;
+  for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest, DType::kBF16)}) {
+    linear_bytes = std::max(
+        linear_bytes, linear_workspace_bytes_cpu(std::max(limits.max_rows, limits.max_logits_rows),
+                                                 widest, dtype, layout));
+  }
+  at.linear = take(linear_bytes);
+  at.attention =
+      take(span_attention_workspace_bytes_cpu(num_threads, g.num_q_heads, limits.max_tokens));
+  return at;
+}
+
+void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight, const void* x,
+                            void* out, int num_rows, DType out_dtype) {
+  ops::linear(exec, {.weight = weight,
+                     .x = x,
+                     .out = out,
+                     .num_rows = num_rows,
+                     .dtype = dtype_,
+                     .out_dtype = out_dtype,
+                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
+}
+
+DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
+                         const PageTableView& page_table, const KvLayerView& kv,
+                         const float* inv_freq, float rope_scale, int first_token)
+    : exec_(exec), scratch_(scratch) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const DecoderScratch::Places& places = scratch_.at_;
+  attention_ = {.rows = rows,
+                .q = at(places.q),
+                .out = at(places.attended),
+                .kv = kv,
+                .page_table = page_table,
+                .num_q_heads = g.num_q_heads,
+                .scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim)),
+                .dtype = scratch_.dtype_,
+                .workspace = at<float>(places.attention),
+                .max_tokens = scratch_.max_tokens_,
+                .first_token = first_token,
+                .may_have_trees = false};  // every draft is a chain so far
+  ops::rope_angles(exec_, {.position = rows.row_position,
+                           .inv_freq = inv_freq,
+                           .cos_sin = at<float>(places.cos_sin),
+                           .num_rows = rows.num_rows,
+                           .head_dim = g.head_dim,
+                           .scale = rope_scale});
+  ops::span_attention_plan(exec_, attention_);
+}
+
+bool DecoderPass::is_split(const PackedLinear& weight) const {
+  return weight.num_splits > 1 && attention_.rows.num_rows <= kMaxPartialRows;
+}
+
+void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const bool has_partials = due_ != nullptr && is_split(*due_);
+  const bool has_delta = due_ != nullptr && !has_partials;
+  ops::rms_norm(exec_, {.residual = residual,
+                        .delta = has_delta ? at(scratch_.at_.delta) : nullptr,
+                        .delta_partials = has_partials ? at<float>(scratch_.at_.partials) : nullptr,
+                        .num_partials = has_partials ? due_->num_splits : 0,
+                        .weight = weight,
+                        .out = out,
+                        .out_stride = out_stride,
+                        .num_rows = attention_.rows.num_rows,
+                        .width = g.hidden_size,
+                        .eps = g.rms_norm_eps,
+                        .dtype = scratch_.dtype_});
+  due_ = nullptr;
+}
+
+void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const DecoderScratch::Places& places = scratch_.at_;
+  scratch_.linear(exec_, layer.qkv, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  attention_.kv = kv;
+  ops::rope_append(exec_, {.rows = attention_.rows,
+                           .qkv = at(places.qkv),
+                           .cos_sin = at<float>(places.cos_sin),
+                           .q_norm = layer.q_norm,
+                           .k_norm = layer.k_norm,
+                           .q = at(places.q),
+                           .kv = kv,
+                           .num_q_heads = g.num_q_heads,
+                           .eps = g.rms_norm_eps,
+                           .dtype = scratch_.dtype_});
+  ops::span_attention(exec_, attention_);
+  linear_due(layer.o, at(places.attended));
+}
+
+void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
+  void* activated = at(scratch_.at_.activated);
+  scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows, scratch_.dtype_);
+  linear_due(layer.down, activated);
+}
+
+void DecoderPass::linear_due(const PackedLinear& weight, const void* x) {
+  ops::linear(exec_, {.weight = weight,
+                      .x = x,
+                      .out = at(scratch_.at_.delta),
+                      .num_rows = attention_.rows.num_rows,
+                      .dtype = scratch_.dtype_,
+                      .out_dtype = scratch_.dtype_,
+                      .workspace = at<float>(scratch_.at_.linear),
+                      .partials = is_split(weight) ? at<float>(scratch_.at_.partials) : nullptr});
+  due_ = &weight;
+}
+
+}  // namespace openspec

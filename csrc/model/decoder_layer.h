@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "kernels/exec.h"
+#include "kernels/linear.h"
+#include "kernels/rows.h"
+#include "kernels/span_attention.h"
+#include "model/buffer.h"
+#include "model/weights.h"
+
+namespace openspec {
+
+/// What a decoder layer of the Qwen3 and Llama kind is made of: pre-norm attention over paged KV,
+/// then a SwiGLU MLP, both added to a residual stream.
+struct LayerGeometry {
+  int hidden_size = 0;
+  int attention_inputs = 0;  // hidden_size, or more where attention reads more than the stream
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int intermediate_size = 0;
+  bool has_qk_norm = true;
+  float rms_norm_eps = 1e-6f;
+
+  int q_width() const { return num_q_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+  int qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+/// The most that one forward pass has to hold.
+struct ForwardLimits {
+  int max_rows = 1;
+  int max_spans = 1;
+  int max_logits_rows = 1;  // at a time
+  int max_tokens = 1;       // of one sequence, drafts included
+  int max_inputs = 0;       // of a linear beside those of the layers
+};
+
+struct DecoderLayer {
+  PackedLinear qkv, o, gate_up, down;
+  const float *input_norm = nullptr, *post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+};
+
+/// Takes a layer's place among the weights; names as in Hugging Face checkpoints below `prefix`.
+DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& geometry,
+                               const std::string& prefix);
+size_t decoder_layer_bytes(const LayerGeometry& geometry, Device device);
+
+/// Throws ArgumentError if the device's kernels do not cover the geometry.
+void check_geometry(const LayerGeometry& geometry, DType dtype, Device device);
+
+/// Memory of passes through layers of one geometry.
+class DecoderScratch {
+ public:
+  DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
+                 const ForwardLimits& limits, int num_threads);
+  static size_t bytes(const LayerGeometry& geometry, DType dtype, Device device,
+                      const ForwardLimits& limits, int num_threads);
+
+  /// out [num_rows, outputs] = x W^T; outside of a pass too.
+  void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
+              int num_rows, DType out_dtype);
+
+ private:
+  friend class DecoderPass;
+  struct Places {
+    size_t qkv, q, attended, delta, activated, cos_sin, linear, attention, partials, total;
+  };
+  static Places plan(const LayerGeometry& geometry, DType dtype, Device device,
+                     const ForwardLimits& limits, int num_threads);
+
+  LayerGeometry geometry_;
+  DType dtype_;
+  int max_tokens_;
+  Places at_;
+  Buffer buffer_;
+};
+
+/// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is
+/// added to the residual stream by the next `norm`.
+class DecoderPass {
+ public:
+  /// `inv_freq` [head_dim / 2] lies on the device; `kv` is any of the layers'. Attention does not
+  /// see tokens before `first_token`.
+  DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
+              const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
+              float rope_scale, int first_token = 0);
+
+  /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
+  void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
+  /// x [num_rows, attention_inputs]; K and V go to `kv`.
+  void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
+  /// x [num_rows, hidden_size].
+  void mlp(const DecoderLayer& layer, const void* x);
+
+ private:
+  void linear_due(const PackedLinear& weight, const void* x);
+  bool is_split(const PackedLinear& weight) const;
+  template <typename T = std::byte>
+  T* at(size_t offset) {
+    return reinterpret_cast<T*>(scratch_.buffer_.at(offset));
+  }
+
+  const ExecContext& exec_;
+  DecoderScratch& scratch_;
+  SpanAttentionParams attention_;
+  const PackedLinear* due_ = nullptr;  // whose output waits for `norm`
+};
+
+}  // namespace openspec

@@ -1,0 +1,183 @@
+#include "model/eagle3.h"
+
+#include <cmath>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+constexpr DType kWeights = DType::kBF16;
+const char* const kPrefix = "midlayer.";
+// Entry 0 of a sequence would need the feature of position -1.
+constexpr int kFirstToken = 1;
+
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+LayerGeometry Eagle3Config::layer() const {
+  return {.hidden_size = hidden_size,
+          .attention_inputs = 2 * hidden_size,
+          .num_q_heads = num_q_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_dim = head_dim,
+          .intermediate_size = intermediate_size,
+          .has_qk_norm = has_qk_norm,
+          .rms_norm_eps = rms_norm_eps};
+}
+
+void Eagle3Config::validate() const {
+  const auto positive = [](const char* name, int value) {
+    OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
+  };
+  positive("hidden_size", hidden_size);
+  positive("number of capture_layers", num_captures);
+  positive("num_q_heads", num_q_heads);
+  positive("num_kv_heads", num_kv_heads);
+  positive("head_dim", head_dim);
+  positive("intermediate_size", intermediate_size);
+  positive("draft_vocab_size", draft_vocab_size);
+  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
+                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+  OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
+  OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
+                     ") exceeds the target's vocabulary of ", vocab_size);
+  OPENSPEC_CHECK_ARG(has_token_map || draft_vocab_size == vocab_size, "a head of ",
+                     draft_vocab_size, " columns without a token map, the target has ", vocab_size);
+  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
+  OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
+}
+
+Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const ForwardLimits& limits,
+               int num_threads)
+    : config_((config.validate(), check_geometry(config.layer(), dtype, device), config)),
+      dtype_(dtype),
+      weights_(device, weight_bytes(config, device)),
+      at_(plan_scratch(config_, dtype_, limits)),
+      pass_scratch_(config_.layer(), dtype_, device, pass_limits(config_, limits), num_threads) {
+  const Eagle3Config& c = config_;
+  fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
+                            LinearEpilogue::kNone);
+  layer_ = add_decoder_layer(weights_, c.layer(), kPrefix);
+  hidden_norm_ = weights_.add_norm(std::string(kPrefix) + "hidden_norm.weight", c.hidden_size);
+  final_norm_ = weights_.add_norm("norm.weight", c.hidden_size);
+  head_ = weights_.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
+                              LinearEpilogue::kNone);
+  if (c.has_embedding) {
+    embedding_ = weights_.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
+  }
+  if (c.has_token_map) token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
+
+  const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
+  std::vector<float> inv_freq;
+  for (int i = 0; i < c.head_dim / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(c.rope_theta, -2.0 * i / c.head_dim)));
+  }
+  inv_freq_ = Buffer(inv_freq.size() * sizeof(float), memory);
+  if (device == Device::kCuda) {
+    device::copy_to_device(inv_freq_.data(), inv_freq.data(), inv_freq_.bytes(), nullptr);
+  } else {
+    std::copy(inv_freq.begin(), inv_freq.end(), inv_freq_.floats());
+  }
+  scratch_ = Buffer(at_.total, memory);
+}
+
+size_t Eagle3::weight_bytes(const Eagle3Config& c, Device device) {
+  const auto linear = [&](int outputs, int inputs) {
+    return Weights::linear_bytes(device, outputs, inputs, LinearEpilogue::kNone);
+  };
+  return linear(c.hidden_size, c.num_captures * c.hidden_size) +
+         decoder_layer_bytes(c.layer(), device) + 2 * Weights::norm_bytes(c.hidden_size) +
+         linear(c.draft_vocab_size, c.hidden_size) +
+         (c.has_embedding ? Weights::table_bytes(c.vocab_size, c.hidden_size) : 0) +
+         (c.has_token_map ? Weights::token_map_bytes(c.draft_vocab_size) : 0);
+}
+
+Eagle3::Scratch Eagle3::plan_scratch(const Eagle3Config& c, DType dtype,
+                                     const ForwardLimits& limits) {
+  Scratch at{};
+  const auto take = [&](int width) {
+    const size_t offset = at.total;
+    at.total += round_up(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) *
+                         dtype_bytes(dtype));
+    return offset;
+  };
+  at.embedded = take(c.hidden_size);
+  at.attention_in = take(2 * c.hidden_size);
+  at.residual = take(c.norm_before_residual ? c.hidden_size : 0);
+  at.normed = take(c.hidden_size);
+  return at;
+}
+
+ForwardLimits Eagle3::pass_limits(const Eagle3Config& config, const ForwardLimits& limits) {
+  ForwardLimits own = limits;
+  own.max_inputs = config.num_captures * config.hidden_size;
+  return own;
+}
+
+size_t Eagle3::scratch_bytes(const Eagle3Config& config, DType dtype, Device device,
+                             const ForwardLimits& limits, int num_threads) {
+  return plan_scratch(config, dtype, limits).total +
+         DecoderScratch::bytes(config.layer(), dtype, device, pass_limits(config, limits),
+                               num_threads);
+}
+
+void Eagle3::project(const ExecContext& exec, const void* features, int num_rows, void* hidden) {
+  pass_scratch_.linear(exec, fc_, features, hidden, num_rows, dtype_);
+}
+
+void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+                     const KvLayerView& kv, const void* embedding, void* hidden) {
+  const Eagle3Config& c = config_;
+  void* embedded = scratch_.at(at_.embedded);
+  void* normed = scratch_.at(at_.normed);
+  std::byte* attention_in = scratch_.at(at_.attention_in);
+  const int64_t row_bytes = int64_t{c.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
+  const int64_t stride = 2 * c.hidden_size;
+
+  ops::embedding(exec, {.token = rows.row_token,
+                        .table = c.has_embedding ? embedding_ : embedding,
+                        .out = embedded,
+                        .num_rows = rows.num_rows,
+                        .width = c.hidden_size,
+                        .table_dtype = kWeights,
+                        .dtype = dtype_});
+  DecoderPass pass(exec, pass_scratch_, rows, page_table, kv, inv_freq_.floats(), 1.0f,
+                   kFirstToken);
+  pass.norm(embedded, layer_.input_norm, attention_in, stride);
+  pass.norm(hidden, hidden_norm_, attention_in + row_bytes, stride);
+  void* residual = hidden;
+  if (c.norm_before_residual) {
+    residual = scratch_.at(at_.residual);
+    pass.norm(hidden, hidden_norm_, residual);
+  }
+  pass.attend(layer_, attention_in, kv);
+  pass.norm(residual, layer_.post_norm, normed);
+  pass.mlp(layer_, normed);
+  pass.norm(residual, final_norm_, normed);  // for its sum: logits are wanted of few rows
+  if (c.norm_before_residual) {
+    ops::gather_rows(exec, {.in = residual,
+                            .out = hidden,
+                            .num_rows = rows.num_rows,
+                            .width_bytes = row_bytes,
+                            .out_stride = row_bytes});
+  }
+}
+
+void Eagle3::logits(const ExecContext& exec, void* hidden, int count, float* out) {
+  const Eagle3Config& c = config_;
+  void* normed = scratch_.at(at_.normed);
+  ops::rms_norm(exec, {.residual = hidden,
+                       .weight = final_norm_,
+                       .out = normed,
+                       .num_rows = count,
+                       .width = c.hidden_size,
+                       .eps = c.rms_norm_eps,
+                       .dtype = dtype_});
+  pass_scratch_.linear(exec, head_, normed, out, count, DType::kF32);
+}
+
+}  // namespace openspec

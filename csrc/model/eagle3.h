@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/draft_rows.h"
+#include "kernels/exec.h"
+#include "kernels/rows.h"
+#include "model/buffer.h"
+#include "model/decoder_layer.h"
+#include "model/weights.h"
+
+namespace openspec {
+
+/// Geometry of an EAGLE-3 head. Source: its config.json and tensors.
+struct Eagle3Config {
+  int hidden_size = 0;  // of the target and of the head
+  int num_captures = 0;
+  int num_q_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int intermediate_size = 0;
+  int vocab_size = 0;        // of the target
+  int draft_vocab_size = 0;  // of the head
+  float rms_norm_eps = 1e-6f;
+  double rope_theta = 1e4;
+  bool has_qk_norm = false;
+  bool has_embedding = false;         // its own; else the target's
+  bool has_token_map = false;         // d2t
+  bool norm_before_residual = false;  // the stream begins with the normed feature
+
+  LayerGeometry layer() const;
+  void validate() const;
+};
+
+/// One decoder layer over [token embedding, feature], with a head of its own. A row's feature is
+/// made of the target's captured states, or is the row's output on the draft before it.
+///
+/// Source: EAGLE-3 (Li et al., arXiv 2503.01840) and the checkpoints' reference code: h = f +
+/// attention([input_norm(e), hidden_norm(f)]); h += mlp(post_norm(h)); logits = head(norm(h)); h,
+/// before the norm, is the next row's feature.
+class Eagle3 {
+ public:
+  Eagle3(const Eagle3Config& config, DType dtype, Device device, const ForwardLimits& limits,
+         int num_threads);
+
+  const Eagle3Config& config() const { return config_; }
+  Weights& weights() { return weights_; }
+
+  /// hidden [num_rows, hidden_size] = fc(features [num_rows, num_captures * hidden_size]).
+  void project(const ExecContext& exec, const void* features, int num_rows, void* hidden);
+  /// One pass; `hidden` [num_rows, hidden_size] holds the features before and the outputs after it.
+  /// `embedding` [vocab_size, hidden_size] bf16 is the target's.
+  void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+               const KvLayerView& kv, const void* embedding, void* hidden);
+  /// Logits of `count` outputs: out [count, draft_vocab_size] fp32.
+  void logits(const ExecContext& exec, void* hidden, int count, float* out);
+  /// Token ids of the head's columns, on the device; null: its numbers.
+  const int32_t* token_of() const { return token_of_; }
+
+  static size_t weight_bytes(const Eagle3Config& config, Device device);
+  static size_t scratch_bytes(const Eagle3Config& config, DType dtype, Device device,
+                              const ForwardLimits& limits, int num_threads);
+
+ private:
+  struct Scratch {
+    size_t embedded, attention_in, residual, normed, total;
+  };
+  static Scratch plan_scratch(const Eagle3Config& config, DType dtype, const ForwardLimits& limits);
+  static ForwardLimits pass_limits(const Eagle3Config& config, const ForwardLimits& limits);
+
+  Eagle3Config config_;
+  DType dtype_;
+  Weights weights_;
+  PackedLinear fc_, head_;
+  DecoderLayer layer_;
+  const float *hidden_norm_ = nullptr, *final_norm_ = nullptr;
+  const void* embedding_ = nullptr;
+  const int32_t* token_of_ = nullptr;
+  Buffer inv_freq_;
+  Scratch at_;
+  Buffer scratch_;
+  DecoderScratch pass_scratch_;
+};
+
+}  // namespace openspec

@@ -1,0 +1,187 @@
+#include "kernels/draft_rows.h"
+
+#include "cuda/cuda_testing.h"
+#include "kernels/draft_rows_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+NeedsDevice needs_device;
+
+using Ids = std::vector<int32_t>;
+
+constexpr int kPageSize = 16, kSlots = 300;
+
+/// A DraftTable's arrays on the device.
+struct DeviceTableCopy {
+  explicit DeviceTableCopy(const DraftTable& table)
+      : tokens(table.tokens), num_tokens(table.num_tokens), pages(table.pages), from(table) {}
+  TableView view() const {
+    TableView view = from.view();
+    view.tokens = tokens.as<int32_t>();
+    view.num_tokens = num_tokens.as<int32_t>();
+    view.pages.pages = pages.as<int32_t>();
+    return view;
+  }
+  DeviceBuffer tokens, num_tokens, pages;
+  const DraftTable& from;
+};
+
+/// A DraftBatch's arrays on the device.
+struct DeviceBatch {
+  explicit DeviceBatch(const DraftBatch& batch)
+      : row_token(batch.row_token),
+        row_position(batch.row_position),
+        row_span(batch.row_span),
+        row_parent(batch.row_parent),
+        source(batch.source),
+        row_kv_slot(batch.row_kv_slot),
+        span_begin(batch.span_begin),
+        span_kv_len(batch.span_kv_len),
+        span_seq(batch.span_seq),
+        num_rows(static_cast<int>(batch.row_token.size())),
+        num_spans(static_cast<int>(batch.span_seq.size())) {}
+  DraftRows rows() const {
+    return {.num_rows = num_rows,
+            .num_spans = num_spans,
+            .row_token = row_token.as<int32_t>(),
+            .row_position = row_position.as<int32_t>(),
+            .row_span = row_span.as<int32_t>(),
+            .row_parent = row_parent.as<int32_t>(),
+            .source = source.as<int32_t>(),
+            .row_kv_slot = row_kv_slot.as<int64_t>(),
+            .span_begin = span_begin.as<int32_t>(),
+            .span_kv_len = span_kv_len.as<int32_t>(),
+            .span_seq = span_seq.as<int32_t>()};
+  }
+  void check_equal(const DraftBatch& batch) const {
+    CHECK(row_token.download<int32_t>() == batch.row_token);
+    CHECK(row_position.download<int32_t>() == batch.row_position);
+    CHECK(row_span.download<int32_t>() == batch.row_span);
+    CHECK(row_parent.download<int32_t>() == batch.row_parent);
+    CHECK(source.download<int32_t>() == batch.source);
+    CHECK(row_kv_slot.download<int64_t>() == batch.row_kv_slot);
+    CHECK(span_begin.download<int32_t>() == batch.span_begin);
+    CHECK(span_kv_len.download<int32_t>() == batch.span_kv_len);
+    CHECK(span_seq.download<int32_t>() == batch.span_seq);
+    for (const DeviceBuffer* buffer : {&row_token, &row_position, &row_span, &row_parent, &source,
+                                       &row_kv_slot, &span_begin, &span_kv_len, &span_seq}) {
+      CHECK(buffer->guard_is_whole());
+    }
+  }
+  DeviceBuffer row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
+      span_kv_len, span_seq;
+  int num_rows, num_spans;
+};
+
+DraftTable random_table(Rng& rng) {
+  DraftTable table(kSlots, 640, kPageSize);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    Ids history;
+    for (int i = rng.integer(2, 600); i > 0; --i) history.push_back(rng.integer(0, 1 << 17));
+    table.set(slot, history);
+  }
+  return table;
+}
+
+}  // namespace
+
+TEST(extend_rows_matches_the_cpu) {
+  Rng rng(1);
+  const DraftTable table = random_table(rng);
+  const DeviceTableCopy device_table(table);
+  for (const int num_spans : {1, 2, 31, 64, 257}) {
+    Ids span_begin = {0}, span_kv_len, span_seq, num_computed;
+    for (int span = 0; span < num_spans; ++span) {
+      const int slot = (span * 7 + num_spans) % kSlots;
+      const int num_tokens = table.num_tokens[static_cast<size_t>(slot)];
+      // Ends at the last known token, in a chunk before it, or computes nothing.
+      const int kind = rng.integer(0, 3);
+      const int count = kind == 0 ? 0 : rng.integer(1, std::min(num_tokens - 1, 9));
+      const int kv_len =
+          num_tokens - 1 - count - (kind == 1 ? std::min(2, num_tokens - 1 - count) : 0);
+      span_begin.push_back(span_begin.back() + count + rng.integer(kind == 0 ? 1 : 0, 4));
+      span_kv_len.push_back(kv_len);
+      span_seq.push_back(slot);
+      num_computed.push_back(count);
+    }
+    const int num_rows = span_begin.back() + rng.integer(0, 5);
+    DraftBatch batch(num_rows, num_spans);
+    const DeviceBatch device_batch(batch);
+    Ids last_row(kSlots, 99);
+    ExtendRowsParams params;
+    params.step.num_rows = num_rows;
+    params.step.num_spans = num_spans;
+    params.step.span_begin = span_begin.data();
+    params.step.span_kv_len = span_kv_len.data();
+    params.step.span_seq = span_seq.data();
+    params.num_computed = num_computed.data();
+    params.table = table.view();
+    params.page_size = kPageSize;
+    params.out = batch.rows();
+    params.last_row = last_row.data();
+    extend_rows_cpu({}, params);
+
+    const DeviceBuffer device_begin(span_begin), device_kv_len(span_kv_len), device_seq(span_seq),
+        device_computed(num_computed), device_last(kSlots * sizeof(int32_t));
+    params.step.span_begin = device_begin.as<int32_t>();
+    params.step.span_kv_len = device_kv_len.as<int32_t>();
+    params.step.span_seq = device_seq.as<int32_t>();
+    params.num_computed = device_computed.as<int32_t>();
+    params.table = device_table.view();
+    params.out = device_batch.rows();
+    params.last_row = device_last.as<int32_t>();
+    CHECK_CUDA(extend_rows_cuda(params, nullptr));
+    device_batch.check_equal(batch);
+    CHECK(device_last.download<int32_t>() == last_row);
+  }
+}
+
+TEST(chain_rows_matches_the_cpu) {
+  Rng rng(2);
+  const DraftTable table = random_table(rng);
+  const DeviceTableCopy device_table(table);
+  constexpr int kMaxDrafts = 5;
+  for (const int num_seqs : {1, 3, 64, 300}) {
+    Ids seq, num_wanted;
+    for (int i = 0; i < num_seqs; ++i) {
+      seq.push_back((i * 11) % kSlots);
+      num_wanted.push_back(rng.integer(0, 2) == 0 ? 0 : rng.integer(1, kMaxDrafts));
+    }
+    DraftBatch batch(num_seqs, num_seqs);
+    const DeviceBatch device_batch(batch);
+    Ids drafts(static_cast<size_t>(num_seqs * kMaxDrafts), -9), num_drafts(seq.size(), -9);
+    const DeviceBuffer device_seq(seq), device_wanted(num_wanted), device_drafts(drafts),
+        device_num_drafts(num_drafts);
+    for (int depth = 0; depth <= kMaxDrafts; ++depth) {
+      Ids chosen;
+      for (int i = 0; i < num_seqs; ++i) chosen.push_back(rng.integer(0, 1 << 17));
+      const DeviceBuffer device_chosen(chosen);
+      ChainRowsParams params = {.table = table.view(),
+                                .seq = seq.data(),
+                                .num_wanted = num_wanted.data(),
+                                .num_seqs = num_seqs,
+                                .max_drafts = kMaxDrafts,
+                                .depth = depth,
+                                .page_size = kPageSize,
+                                .chosen = chosen.data(),
+                                .out = batch.rows(),
+                                .drafts = drafts.data(),
+                                .num_drafts = num_drafts.data()};
+      chain_rows_cpu({}, params);
+      params.table = device_table.view();
+      params.seq = device_seq.as<int32_t>();
+      params.num_wanted = device_wanted.as<int32_t>();
+      params.chosen = device_chosen.as<int32_t>();
+      params.out = device_batch.rows();
+      params.drafts = device_drafts.as<int32_t>();
+      params.num_drafts = device_num_drafts.as<int32_t>();
+      CHECK_CUDA(chain_rows_cuda(params, nullptr));
+      device_batch.check_equal(batch);
+      CHECK(device_drafts.download<int32_t>() == drafts);
+      CHECK(device_num_drafts.download<int32_t>() == num_drafts);
+    }
+  }
+}

@@ -1,0 +1,93 @@
+#include "kernels/draft_rows.h"
+
+#include "kernels/draft_rows_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+constexpr int kPageSize = 4;
+
+using Ids = std::vector<int32_t>;
+
+}  // namespace
+
+// Two sequences: slot 3 has committed three rows at 5 and chosen token 108, slot 0 one of two rows
+// of its prompt.
+TEST(extended_rows_are_one_position_on) {
+  DraftTable table(4, 16, kPageSize);
+  table.set(3, {100, 101, 102, 103, 104, 105, 106, 107, 108});
+  table.set(0, {50, 51, 52, 53, 54});
+  const Ids span_begin = {0, 4, 6}, span_kv_len = {5, 1}, span_seq = {3, 0};
+  const Ids num_computed = {3, 2};
+  DraftBatch batch(5, 2);
+  Ids last_row(4, 77);
+  extend_rows_cpu({}, {.step = {.num_rows = 6,
+                                .num_spans = 2,
+                                .span_begin = span_begin.data(),
+                                .span_kv_len = span_kv_len.data(),
+                                .span_seq = span_seq.data()},
+                       .num_computed = num_computed.data(),
+                       .table = table.view(),
+                       .page_size = kPageSize,
+                       .out = batch.rows(),
+                       .last_row = last_row.data()});
+  CHECK_EQ(batch.row_token, (Ids{106, 107, 108, 52, 53}));
+  CHECK_EQ(batch.row_position, (Ids{6, 7, 8, 2, 3}));
+  CHECK_EQ(batch.row_span, (Ids{0, 0, 0, 1, 1}));
+  CHECK_EQ(batch.row_parent, (Ids{-1, 0, 1, -1, 3}));
+  CHECK_EQ(batch.source, (Ids{0, 1, 2, 4, 5}));
+  CHECK_EQ(batch.span_begin, (Ids{0, 3, 5}));
+  CHECK_EQ(batch.span_kv_len, (Ids{6, 2}));
+  CHECK_EQ(batch.span_seq, span_seq);
+  for (size_t row = 0; row < 5; ++row) {
+    const int slot = span_seq[static_cast<size_t>(batch.row_span[row])];
+    CHECK_EQ(batch.row_kv_slot[row], table.kv_slot(slot, batch.row_position[row]));
+  }
+  CHECK_EQ(last_row, (Ids{-1, -1, -1, 2}));
+}
+
+TEST(a_chain_walks_on_from_the_last_known_token) {
+  DraftTable table(3, 16, kPageSize);
+  table.set(2, {10, 11, 12});
+  table.set(1, {20, 21, 22, 23, 24, 25});
+  const Ids seq = {2, 0, 1}, num_wanted = {3, 0, 1};
+  constexpr int kMaxDrafts = 3;
+  DraftBatch batch(3, 3);
+  Ids drafts(3 * kMaxDrafts, -9), num_drafts(3, -9), chosen(3);
+  const auto step = [&](int depth) {
+    chain_rows_cpu({}, {.table = table.view(),
+                        .seq = seq.data(),
+                        .num_wanted = num_wanted.data(),
+                        .num_seqs = 3,
+                        .max_drafts = kMaxDrafts,
+                        .depth = depth,
+                        .page_size = kPageSize,
+                        .chosen = chosen.data(),
+                        .out = batch.rows(),
+                        .drafts = drafts.data(),
+                        .num_drafts = num_drafts.data()});
+  };
+  step(0);
+  CHECK_EQ(batch.row_token, (Ids{12, 25, 0}));
+  CHECK_EQ(batch.row_position, (Ids{2, 5, 0}));
+  CHECK_EQ(batch.row_span, (Ids{0, 1, -1}));
+  CHECK_EQ(batch.source, (Ids{2, 1, -1}));
+  CHECK_EQ(batch.span_begin, (Ids{0, 1, 2, 2}));
+  chosen = {70, 80, -5};
+  step(1);
+  CHECK_EQ(batch.row_token, (Ids{70, 80, 0}));
+  CHECK_EQ(batch.row_position, (Ids{3, 5, 0}));
+  CHECK_EQ(batch.span_kv_len, (Ids{3, 5, 0}));
+  CHECK_EQ(batch.row_kv_slot[0], table.kv_slot(2, 3));
+  CHECK_EQ(batch.row_kv_slot[1], int64_t{-1});  // one draft is all that it wants
+  chosen = {71, 81, -5};
+  step(2);
+  chosen = {72, 82, -5};
+  step(3);
+  CHECK_EQ(num_drafts, num_wanted);
+  CHECK_EQ((Ids(drafts.begin(), drafts.begin() + 3)), (Ids{70, 71, 72}));
+  CHECK_EQ((Ids(drafts.begin() + 3, drafts.begin() + 6)), (Ids{-9, -9, -9}));
+  CHECK_EQ(drafts[6], 80);
+}

@@ -1,0 +1,187 @@
+// A head with random weights proposes with confidence and is nearly always wrong: what counts here
+// is that the text stays that of plain decoding and that no page, no slot and no byte is out of
+// place.
+
+#include <cmath>
+
+#include "check_test.h"
+#include "core/check.h"
+#include "runtime/runner_testing.h"
+
+using namespace openspec;
+using testing::Ids;
+using testing::Job;
+using testing::load_random_weights;
+
+namespace {
+
+constexpr int kVocab = 61;
+
+RunnerConfig config_of(const std::string& method) {
+  RunnerConfig config;
+  config.target = {.hidden_size = 48,
+                   .num_layers = 4,
+                   .num_q_heads = 4,
+                   .num_kv_heads = 2,
+                   .head_dim = 32,
+                   .intermediate_size = 80,
+                   .vocab_size = kVocab,
+                   .rms_norm_eps = 1e-6f,
+                   .tie_word_embeddings = true,
+                   .inv_freq = {},
+                   .rope_scale = 1.0f};
+  for (int i = 0; i < 16; ++i) {
+    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
+  }
+  config.page_size = 4;
+  config.max_num_seqs = 6;
+  config.max_model_len = 96;
+  config.max_num_batched_tokens = 33;
+  config.max_num_logits_rows = 5;
+  config.num_threads = 2;
+  config.method = method;
+  if (method == "none") return config;
+  config.num_speculative_tokens = 4;
+  config.method_options = {{"capture_layers", std::string("0,2,3")},
+                           {"num_q_heads", int64_t{6}},
+                           {"num_kv_heads", int64_t{3}},
+                           {"head_dim", int64_t{32}},
+                           {"intermediate_size", int64_t{112}},
+                           {"draft_vocab_size", int64_t{30}},
+                           {"rope_theta", 10000.0},
+                           {"rms_norm_eps", 1e-6},
+                           {"has_token_map", true}};
+  return config;
+}
+
+/// Runs the jobs together; returns each one's output.
+std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk) {
+  std::vector<int> slots;
+  std::vector<bool> done(jobs.size(), false);
+  for (const Job& job : jobs) {
+    slots.push_back(
+        runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {}));
+  }
+  std::vector<Ids> outputs(jobs.size());
+  for (size_t num_done = 0; num_done < jobs.size();) {
+    std::vector<SpanRequest> requests;
+    std::vector<size_t> job_of;
+    int rows_left = runner.config().max_num_batched_tokens;
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (done[i]) continue;
+      const SequenceTable& table = runner.table();
+      const int num_left = table.num_tokens(slots[i]) - table.kv_len(slots[i]);
+      const int num_new = std::min({num_left, chunk, rows_left});
+      if (num_new == 0) continue;
+      rows_left -= num_new;
+      const int room = runner.config().max_model_len - table.num_tokens(slots[i]) - 1;
+      const int num_drafts =
+          std::max(0, std::min({runner.config().num_speculative_tokens, room, rows_left}));
+      rows_left -= num_drafts;
+      requests.push_back({slots[i], num_new, num_drafts});
+      job_of.push_back(i);
+    }
+    auto lease = runner.reserve(requests);
+    runner.launch(*lease);
+    const std::vector<SpanResult> results = runner.collect(*lease);
+    runner.commit(*lease);
+    runner.check_integrity();
+    for (size_t k = 0; k < results.size(); ++k) {
+      const size_t i = job_of[k];
+      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
+      if (results[k].finish == FinishReason::kRunning) continue;
+      runner.remove_sequence(slots[i]);
+      done[i] = true;
+      ++num_done;
+    }
+  }
+  runner.check_integrity();
+  CHECK_EQ(runner.stats().num_drafter_failures, 0);
+  return outputs;
+}
+
+std::vector<Job> mixed_jobs(int max_tokens) {
+  std::vector<Job> jobs;
+  for (int i = 0; i < 6; ++i) {
+    Job job{testing::random_prompt(i, 9 + 5 * i, kVocab), {}};
+    job.params.max_tokens = max_tokens + i;
+    job.params.seed = static_cast<uint64_t>(100 + i);
+    job.params.num_speculative_tokens = 4;
+    if (i % 2 == 1) job.params.temperature = 0.9f;
+    if (i == 3) job.params.top_k = 8;
+    jobs.push_back(job);
+  }
+  return jobs;
+}
+
+std::vector<Ids> plain(const std::vector<Job>& jobs) {
+  Runner runner(config_of("none"), 300);
+  load_random_weights(runner);
+  return run(runner, jobs, 32);
+}
+
+}  // namespace
+
+TEST(the_text_is_that_of_plain_decoding) {
+  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Ids> expected = plain(jobs);
+  for (const bool adaptive : {false, true}) {
+    RunnerConfig config = config_of("eagle3");
+    config.adaptive = adaptive;
+    Runner runner(config, 300);
+    load_random_weights(runner);
+    if (adaptive) runner.measure_step_times(0.2);
+    for (const int chunk : {32, 7, 1}) {
+      CHECK_EQ(run(runner, jobs, chunk), expected);  // from the second on with prefix hits
+    }
+  }
+}
+
+TEST(it_drafts_up_to_the_context_limit) {
+  const std::vector<Job> jobs = mixed_jobs(96);
+  RunnerConfig config = config_of("eagle3");
+  config.adaptive = false;
+  Runner runner(config, 300);
+  load_random_weights(runner);
+  CHECK_EQ(run(runner, jobs, 32), plain(jobs));
+}
+
+TEST(geometry_that_cannot_be_is_refused) {
+  const auto error_of = [](const std::string& name, const DrafterOption& value) {
+    RunnerConfig config = config_of("eagle3");
+    config.method_options[name] = value;
+    try {
+      plan_memory(config);
+    } catch (const ArgumentError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(error_of("capture_layers", std::string("0,4")).find("outside") != std::string::npos);
+  CHECK(error_of("capture_layers", std::string("2,1")).find("rise") != std::string::npos);
+  CHECK(error_of("capture_layers", std::string("")).find("empty") != std::string::npos);
+  CHECK(error_of("capture_layers", std::string("1;2")).find("commas") != std::string::npos);
+  CHECK(error_of("num_q_heads", int64_t{5}).find("multiple") != std::string::npos);
+  CHECK(error_of("draft_vocab_size", int64_t{62}).find("exceeds") != std::string::npos);
+  CHECK(error_of("has_token_map", false).find("token map") != std::string::npos);
+}
+
+TEST(a_token_map_holds_offsets) {
+  Runner runner(config_of("eagle3"), 300);
+  Weights& weights = *runner.drafter().weights();
+  const auto load = [&](const std::vector<int64_t>& offsets) {
+    try {
+      weights.load_offsets("d2t", offsets);
+    } catch (const ArgumentError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  std::vector<int64_t> offsets(30, 0);
+  CHECK_EQ(load(offsets), std::string());
+  offsets[29] = 32;  // token 61 of 61
+  CHECK(load(offsets).find("token 61") != std::string::npos);
+  offsets[29] = -1;  // token 28 again
+  CHECK(load(offsets).find("rise") != std::string::npos);
+  CHECK(load({1, 2}).find("entries") != std::string::npos);
+}
