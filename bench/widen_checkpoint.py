@@ -10,6 +10,12 @@ square, every head the same keys; with a tied head the final norm is divided by 
 Vocabulary rows past the small ones are small noise, never the argmax of a trained model.
 
     python bench/widen_checkpoint.py python/openspec/models/tiny build/widened-4b --like qwen3-4b
+
+An EAGLE-3 head follows its target, reads the same states of it and drafts the same; --draft-vocab
+adds rows to its LM head up to a published head's cost:
+
+    python bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 build/widened-4b/eagle3 \\
+        --for build/widened-4b --draft-vocab 32000
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -82,8 +89,9 @@ def widen_layer(layer: Tensors, hidden: int, q: int, kv: int, mlp: int) -> Tenso
         "mlp.down_proj.weight": (hidden, mlp),
         "input_layernorm.weight": (hidden, 1),
         "post_attention_layernorm.weight": (hidden, 1),
+        "hidden_norm.weight": (hidden, 1),  # of a drafter's layer, which has no q_norm and k_norm
     }
-    return {name: repeat(layer[name], *repeats[name]) for name in repeats}
+    return {name: repeat(weight, *repeats[name]) for name, weight in layer.items()}
 
 
 def identity_layer(like: Tensors, random: torch.Generator) -> Tensors:
@@ -100,13 +108,18 @@ def identity_layer(like: Tensors, random: torch.Generator) -> Tensors:
     return layer
 
 
-def widen(source: Path, target: Path, like: str) -> None:
-    """Writes the widened checkpoint."""
-    small = json.loads((source / "config.json").read_text())
-    shape, random = SHAPES[like], torch.Generator().manual_seed(0)
+def load(source: Path) -> tuple[dict[str, Any], Tensors]:
+    """Config and weights of a folder."""
     weights: Tensors = {}
     for path in sorted(source.glob("*.safetensors")):
         weights.update(load_file(path))
+    return json.loads((source / "config.json").read_text()), weights
+
+
+def widen(source: Path, target: Path, like: str) -> None:
+    """Writes the widened checkpoint."""
+    small, weights = load(source)
+    shape, random = SHAPES[like], torch.Generator().manual_seed(0)
     if small["head_dim"] != shape.head_dim:
         raise SystemExit(f"head_dim {small['head_dim']} must already be {shape.head_dim}")
     hidden = times(shape.hidden_size, small["hidden_size"], "hidden_size")
@@ -149,6 +162,81 @@ def widen(source: Path, target: Path, like: str) -> None:
     print(f"{target}: {sum(w.numel() for w in out.values()) / 1e9:.2f}B parameters at {layers_at}")
 
 
+def state_names(outputs: list[int], layers_at: list[int], num_layers: int) -> list[int]:
+    """The small model's states by the large one's layers; id i is the output of layer i.
+
+    Identities do not change a state, so each has several names; the published defaults are taken
+    where they name the same states.
+    """
+    first = [layers_at[layer] for layer in outputs]
+    ends = [*layers_at, num_layers]
+    default = [1, num_layers // 2 - 1, num_layers - 4]
+    if len(outputs) == len(default) and all(
+        low <= name < ends[layer + 1]
+        for low, name, layer in zip(first, default, outputs, strict=True)
+    ):
+        return default
+    return first
+
+
+def widen_eagle3(source: Path, target: Path, widened_target: Path, draft_vocab: int | None) -> None:
+    """Writes the head (classic format) for a target that `widen` made."""
+    small, weights = load(source)
+    big = json.loads((widened_target / "config.json").read_text())
+    if "midlayer.self_attn.q_proj.weight" not in weights or "embed_tokens.weight" in weights:
+        raise SystemExit(f"{source}: not an EAGLE-3 head in the classic format")
+    if "widened" not in big:
+        raise SystemExit(f"{widened_target}: not made by this tool")
+    shape = SHAPES[big["widened"]["like"]]
+    hidden = times(shape.hidden_size, small["hidden_size"], "hidden_size")
+    q = times(shape.num_attention_heads, small["num_attention_heads"], "num_attention_heads")
+    kv = times(shape.num_key_value_heads, small["num_key_value_heads"], "num_key_value_heads")
+    mlp = times(shape.intermediate_size, small["intermediate_size"], "intermediate_size")
+    if q != kv:
+        raise SystemExit("query heads per KV head must already match")
+
+    def by_parts(weight: torch.Tensor, rows: int, parts: int) -> torch.Tensor:
+        """Repeats each of the vectors that stand side by side in the input."""
+        return torch.cat([repeat(part, rows, hidden) for part in weight.chunk(parts, 1)], 1)
+
+    prefix = "midlayer."
+    layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+    wide = widen_layer(layer, hidden, q, kv, mlp)
+    for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+        name = f"self_attn.{name}.weight"
+        wide[name] = by_parts(layer[name], rows, 2)  # [embedding, state]
+    out = {prefix + name: weight for name, weight in wide.items()}
+    num_states = weights["fc.weight"].shape[1] // small["hidden_size"]
+    out["fc.weight"] = by_parts(weights["fc.weight"], hidden, num_states)
+    out["norm.weight"] = repeat(weights["norm.weight"], hidden, 1)
+    # Twice the mean row scores far below every likely token: neither the best drafts nor the
+    # log-probabilities that a tree compares change.
+    head = weights["lm_head.weight"]
+    num_more = max(0, (draft_vocab or 0) - len(head))
+    filler = (2 * head.float().mean(0)).to(head.dtype).expand(num_more, -1)
+    out["lm_head.weight"] = repeat(torch.cat([head, filler]), 1, hidden)
+    d2t, t2d = weights["d2t"], weights["t2d"]
+    # Draft ids that stand for tokens without text, the rows that `widen` added.
+    no_text = small["vocab_size"] - len(d2t)
+    if shape.vocab_size < small["vocab_size"] + num_more:
+        raise SystemExit(f"--draft-vocab: at most {shape.vocab_size - no_text}")
+    out["d2t"] = torch.cat([d2t, torch.full((num_more,), no_text, dtype=d2t.dtype)])
+    out["t2d"] = torch.zeros(shape.vocab_size, dtype=t2d.dtype)
+    out["t2d"][torch.arange(len(out["d2t"])) + out["d2t"]] = True
+
+    sizes = {name: size for name, size in vars(shape).items() if name in small}
+    sizes |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    eagle = dict(small["eagle_config"])
+    eagle["eagle_aux_hidden_state_layer_ids"] = state_names(
+        eagle["eagle_aux_hidden_state_layer_ids"],
+        big["widened"]["layers_at"],
+        shape.num_hidden_layers,
+    )
+    config = {**small, **sizes, "draft_vocab_size": len(out["d2t"]), "eagle_config": eagle}
+    save(target, source, config, out)
+    print(f"{target}: {sum(w.numel() for w in out.values()) / 1e9:.3f}B parameters")
+
+
 def save(target: Path, source: Path, config: dict[str, object], weights: Tensors) -> None:
     """Config, weights in shards, and everything else that is not weights, as it was."""
     target.mkdir(parents=True, exist_ok=True)
@@ -180,8 +268,13 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--like", choices=SHAPES, default="qwen3-4b")
+    parser.add_argument("--for", dest="widened", type=Path, help="source is a head; its target")
+    parser.add_argument("--draft-vocab", type=int, help="rows of the head's LM head")
     args = parser.parse_args()
-    widen(args.source, args.target, args.like)
+    if args.widened:
+        widen_eagle3(args.source, args.target, args.widened, args.draft_vocab)
+    else:
+        widen(args.source, args.target, args.like)
 
 
 if __name__ == "__main__":

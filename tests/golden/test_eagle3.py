@@ -1,0 +1,178 @@
+"""The reference of EAGLE-3 heads: what it stored, its conventions, and the recipe beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bench.tiny_model.eagle3 import evaluate
+from bench.tiny_model.eagle3.export import load_head
+from bench.tiny_model.eagle3.generate import load_target
+from bench.tiny_model.eagle3.train import STEPS, begin, go_on, teach
+from bench.tiny_model.tokenizer import ADDED_TOKENS
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.golden import eagle3_checkpoints
+from tests.golden.eagle3_reference import captured_layers
+from tests.golden.make_eagle3 import (
+    CHAIN,
+    DATA,
+    DEPTH,
+    NODES,
+    PROMPTS,
+    TINY,
+    TOP_K,
+    cases,
+    load,
+    make,
+)
+
+CASES = dict(cases())
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Tensor]:
+    return load_file(DATA)
+
+
+def close(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Tensor]) -> None:
+    made = make(CASES[name])
+    assert {f"{name}.{key}" for key in made} == {
+        key for key in stored if key.startswith(f"{name}.")
+    }
+    for key, value in made.items():
+        if value.is_floating_point():
+            close(value, stored[f"{name}.{key}"])
+        else:
+            assert torch.equal(value, stored[f"{name}.{key}"])
+
+
+def test_the_stored_cases_are_all_of_them(stored: dict[str, Tensor]) -> None:
+    assert {key.split(".")[0] for key in stored} == set(CASES)
+    assert {*PROMPTS, *eagle3_checkpoints.DIALECTS} == set(CASES)
+    # Somewhere the whole chain was accepted, somewhere not.
+    committed = [len(stored[f"{n}.tokens"]) - 1 - stored[f"{n}.num_prefilled"] for n in CASES]
+    assert {1, CHAIN + 1} <= {int(count) for count in committed}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_distances_of_positions_matter(name: str, stored: dict[str, Tensor]) -> None:
+    classic = CASES[name].reference(first=0)
+    tokens, captured = stored[f"{name}.tokens"].tolist(), stored[f"{name}.captured"]
+    states, cache = classic.extend(classic.empty(), tokens[1:], captured)
+    close(states, stored[f"{name}.states"])
+    at = [int(stored[f"{name}.num_prefilled"]) - 1, -1]
+    close(classic.logits(states[at]), stored[f"{name}.logits"])
+    tree = classic.tree(cache, states[-1], DEPTH, TOP_K, NODES)
+    assert tree.tokens == stored[f"{name}.tree_tokens"][1].tolist()
+
+
+@pytest.mark.parametrize("dialect", eagle3_checkpoints.DIALECTS)
+def test_trees(dialect: str) -> None:
+    reference = CASES[dialect].reference()
+    num_states = reference.weights["fc.weight"].shape[1]
+    captured = torch.randn(6, num_states, generator=torch.Generator().manual_seed(0))
+    states, cache = reference.extend(reference.empty(), [3, 1, 4, 1, 5, 9], captured)
+    # One child per node: the chain.
+    line = reference.tree(cache, states[-1], CHAIN, 1, CHAIN)
+    chain = reference.chain(cache, states[-1], CHAIN)
+    assert line.tokens == chain.tokens and line.parents == list(range(-1, CHAIN - 1))
+    assert line.scores == pytest.approx(torch.tensor(chain.logprobs).cumsum(0).tolist(), abs=1e-4)
+    # Every node's score is what a chain forced along its path gives.
+    tree = reference.tree(cache, states[-1], DEPTH, TOP_K, NODES)
+    draft_ids = {reference.token(i): i for i in range(len(reference.weights["lm_head.weight"]))}
+    for node in range(NODES):
+        path = [node]
+        while tree.parents[path[0]] >= 0:
+            assert tree.parents[path[0]] < path[0]
+            path.insert(0, tree.parents[path[0]])
+        assert len(path) == tree.depths[node] <= DEPTH
+        score, state, seen = 0.0, states[-1], cache
+        for step in path:
+            token = tree.tokens[step]
+            score += float(reference.logits(state).log_softmax(-1)[draft_ids[token]])
+            state, seen = reference.row(token, state, len(seen), seen)
+        assert tree.scores[node] == pytest.approx(score, abs=1e-4)
+
+
+def test_captured_layers() -> None:
+    assert captured_layers({}, 36) == [1, 17, 32]
+    assert captured_layers(eagle3_checkpoints.head("classic")[0], 8) == [1, 3, 4]
+    assert captured_layers(eagle3_checkpoints.head("speculators")[0], 8) == [0, 2, 7]
+    assert captured_layers(eagle3_checkpoints.head("deepspec")[0], 8) == [0, 2, 3, 5, 6]
+    assert captured_layers(load(TINY / "eagle3")[0], 4) == [0, 1, 2]
+
+
+def test_the_shipped_head() -> None:
+    config, weights = load(TINY / "eagle3")
+    target, _ = load(TINY)
+    for key in ("hidden_size", "head_dim", "num_attention_heads", "vocab_size", "rope_theta"):
+        assert config[key] == target[key]
+    assert {str(w.dtype) for n, w in weights.items() if n not in ("d2t", "t2d")} == {
+        "torch.bfloat16"
+    }
+    assert weights["fc.weight"].shape == (320, 3 * 320)
+    assert weights["midlayer.self_attn.q_proj.weight"].shape == (512, 2 * 320)
+    assert weights["lm_head.weight"].shape == (config["draft_vocab_size"], 320)
+    ids = torch.arange(config["draft_vocab_size"]) + weights["d2t"]
+    assert weights["d2t"].dtype == torch.int64 and weights["t2d"].dtype == torch.bool
+    assert torch.equal(weights["t2d"].nonzero()[:, 0], ids)
+    assert set(ADDED_TOKENS.values()) <= set(ids.tolist())
+    assert (TINY / "eagle3" / "model.safetensors").stat().st_size < 8_000_000
+
+
+def read_case(stored: dict[str, Tensor], name: str) -> evaluate.Text:
+    features = torch.nn.functional.pad(stored[f"{name}.captured"], (0, 0, 1, 0))
+    return evaluate.Text(stored[f"{name}.tokens"], int(stored[f"{name}.num_prefilled"]), features)
+
+
+def test_the_recipes_evaluation_drafts_the_same(stored: dict[str, Tensor]) -> None:
+    head, vocabulary = load_head(TINY / "eagle3")
+    embedding = load(TINY)[1]["model.embed_tokens.weight"].float()
+    drafting = evaluate.Drafting(head, vocabulary, embedding)
+    for name in PROMPTS:
+        text = read_case(stored, name)
+        at = [0, -1]
+        with torch.no_grad():
+            chains = drafting.chains(text, CHAIN)
+            trees = drafting.trees(text, DEPTH, TOP_K, NODES)
+        assert torch.equal(chains[at], stored[f"{name}.chain_tokens"])
+        assert torch.equal(trees.tokens[at], stored[f"{name}.tree_tokens"])
+        assert torch.equal(trees.parents[at], stored[f"{name}.tree_parents"])
+
+
+def test_training_time_test_is_a_forced_chain() -> None:
+    """What a step learns from is what the same step of a chain sees, in rows of two documents."""
+    target = load_target(TINY, torch.device("cpu"), torch.float32)
+    head, vocabulary = load_head(TINY / "eagle3")
+    embedding = target.model.embed_tokens.weight
+    reference = CASES["code"].reference()
+    to_draft = torch.full((4096,), -1)
+    to_draft[vocabulary] = torch.arange(len(vocabulary))
+    tokens = torch.randint(0, 4000, (1, 30), generator=torch.Generator().manual_seed(0))
+    places = torch.cat((torch.arange(18), torch.arange(12)))[None]
+    with torch.no_grad():
+        fields = teach(target, vocabulary, to_draft, tokens, places)
+        _, state, entries = begin(head, embedding, fields, places)
+        states = [state]
+        for step in range(1, STEPS):
+            _, state, entries = go_on(
+                head, embedding, fields, places, state, entries, torch.tensor(step)
+            )
+            states.append(state)
+        for start, end in ((0, 18), (18, 30)):
+            ids = tokens[0, start:end].tolist()
+            _, captured = target.model(tokens[:, start:end], (0, 1, 2))
+            rows, cache = reference.extend(
+                reference.empty(), ids[1:], torch.cat(captured, -1)[0, :-1]
+            )
+            close(states[0][0, start + 1 : end], rows)
+            state, seen = rows[3], cache.up_to(4)
+            for step in range(1, STEPS):
+                state, seen = reference.row(ids[4 + step], state, len(seen), seen)
+                close(states[step][0, start + 4], state)

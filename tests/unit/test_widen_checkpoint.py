@@ -1,0 +1,85 @@
+"""bench/widen_checkpoint.py: widened checkpoints compute what the small ones do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import widen_checkpoint
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.golden.eagle3_reference import Eagle3Reference, captured_layers
+from tests.golden.make_eagle3 import TINY, load
+from tests.golden.target_reference import forward
+
+TOKENS = [7, 1, 900, 33, 2048, 5, 5, 61, 4072, 300, 12, 777]
+# Twice the embedded model, once with a shared LM head and once with its own.
+SHAPES = {
+    tied: widen_checkpoint.Shape(640, 6, 8, 2, 2432, tied, vocab_size=5000)
+    for tied in (True, False)
+}
+
+
+def load_shards(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    weights: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        weights.update(load_file(path))
+    return json.loads((folder / "config.json").read_text()), weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_widened_computes_the_same(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(widen_checkpoint.SHAPES, "double", SHAPES[tied])
+    widen_checkpoint.widen(TINY, tmp_path, "double")
+    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, 3500)
+
+    small, big = load(TINY), load_shards(tmp_path)
+    small_logits, small_states = forward(*small, TOKENS)
+    big_logits, big_states = forward(*big, TOKENS)
+    torch.testing.assert_close(big_logits[:, :4096], small_logits, rtol=1e-4, atol=1e-3)
+    assert torch.equal(big_logits.argmax(-1), small_logits.argmax(-1))
+
+    heads = load(TINY / "eagle3"), load_shards(tmp_path / "eagle3")
+    assert heads[1][0]["draft_vocab_size"] == len(heads[1][1]["d2t"]) == 3500
+    drafts = []
+    for head, target, states in ((heads[0], small, small_states), (heads[1], big, big_states)):
+        layers = captured_layers(head[0], target[0]["num_hidden_layers"])
+        captured = torch.cat([states[layer] for layer in layers], -1)
+        reference = Eagle3Reference(*head, embedding=target[1]["model.embed_tokens.weight"])
+        rows, cache = reference.extend(reference.empty(), TOKENS[1:], captured[:-1])
+        chain = reference.chain(cache, rows[-1], 6)
+        drafts.append((chain, reference.tree(cache, rows[-1], 4, 4, 15), reference.logits(rows)))
+    (chain, tree, logits), (big_chain, big_tree, big_draft_logits) = drafts
+    torch.testing.assert_close(big_draft_logits[:, :3072], logits, rtol=1e-4, atol=1e-3)
+    # The added rows do not shift what a tree compares.
+    added = big_draft_logits.logsumexp(-1) - logits.logsumexp(-1)
+    assert float(added.abs().max()) < 1e-2
+    assert big_chain.tokens == chain.tokens
+    assert big_tree.tokens == tree.tokens and big_tree.parents == tree.parents
+
+
+def test_draft_ids_of_added_rows_have_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(widen_checkpoint.SHAPES, "double", SHAPES[True])
+    widen_checkpoint.widen(TINY, tmp_path, "double")
+    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, 3500)
+    _, weights = load_shards(tmp_path / "eagle3")
+    ids = torch.arange(3500) + weights["d2t"]
+    assert torch.equal(weights["t2d"].nonzero()[:, 0], ids)
+    assert ids[3072:].tolist() == list(range(4096, 4096 + 428))
+    with pytest.raises(SystemExit, match="at most"):
+        widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "x", tmp_path, 3072 + 905)
+
+
+def test_states_keep_the_published_names_where_they_can() -> None:
+    assert widen_checkpoint.state_names([0, 1, 2], [1, 12, 23, 34], 36) == [1, 17, 32]
+    # The second default would be the state after another layer of the small model.
+    assert widen_checkpoint.state_names([0, 1, 2], [1, 20, 23, 34], 36) == [1, 20, 23]
+    assert widen_checkpoint.state_names([0, 1], [1, 12, 23, 34], 36) == [1, 12]
