@@ -29,7 +29,7 @@ def main() -> None:
     assert drafts.tolist() == [[1, 2, 1]], drafts
     assert match_len.tolist() == [2], match_len
 
-    for module in ("openspec.serve", "openspec.bench"):
+    for module in (f"openspec.{name}" for name in ("serve", "bench", "doctor", "convert_drafter")):
         subprocess.run(
             [sys.executable, "-I", "-m", module, "--help"], check=True, stdout=subprocess.DEVNULL
         )

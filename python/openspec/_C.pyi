@@ -178,11 +178,16 @@ class Runner:
         self, config: RunnerConfig, num_pages: int, drafter: Drafter | None = None
     ) -> None: ...
 
-    # Weights: every expected tensor is given once, then finish_loading.
+    # Weights: every expected tensor of target and drafter is given once, then finish_loading.
     def expected_tensors(self) -> list[tuple[str, list[int]]]: ...
     def load_tensor(self, name: str, data: Buffer, dtype: str) -> None:
         """Packs one tensor: "BF16", for vectors also "F32". `data` may be unmapped afterwards."""
-    def finish_loading(self) -> None: ...
+    def expected_draft_tensors(self) -> list[tuple[str, list[int]]]:
+        """What the drafter needs; nothing for one without weights."""
+    def load_draft_tensor(self, name: str, data: Buffer, dtype: str) -> None:
+        """Takes one of these: "BF16", for vectors also "F32"; "I64" or "I32" for token ids."""
+    def finish_loading(self) -> None:
+        """Closes the loading of target and drafter."""
     def measure_step_times(self, budget_s: float) -> list[tuple[int, float]]:
         """Fills the cost table that adaptive drafting uses: (rows, seconds) pairs."""
 
@@ -243,6 +248,10 @@ class Runner:
     def captured(self) -> list[list[float]]:
         """Features of the last step's rows: concatenated outputs of the captured layers."""
     def last_logits(self) -> list[list[float]]: ...
+    def last_drafts(self) -> list[list[int]]:
+        """What was proposed for each span of the last step, before the row budget."""
+    def last_draft_logits(self) -> list[float]:
+        """Of the last drafts of the last proposal, one after another."""
     @property
     def stats(self) -> StepStats: ...
     @property

@@ -8,8 +8,8 @@ from pathlib import Path
 from openspec.errors import ConfigError
 
 
-def open_folder(folder: str | Path) -> Path:
-    """The folder as an absolute path.
+def open_folder(folder: str | Path, kind: str = "model") -> Path:
+    """The folder as an absolute path; `kind` says in messages what is in it.
 
     Raises:
         ConfigError: it does not exist or is not a folder.
@@ -18,12 +18,12 @@ def open_folder(folder: str | Path) -> Path:
         path = Path(folder).expanduser().resolve()
         is_folder = path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"model folder {folder!s}: cannot be opened: {error}") from None
+        raise ConfigError(f"{kind} folder {folder!s}: cannot be opened: {error}") from None
     if not is_folder:
         what = "is a file" if path.exists() else "does not exist"
         raise ConfigError(
-            f"model folder {path} {what}; give a local folder with config.json, tokenizer.json and "
-            "*.safetensors (nothing is downloaded)"
+            f"{kind} folder {path} {what}; give a local folder with config.json and *.safetensors, "
+            "as it comes from Hugging Face (nothing is downloaded)"
         )
     return path
 

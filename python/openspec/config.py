@@ -37,7 +37,8 @@ class EngineConfig:
     method: str = field(default_factory=drafters.default_method)
     """How drafts are made."""
     draft_model: str | None = None
-    """Folder of the draft checkpoint, for methods that have one."""
+    """Folder of the draft checkpoint, for methods that have one. Default: the folder named as the
+    method in the model's own, if there is one."""
     num_speculative_tokens: int | None = None
     """Drafts per sequence and step, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict)
@@ -78,6 +79,15 @@ class EngineConfig:
     def model_path(self) -> Path:
         """The checkpoint's folder."""
         return EMBEDDED_MODEL if self.model is None else Path(self.model)
+
+    @property
+    def draft_model_path(self) -> Path | None:
+        """The draft checkpoint's folder: the one given, else the one that came with the model."""
+        if self.draft_model is not None:
+            return Path(self.draft_model)
+        spec = drafters.get_drafter(self.method)
+        beside = self.model_path / spec.name
+        return beside if spec.needs_draft_model and beside.is_dir() else None
 
     @property
     def num_drafts(self) -> int:
@@ -141,6 +151,8 @@ class EngineConfig:
             )
         if not self.model_path.is_dir():
             raise ConfigError(f"model folder {self.model_path} does not exist")
+        if self.draft_model is not None and not Path(self.draft_model).is_dir():
+            raise ConfigError(f"draft model folder {self.draft_model} does not exist")
 
 
 def config_from_settings(settings: Mapping[str, Raw]) -> EngineConfig:

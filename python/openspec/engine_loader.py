@@ -9,7 +9,8 @@ import time
 from openspec import _C
 from openspec.config import EngineConfig
 from openspec.device import CUDA, DeviceTraits, choose_device
-from openspec.drafters import DrafterSpec, get_drafter, plain_method
+from openspec.draft_model import DraftModel
+from openspec.drafters import DrafterSpec, OptionValue, get_drafter, plain_method
 from openspec.engine import EngineCore
 from openspec.errors import ConfigError
 from openspec.executor import Executor
@@ -47,18 +48,28 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     spec.validate(config, model_config)
     if drafter is None and spec.build is not None and config.num_drafts > 0:
         drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
+    is_compiled = config.num_drafts > 0 and drafter is None
+    if is_compiled and spec.name not in _C.drafter_names():
+        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+    draft_model = _read_draft_model(config, model_config, spec) if is_compiled else None
+    method = spec.name if is_compiled else plain_method()
+    options: dict[str, OptionValue] = {}
+    if is_compiled:
+        options = spec.complete_options(config.method_options)
+    if draft_model is not None:
+        options.update(draft_model.options)
 
     max_model_len = _max_model_len(config, model_config)
-    wanted = _runner_config(config, device, model_config, spec, max_model_len, drafter is not None)
+    wanted = _runner_config(config, device, model_config, max_model_len, method, options)
     plan = plan_memory(
         config, _C.memory_plan(wanted), max_model_len, device, _device_memory(config, device)
     )
     logger.info("memory: %s", plan.describe())
     runner_config = _runner_config(
-        config, device, model_config, spec, plan.max_model_len, drafter is not None
+        config, device, model_config, plan.max_model_len, method, options
     )
     runner = _C.Runner(runner_config, plan.num_pages, drafter)
-    load_weights(runner, config.model_path)
+    load_weights(runner, config.model_path, draft_model=draft_model)
     if config.adaptive_speculation and config.num_drafts > 0:
         runner.measure_step_times(STEP_TIMING_BUDGET_S)
 
@@ -85,6 +96,21 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         info,
         config.stats_interval_s,
     )
+
+
+def _read_draft_model(
+    config: EngineConfig, model_config: ModelConfig, spec: DrafterSpec
+) -> DraftModel | None:
+    if spec.read_draft_model is None:
+        return None
+    draft_model = spec.read_draft_model(config, model_config)
+    logger.info("draft model: %s", draft_model.description)
+    if config.draft_model is None:
+        logger.info(
+            "draft model: %s, which came with the model; --draft-model takes another",
+            draft_model.folder,
+        )
+    return draft_model
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -116,13 +142,10 @@ def _runner_config(
     config: EngineConfig,
     device: DeviceTraits,
     model_config: ModelConfig,
-    spec: DrafterSpec,
     max_model_len: int,
-    has_own_drafter: bool,
+    method: str,
+    options: dict[str, OptionValue],
 ) -> _C.RunnerConfig:
-    is_compiled = config.num_drafts > 0 and not has_own_drafter
-    if is_compiled and spec.name not in _C.drafter_names():
-        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
     num_logits_rows = device.choose_num_logits_rows(
         config.max_num_seqs * (1 + config.num_drafts), model_config.vocab_size
@@ -138,8 +161,8 @@ def _runner_config(
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
         num_speculative_tokens=config.num_drafts,
-        method=spec.name if is_compiled else plain_method(),
-        method_options=spec.complete_options(config.method_options) if is_compiled else {},
+        method=method,
+        method_options=options,
         adaptive=config.adaptive_speculation,
         enable_prefix_caching=config.enable_prefix_caching,
         cache_key=os.urandom(16),

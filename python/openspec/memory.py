@@ -78,6 +78,7 @@ class MemoryPlan:
             "scratch_bytes": self.scratch_bytes,
             "drafter_bytes": self.drafter_bytes,
             "kv_bytes": self.kv_bytes,
+            "page_bytes": self.page_bytes,
             "num_pages": self.num_pages,
             "page_size": self.page_size,
             "num_kv_tokens": self.num_kv_tokens,

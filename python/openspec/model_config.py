@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from openspec.checkpoint_folder import find_file, open_folder
 from openspec.errors import ConfigError
+from openspec.json_keys import JsonKeys
 from openspec.rope import RopeConfig, YarnParams, default_rope, linear_rope, yarn_rope
-from openspec.strict_json import JsonValue, describe_value, read_json_object
+from openspec.strict_json import read_json_object
 
 if TYPE_CHECKING:
     from openspec._C import TargetConfig
@@ -91,10 +91,10 @@ class ModelConfig:
             raise ConfigError(
                 f"{path} has no config.json; give the folder of a Hugging Face Qwen3 checkpoint"
             )
-        keys = _Keys(read_json_object(file), str(path / "config.json"))
+        keys = JsonKeys(read_json_object(file), str(path / "config.json"))
         _refuse_unsupported(keys)
         generation_file = find_file(path, "generation_config.json")
-        generation = _Keys(
+        generation = JsonKeys(
             read_json_object(generation_file) if generation_file else {},
             str(path / "generation_config.json"),
         )
@@ -119,66 +119,7 @@ class ModelConfig:
         )
 
 
-class _Keys:
-    """One JSON object with typed look-ups; a null counts as absent."""
-
-    def __init__(self, values: Mapping[str, JsonValue], source: str) -> None:
-        self.values = values
-        self.source = source
-
-    def get(self, name: str) -> JsonValue:
-        return self.values.get(name)
-
-    def refuse(self, name: str, expected: str) -> NoReturn:
-        found = describe_value(self.values[name]) if name in self.values else "nothing"
-        raise ConfigError(f"{self.source}: {name}: expected {expected}, found {found}")
-
-    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.refuse(name, f"an integer in [{low}, {high}]")
-        return value
-
-    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.refuse(name, f"a number in [{low}, {high}]")
-        if not low <= value <= high:  # compares big integers without converting them
-            self.refuse(name, f"a number in [{low}, {high}]")
-        return float(value)
-
-    def optional_number(self, name: str, low: float, high: float) -> float | None:
-        return None if self.get(name) is None else self.number(name, low, high)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.refuse(name, "true or false")
-        return value
-
-    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
-        value = self.get(name)
-        if value is None:
-            return ()
-        ids = [value] if isinstance(value, int) else value
-        if not isinstance(ids, list) or len(ids) > 64:
-            self.refuse(name, "a token id or a short list of them")
-        checked: list[int] = []
-        for item in ids:
-            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab_size:
-                self.refuse(name, f"token ids in [0, {vocab_size})")
-            if item not in checked:
-                checked.append(item)
-        return tuple(checked)
-
-
-def _parse(folder: Path, keys: _Keys, generation: _Keys) -> ModelConfig:
+def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     vocab_size = keys.integer("vocab_size", 2, 1 << 24)
     num_q_heads = keys.integer("num_attention_heads", 1, 4096)
     num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
@@ -220,7 +161,7 @@ def _parse(folder: Path, keys: _Keys, generation: _Keys) -> ModelConfig:
     )
 
 
-def _parse_sampling(keys: _Keys) -> SamplingDefaults:
+def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
     temperature = keys.optional_number("temperature", 0.0, 100.0)
     if keys.get("do_sample") is False:
         temperature = 0.0
@@ -240,7 +181,7 @@ def _parse_sampling(keys: _Keys) -> SamplingDefaults:
     )
 
 
-def _refuse_unsupported(keys: _Keys) -> None:
+def _refuse_unsupported(keys: JsonKeys) -> None:
     """Stops at anything that would make the Qwen3 dense forward pass a different one."""
     supported = f"openspec runs Qwen3 dense checkpoints ({ARCHITECTURE}) only"
     architectures = keys.get("architectures")
@@ -265,7 +206,7 @@ def _refuse_unsupported(keys: _Keys) -> None:
         logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
 
 
-def _refuse_sliding_window(keys: _Keys) -> None:
+def _refuse_sliding_window(keys: JsonKeys) -> None:
     remedy = "attend to everything: sliding windows are not supported"
     layer_types = keys.get("layer_types")
     if layer_types is not None:
@@ -281,7 +222,7 @@ def _refuse_sliding_window(keys: _Keys) -> None:
         keys.refuse("use_sliding_window", f"false; all layers have to {remedy}")
 
 
-def _parse_rope(keys: _Keys, head_dim: int, max_positions: int) -> tuple[RopeConfig, int]:
+def _parse_rope(keys: JsonKeys, head_dim: int, max_positions: int) -> tuple[RopeConfig, int]:
     """Both dialects: rope_theta with rope_scaling, and rope_parameters with everything in it."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     value = keys.get(name) or {}
@@ -289,7 +230,7 @@ def _parse_rope(keys: _Keys, head_dim: int, max_positions: int) -> tuple[RopeCon
         keys.refuse(name, "an object or null")
     if any(isinstance(item, dict) for item in value.values()):
         keys.refuse(name, "one setting for all layers, not one for each layer type")
-    rope = _Keys(value, f"{keys.source}: {name}")
+    rope = JsonKeys(value, f"{keys.source}: {name}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
         key = "rope_type" if rope.get("rope_type") else "type"
@@ -316,7 +257,7 @@ def _parse_rope(keys: _Keys, head_dim: int, max_positions: int) -> tuple[RopeCon
     return yarn_rope(theta, head_dim, yarn), max(length, 1)
 
 
-def _parse_yarn(keys: _Keys, rope: _Keys, max_positions: int) -> YarnParams:
+def _parse_yarn(keys: JsonKeys, rope: JsonKeys, max_positions: int) -> YarnParams:
     # As transformers: a value at top level wins over the one in the object.
     outer = keys.get("original_max_position_embeddings") is not None
     original = (keys if outer else rope).integer(

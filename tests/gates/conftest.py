@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from openspec import _C
-from openspec.drafters import available_drafters, plain_method
+from openspec.drafters import available_drafters, get_drafter, plain_method
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 
 Reference = Callable[[Sequence[Job]], list[Result]]
@@ -52,7 +52,8 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         }
     if name == plain_method():
         return {"method": name}
-    return {"method": name, "num_speculative_tokens": num_drafts}
+    most = get_drafter(name).max_num_speculative_tokens
+    return {"method": name, "num_speculative_tokens": min(num_drafts, most)}
 
 
 @pytest.fixture(params=[*available_drafters(), *PYTHON_DRAFTERS])

@@ -72,9 +72,10 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
     return load_engine(config_from_settings(merged), drafter)  # type: ignore[arg-type]
 
 
-def kv_memory(num_pages: int) -> int:
-    """Bytes of so many pages of the embedded model: 4 layers, K and V, 1 head of 128."""
-    return num_pages * 4 * 2 * PAGE_SIZE * 128 * (4 if DEVICE == "cpu" else 2)
+def kv_memory(num_pages: int, **settings: object) -> int:
+    """Bytes of so many pages, which hold the drafter's layers too."""
+    # What a page takes does not depend on how many there are.
+    return num_pages * make_core(**settings).info.memory_plan["page_bytes"]
 
 
 def run(core: EngineCore, jobs: Sequence[Job]) -> list[Result]:

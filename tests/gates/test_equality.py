@@ -76,9 +76,10 @@ def test_prefix_hit_equals_miss(drafter_name: str, reference: Reference) -> None
 def test_preemption(drafter_name: str, num_pages: int, cache: bool, reference: Reference) -> None:
     """Far too few pages: requests are preempted and resume, some more than once."""
     batch = as_jobs("mixed", 16)
+    settings = drafter_settings(drafter_name)
     core = make_core(
-        **drafter_settings(drafter_name),
-        kv_cache_memory=kv_memory(num_pages),
+        **settings,
+        kv_cache_memory=kv_memory(num_pages, **settings),
         max_model_len=200,
         enable_prefix_caching=cache,
     )
@@ -88,9 +89,8 @@ def test_preemption(drafter_name: str, num_pages: int, cache: bool, reference: R
 
 def test_priorities(drafter_name: str, reference: Reference) -> None:
     batch = [dataclasses.replace(job, priority=-i) for i, job in enumerate(as_jobs("mixed", 16))]
-    core = make_core(
-        **drafter_settings(drafter_name), kv_cache_memory=kv_memory(20), max_model_len=200
-    )
+    settings = drafter_settings(drafter_name)
+    core = make_core(**settings, kv_cache_memory=kv_memory(20, **settings), max_model_len=200)
     assert texts(run(core, batch)) == texts(reference(batch))
 
 

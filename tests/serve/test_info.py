@@ -70,6 +70,9 @@ def test_versions_and_descriptions(server: RunningServer) -> None:
     model = get(server, "/model_info")
     assert model == get(server, "/get_model_info")
     assert model["is_generation"] and model["preferred_sampling_params"]["top_k"] == 20
+    # Padding of the vocabulary is no prompt token.
+    num_tokens = get(server, "/tokenizer_info")["vocab_size"]
+    assert model["num_token_ids"] == num_tokens < model["vocab_size"]
 
 
 def test_load(server: RunningServer) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from openspec.drafters import (
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from openspec.draft_model import DraftModel
     from openspec.model_config import ModelConfig
 
 MODEL: ModelConfig = None  # type: ignore[assignment] # no built-in drafter looks at it
@@ -38,7 +40,8 @@ def test_spec_is_sound(name: str) -> None:
         assert option.name not in EngineConfig.__dataclass_fields__
         for alias in option.aliases:
             assert spec.complete_options({alias: option.default}) == completed
-    spec.validate(EngineConfig(method=name), MODEL)
+    draft_model = str(EngineConfig().model_path) if spec.needs_draft_model else None
+    spec.validate(EngineConfig(method=name, draft_model=draft_model), MODEL)
 
 
 def test_the_two_roles() -> None:
@@ -110,13 +113,17 @@ def test_option_takes_an_integer_for_a_float() -> None:
     assert value == 2.0 and isinstance(value, float)
 
 
-def test_registered_drafter() -> None:
+def read_nothing(config: EngineConfig, model_config: ModelConfig) -> DraftModel:
+    raise AssertionError("validation opens no files")
+
+
+def test_registered_drafter(tmp_path: Path) -> None:
     spec = DrafterSpec(
         name="guess",
         summary="guesses",
         default_num_speculative_tokens=2,
         max_num_speculative_tokens=2,
-        needs_draft_model=True,
+        read_draft_model=read_nothing,
     )
     register_drafter(spec)
     try:
@@ -125,6 +132,19 @@ def test_registered_drafter() -> None:
             register_drafter(spec)
         with pytest.raises(ConfigError, match="needs --draft-model"):
             spec.validate(EngineConfig(method="guess"), MODEL)
+        # A folder of that name in the model's own is the default.
+        config = EngineConfig(method="guess", model=str(tmp_path))
+        assert config.draft_model_path is None
+        (tmp_path / "guess").mkdir()
+        assert config.draft_model_path == tmp_path / "guess"
+        spec.validate(config, MODEL)
+        given = dataclasses.replace(config, draft_model="elsewhere")
+        assert given.draft_model_path == Path("elsewhere")
+        with pytest.raises(ConfigError, match="draft model folder elsewhere does not exist"):
+            given.check()
+        assert given.with_method("guess").draft_model == "elsewhere"
+        plain = given.with_method(plain_method())
+        assert plain.draft_model is None and plain.draft_model_path is None
     finally:
         unregister_drafter("guess")
     assert "guess" not in available_drafters()

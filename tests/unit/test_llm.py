@@ -104,7 +104,7 @@ def plain() -> Iterator[list[object]]:
         {"page_size": 3, "max_num_seqs": 7},
         {"max_model_len": 128, "kv_cache_memory": "640KiB", "adaptive_speculation": False},
         {"num_speculative_tokens": 1},
-        {"num_speculative_tokens": 9, "adaptive_speculation": False},
+        {"num_speculative_tokens": 8, "adaptive_speculation": False},
         {"enable_prefix_caching": False},
     ],
     ids=str,

@@ -40,8 +40,8 @@ class ServerUnderTest:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model, if the server tells."""
-        size = self.info.get("vocab_size")
+        """Token ids that a prompt may hold, if the server tells."""
+        size = self.info.get("num_token_ids", self.info.get("vocab_size"))
         return size if isinstance(size, int) else DEFAULT_VOCAB_SIZE
 
 

@@ -19,6 +19,7 @@ from openspec.settings import nearest
 if TYPE_CHECKING:
     from openspec import _C
     from openspec.config import EngineConfig
+    from openspec.draft_model import DraftModel
     from openspec.model_config import ModelConfig
 
 OptionValue: TypeAlias = int | float | bool | str
@@ -63,6 +64,35 @@ class DrafterOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A way of running the same checkpoint that may turn out to be the right one."""
+
+    label: str
+    options: Options
+    """Of the method, over the configured ones."""
+    advice: str
+    """What to do if its drafts are accepted further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """What the drafter reaches where all is well, and what may be wrong where it does not.
+
+    Acceptance counts for each draft position the share of drafts that were accepted there.
+    """
+
+    usual: tuple[float, ...]
+    """Acceptance per position on ordinary text."""
+    source: str
+    """Where these figures are from."""
+    least_first: float
+    """Acceptance at the first position below which something is wrong."""
+    variants: tuple[Variant, ...] = ()
+    causes: tuple[str, ...] = ()
+    """What else lowers acceptance without an error, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterSpec:
     """What a drafter says about itself to the rest of the engine."""
 
@@ -76,13 +106,22 @@ class DrafterSpec:
     aliases: tuple[str, ...] = ()
     """Other names of the method in vLLM's speculative config."""
     is_default: bool = False
-    needs_draft_model: bool = False
+    read_draft_model: Callable[[EngineConfig, ModelConfig], DraftModel] | None = None
+    """Checks the checkpoint in `config.draft_model_path` against the target, loads nothing; raises
+    ConfigError with the remedy. None: the method has no draft model."""
+    plan_checkup: Callable[[EngineConfig, ModelConfig], Checkup] | None = None
+    """For `python -m openspec.doctor`."""
     adjust_defaults: Callable[[Options, dict[str, OptionValue]], None] | None = None
     """Fits defaults (second argument, by name) to the options that were given (first)."""
     check: Callable[[EngineConfig, ModelConfig], None] | None = None
     """Crosses the drafter's needs with the configuration; raises ConfigError with the remedy."""
     build: Callable[[int, Options], _C.Drafter] | None = None
     """Makes a drafter written in Python, from K and the options. None: it is compiled in."""
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether there is a draft checkpoint to give."""
+        return self.read_draft_model is not None
 
     def complete_options(self, given: Options) -> dict[str, OptionValue]:
         """Options by their own names, checked, defaults filled in.
@@ -118,8 +157,11 @@ class DrafterSpec:
                 f"num_speculative_tokens must be in [0, {self.max_num_speculative_tokens}] "
                 f"for method {self.name!r}, got {num_drafts}"
             )
-        if self.needs_draft_model and config.draft_model is None:
-            raise ConfigError(f"method {self.name!r} needs --draft-model DIR")
+        if self.needs_draft_model and config.draft_model_path is None:
+            raise ConfigError(
+                f"method {self.name!r} needs --draft-model DIR, or a folder "
+                f"{config.model_path / self.name} beside the model's files"
+            )
         if not self.needs_draft_model and config.draft_model is not None:
             raise ConfigError(f"method {self.name!r} takes no draft model; drop --draft-model")
         if self.check is not None:

@@ -121,6 +121,7 @@ async def model_info(context: ServerContext, _: Request) -> Response:
             "has_chat_template": context.tokenizer.has_chat_template,
             "max_model_len": context.engine.info.max_model_len,
             "vocab_size": model.vocab_size,
+            "num_token_ids": context.tokenizer.num_tokens,  # the others are padding
             "num_layers": model.num_layers,
             "hidden_size": model.hidden_size,
             "eos_token_ids": list(model.eos_token_ids),

@@ -1,0 +1,181 @@
+"""The doctor's report, over made-up acceptance, and once over a real engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from openspec import doctor
+from openspec.config import EMBEDDED_MODEL, EngineConfig
+from openspec.doctor import Sample, Verdict, examine
+from openspec.draft_model import DraftModel
+from openspec.drafters import (
+    Checkup,
+    DrafterOption,
+    DrafterSpec,
+    Variant,
+    register_drafter,
+    unregister_drafter,
+)
+from openspec.messages import SpecDecodeStats
+from openspec.metrics import record_draft
+from openspec.model_config import ModelConfig
+from tests.unit.draft_checkpoints import write_draft, write_target
+
+CHECKUP = Checkup(
+    usual=(0.6, 0.4),
+    source="a paper",
+    least_first=0.3,
+    variants=(
+        Variant(label="reading lower", options={"level": 0}, advice="use --level 0"),
+        Variant(label="reading higher", options={"level": 2}, advice="use --level 2"),
+    ),
+    causes=("it was trained for something else",),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[EngineConfig]:
+    write_target(tmp_path / "target")
+    folder = write_draft(tmp_path / "draft", {}, {})
+
+    def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
+        return DraftModel(
+            folder=folder,
+            description="a guesser",
+            options={},
+            tensor_names={},
+            ignored_tensors={},
+            details=("format: of its own", "layers: outputs of 1 = entering 2"),
+        )
+
+    register_drafter(
+        DrafterSpec(
+            name="guess",
+            summary="guesses",
+            default_num_speculative_tokens=2,
+            max_num_speculative_tokens=2,
+            options=(DrafterOption(name="level", default=1, help="What it reads."),),
+            read_draft_model=read,
+            plan_checkup=lambda config, target: CHECKUP,
+        )
+    )
+    yield EngineConfig(model=str(tmp_path / "target"), method="guess", draft_model=str(folder))
+    unregister_drafter("guess")
+
+
+def accepting(percent: dict[int, int], num_failures: int = 0) -> Callable[[EngineConfig], Sample]:
+    """A drafter whose first draft is accepted that often, by level."""
+
+    def measure(config: EngineConfig) -> Sample:
+        assert not config.adaptive_speculation
+        sample = Sample(num_failures=num_failures)
+        for counters in (sample.chat, sample.completion):
+            for i in range(50):
+                level = int(config.method_options.get("level", 1))
+                record_draft(counters, 2, 1 if 2 * i < percent[level] else 0)
+        return sample
+
+    return measure
+
+
+def report(config: EngineConfig, measure: Callable[[EngineConfig], Sample]) -> tuple[str, Verdict]:
+    lines = list(examine(config, measure))
+    return "\n".join(line.text for line in lines), max(line.verdict for line in lines)
+
+
+def test_healthy(config: EngineConfig) -> None:
+    text, verdict = report(config, accepting({0: 60, 1: 70, 2: 72}))
+    assert verdict is Verdict.FITS and "the drafter fits the model" in text
+    assert "layers: outputs of 1 = entering 2" in text and "36 layers" in text
+    assert "acceptance, chat: 70% 0% by position, mean length 1.70 (50 drafts)" in text
+    assert "usual: 60%, 40% at positions 1 to 2 (a paper)" in text and "PROBLEM" not in text
+
+
+def test_low_but_plausible(config: EngineConfig) -> None:
+    text, verdict = report(config, accepting({0: 30, 1: 40, 2: 42}))
+    assert verdict is Verdict.FITS
+    assert "tried reading lower: 30%" in text and "tried reading higher: 42%" in text
+    assert "the drafter works; 40% at position 1 is less than usual" in text
+
+
+def test_neighbour_is_better(config: EngineConfig) -> None:
+    text, verdict = report(config, accepting({0: 14, 1: 20, 2: 68}))
+    assert verdict is Verdict.SUSPECT
+    assert "reading higher: mean length of 1.68, the configuration 1.20: use --level 2" in text
+    assert "trained for something else" not in text
+    # Also where the configured one would pass.
+    text, verdict = report(config, accepting({0: 90, 1: 70, 2: 10}))
+    assert verdict is Verdict.SUSPECT and "use --level 0" in text
+    assert "fits the model" not in text
+
+
+def test_nothing_is_accepted(config: EngineConfig) -> None:
+    text, verdict = report(config, accepting({0: 0, 1: 0, 2: 2}))
+    assert verdict is Verdict.SUSPECT
+    assert "PROBLEM: 0% at position 1, below the 30%" in text
+    assert "  - it was trained for something else" in text
+    text, _ = report(config, accepting({0: 0, 1: 0, 2: 20}))
+    assert "use --level 2" in text and "  - it was trained for something else" in text
+
+
+def test_nothing_to_judge(config: EngineConfig) -> None:
+    text, verdict = report(config, lambda config: Sample())
+    assert verdict is Verdict.SUSPECT and "only 0 drafts were made" in text
+    text, verdict = report(config, accepting(dict.fromkeys(range(3), 70), num_failures=3))
+    assert verdict is Verdict.SUSPECT and "the drafter failed in 3 steps" in text
+    text, verdict = report(EngineConfig(model=config.model, method="none"), accepting({}))
+    assert verdict is Verdict.FITS and "nothing is drafted" in text
+
+
+def test_command_line(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", str(config.model), "--method", "guess"]
+    draft = ["--draft-model", str(config.draft_model)]
+    for percent, status in ((70, 0), (0, 1)):
+        measure = accepting(dict.fromkeys(range(3), percent))
+        monkeypatch.setattr(doctor, "measure", lambda config, num_tokens, m=measure: m(config))
+        assert doctor.main([*argv, *draft]) == status
+        assert "format: of its own" in capsys.readouterr().out
+    assert doctor.main(argv) == 2
+    assert "needs --draft-model" in capsys.readouterr().err
+    assert doctor.main([*argv, *draft, "--doctor-tokens", "0"]) == 2
+
+
+def test_sample_adds_up() -> None:
+    chat, completion = SpecDecodeStats(), SpecDecodeStats()
+    record_draft(chat, 2, 2)
+    record_draft(completion, 2, 0)
+    sample = Sample(chat, completion)
+    assert (sample.total.num_drafts, sample.first) == (2, 0.5)
+    assert Sample().first == 0.0
+
+
+needs_engine = pytest.mark.skipif(
+    importlib.util.find_spec("openspec._C") is None or not EMBEDDED_MODEL.is_dir(),
+    reason="needs the compiled core and the embedded model",
+)
+
+
+@needs_engine
+@pytest.mark.parametrize(("layers", "status"), [("0,1,2", 0), ("1,2,3", 1)])
+def test_layers_off_by_one_are_found(
+    layers: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded model's head reads the outputs of layers 0, 1 and 2."""
+    assert doctor.main(["--method", "eagle3", "--capture-layers", layers]) == status
+    shown = capsys.readouterr().out
+    assert ("use --capture-layers 0,1,2" in shown) == (status == 1)
+    assert ("the drafter fits the model" in shown) == (status == 0)
+
+
+@needs_engine
+def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--method", "ngram", "--ngram-min", "1", "--doctor-tokens", "48"]) == 0
+    shown = capsys.readouterr().out
+    assert "acceptance, chat: " in shown and "acceptance, completion: " in shown
+    assert "names no acceptance that it should reach" in shown

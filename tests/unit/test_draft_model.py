@@ -1,0 +1,224 @@
+"""Draft models in general: their weights on the way to the runner, and the engine's loading."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from openspec.draft_model import DraftModel, opened_draft_checkpoint
+from openspec.drafters import DrafterOption, DrafterSpec, register_drafter, unregister_drafter
+from openspec.errors import ConfigError, EngineError
+from openspec.weights import load_weights
+from tests.unit.draft_checkpoints import (
+    Tensors,
+    tensor,
+    vector,
+    write_draft,
+    write_safetensors,
+    write_target,
+)
+from tests.unit.fake_runner import FakeOutOfPages, FakeRunner
+
+TARGET = {"embed": tensor("BF16", [6, 4], 1)}
+DRAFT = {
+    "layers.0.fc": tensor("BF16", [4, 8], 2),
+    "map": vector("I64", [0, 1, 2]),
+    "training_only": tensor("F16", [3]),
+}
+NAMES = {"layers.0.fc": "fc", "map": "map"}
+EXPECTED = {"fc": [4, 8], "map": [3]}
+
+
+class Sink:
+    """A runner with a drafter that has weights."""
+
+    def __init__(self, expected: dict[str, list[int]] = EXPECTED) -> None:
+        self.expected = expected
+        self.loaded: dict[str, tuple[bytes, str]] = {}
+        self.is_finished = False
+
+    def expected_tensors(self) -> list[tuple[str, list[int]]]:
+        return [("embed", [6, 4])]
+
+    def load_tensor(self, name: str, data: memoryview, dtype: str) -> None:
+        assert not self.is_finished
+        self.loaded[name] = (bytes(data), dtype)
+
+    def expected_draft_tensors(self) -> list[tuple[str, list[int]]]:
+        return list(self.expected.items())
+
+    def load_draft_tensor(self, name: str, data: memoryview, dtype: str) -> None:
+        if dtype == "F32":
+            raise ValueError("expected BF16, got F32")
+        self.load_tensor("draft:" + name, data, dtype)
+
+    def finish_loading(self) -> None:
+        assert not self.is_finished
+        self.is_finished = True
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    write_safetensors(target / "model.safetensors", TARGET)
+    write_draft(draft, {}, DRAFT)
+    return target, draft
+
+
+def draft_model(folder: Path, names: dict[str, str] = NAMES) -> DraftModel:
+    return DraftModel(
+        folder=folder,
+        description="a draft",
+        options={"width": 4},
+        tensor_names=names,
+        ignored_tensors={"training_only": "only training needs it"},
+    )
+
+
+def test_target_and_draft(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    sink, progress = Sink(), list[tuple[int, int]]()
+    with caplog.at_level(logging.INFO):
+        num_bytes = load_weights(
+            sink,
+            folders[0],
+            lambda done, total: progress.append((done, total)),
+            draft_model(folders[1]),
+        )
+    assert sink.is_finished
+    assert sink.loaded == {
+        "embed": (TARGET["embed"][2], "BF16"),
+        "draft:fc": (DRAFT["layers.0.fc"][2], "BF16"),
+        "draft:map": (DRAFT["map"][2], "I64"),
+    }
+    assert num_bytes == 48 + 64 + 24 and progress[-1] == (num_bytes, num_bytes)
+    assert "training_only is ignored: only training needs it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers.0.fc": None}, r"missing 1 of 2 expected tensors: layers\.0\.fc \[4, 8\]"),
+        ({"bias": tensor("BF16", [4])}, "1 tensors that config.json has no place for: bias"),
+        (
+            {"layers.0.fc": tensor("BF16", [8, 4])},
+            r"layers\.0\.fc: expected shape \[4, 8\] \(from config.json\), found \[8, 4\]",
+        ),
+        (
+            {"layers.0.fc": tensor("F16", [4, 8])},
+            "found F16; convert the checkpoint, python -m openspec.convert_drafter ",
+        ),
+    ],
+)
+def test_mismatch_is_named_as_in_the_file(
+    folders: tuple[Path, Path], changes: dict[str, Any], message: str
+) -> None:
+    tensors: Tensors = {
+        name: entry for name, entry in {**DRAFT, **changes}.items() if entry is not None
+    }
+    write_draft(folders[1], {}, tensors)
+    sink = Sink()
+    with pytest.raises(ConfigError, match=message):
+        load_weights(sink, folders[0], draft_model=draft_model(folders[1]))
+    assert not sink.loaded  # the target's neither: everything is checked first
+
+
+def test_type_that_the_drafter_refuses(folders: tuple[Path, Path]) -> None:
+    write_draft(folders[1], {}, {**DRAFT, "layers.0.fc": tensor("F32", [4, 8])})
+    with pytest.raises(ConfigError, match=r"layers\.0\.fc: expected BF16, got F32"):
+        load_weights(Sink(), folders[0], draft_model=draft_model(folders[1]))
+
+
+@pytest.mark.parametrize(
+    ("names", "named"), [({"layers.0.fc": "fc"}, "map"), ({**NAMES, "more": "more"}, "more")]
+)
+def test_module_and_core_disagree(
+    folders: tuple[Path, Path], names: dict[str, str], named: str
+) -> None:
+    with pytest.raises(EngineError, match=f"disagree about tensors: {named}; reinstall"):
+        load_weights(Sink(), folders[0], draft_model=draft_model(folders[1], names))
+
+
+def test_odd_integers(tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, {}, {"a": vector("I32", [-1, 5]), "b": tensor("I64", [2, 2])})
+    with opened_draft_checkpoint(folder) as checkpoint:
+        assert checkpoint.integers("a") == [-1, 5]
+        with pytest.raises(ConfigError, match=r"b: expected a vector .* found I64 \[2, 2\]"):
+            checkpoint.integers("b")
+        with pytest.raises(ConfigError, match="missing tensor c; the tensors there are a, b"):
+            checkpoint.tensor("c")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
+def test_engine_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole path, with a runner that only looks like one."""
+    from openspec import engine_loader
+    from openspec.config import EngineConfig
+
+    write_target(tmp_path / "target")
+    folder = write_draft(tmp_path / "target" / "guess", {}, DRAFT)
+    configs: list[dict[str, Any]] = []
+    parts: list[object] = []
+
+    class Runner(FakeRunner):
+        def __init__(self, config: dict[str, Any], num_pages: int, drafter: object) -> None:
+            super().__init__(num_pages=num_pages)
+            assert config is configs[-1] and drafter is None
+
+    def runner_config(**values: Any) -> dict[str, Any]:
+        configs.append(values)
+        return values
+
+    plan = SimpleNamespace(
+        weight_bytes=1, scratch_bytes=1, table_bytes=1, draft_fixed_bytes=1, page_bytes=4096
+    )
+    core = SimpleNamespace(
+        why_no_cuda=lambda: "none here",
+        drafter_names=lambda: ["guess", "none"],
+        memory_plan=lambda config: plan,
+        RunnerConfig=runner_config,
+        Runner=Runner,
+        OutOfPages=FakeOutOfPages,
+    )
+    monkeypatch.setattr(engine_loader, "_C", core)
+    monkeypatch.setattr(
+        engine_loader,
+        "load_weights",
+        lambda runner, path, draft_model: parts.extend([path, draft_model]),
+    )
+    model = draft_model(folder)
+    register_drafter(
+        DrafterSpec(
+            name="guess",
+            summary="guesses",
+            default_num_speculative_tokens=2,
+            max_num_speculative_tokens=2,
+            options=(DrafterOption(name="luck", default=0.5, help="How much."),),
+            read_draft_model=lambda config, target: model,
+        )
+    )
+    try:
+        config = EngineConfig(
+            model=str(tmp_path / "target"), method="guess", adaptive_speculation=False
+        )
+        with caplog.at_level(logging.INFO):
+            engine_loader.load_engine(config)
+        assert configs[-1]["method"] == "guess"
+        assert configs[-1]["method_options"] == {"luck": 0.5, "width": 4}
+        assert parts == [tmp_path / "target", model]
+        assert "draft model: a draft" in caplog.text
+        assert f"{folder}, which came with the model; --draft-model takes another" in caplog.text
+
+        off = EngineConfig(model=str(tmp_path / "target"), method="guess", num_speculative_tokens=0)
+        engine_loader.load_engine(off)
+        assert (configs[-1]["method"], configs[-1]["method_options"]) == ("none", {})
+        assert parts[-1] is None  # what drafts nothing needs no draft model
+    finally:
+        unregister_drafter("guess")

@@ -1,0 +1,429 @@
+"""EAGLE-3 checkpoints: every format, the numbering of layers, and pairings that cannot work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openspec.config import EngineConfig, config_from_settings, parse_engine_args
+from openspec.draft_model import DraftModel
+from openspec.drafters import get_drafter
+from openspec.drafters.eagle3 import _LayerIds, captured_layers
+from openspec.errors import ConfigError
+from openspec.model_config import ModelConfig
+from tests.unit.draft_checkpoints import (
+    DRAFT_VOCAB,
+    HEAD_DIM,
+    HIDDEN,
+    IDS,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    VOCAB,
+    Tensors,
+    classic,
+    deepspec,
+    layer_tensors,
+    specforge,
+    speculators,
+    tensor,
+    token_map,
+    tokenizer_json,
+    vector,
+    write_draft,
+    write_json,
+    write_target,
+)
+
+FORMATS = {"classic": classic, "specforge": specforge, "speculators": speculators}
+FORMATS["deepspec"] = deepspec
+Format = Callable[[], tuple[dict[str, Any], Tensors]]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelConfig:
+    return write_target(tmp_path / "target")
+
+
+def read(target: ModelConfig, folder: Path, layers: str = "") -> DraftModel:
+    spec = get_drafter("eagle3")
+    config = EngineConfig(
+        model=str(target.folder),
+        method="eagle3",
+        draft_model=str(folder),
+        method_options={"capture_layers": layers} if layers else {},
+    )
+    spec.validate(config, target)
+    assert spec.read_draft_model is not None
+    return spec.read_draft_model(config, target)
+
+
+def read_format(target: ModelConfig, make: Format, **changes: Any) -> DraftModel:
+    config, tensors = make()
+    return read(target, write_draft(target.folder.parent / "draft", config | changes, tensors))
+
+
+# ---- Formats ------------------------------------------------------------------------------------
+
+
+def test_classic(target: ModelConfig) -> None:
+    model = read_format(target, classic)
+    assert model.options == {
+        "num_q_heads": Q_HEADS,
+        "num_kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": INTERMEDIATE,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "capture_layers": "1,17,32",
+        "has_qk_norm": False,
+        "has_embedding": False,
+        "has_token_map": True,
+        "norm_before_residual": False,
+    }
+    expected = set(layer_tensors("midlayer.")) | {"d2t"}
+    assert model.tensor_names == {name: name for name in expected}
+    assert set(model.ignored_tensors) == {"t2d"}
+    assert "classic" in model.description and "layers 1, 17, 32 of 36" in model.description
+    details = "\n".join(model.details)
+    assert "outputs of 1, 17, 32 = entering 2, 18, 33 (from the default)" in details
+    assert "brings none" in details and "made for 2048, the target for 4096" in details
+    types = {name: type(value) for name, value in model.options.items()}
+    assert types["rope_theta"] is float and types["num_q_heads"] is int
+
+
+def test_specforge(target: ModelConfig) -> None:
+    """Ids in `eagle_config` count outputs, as SGLang takes them."""
+    model = read_format(target, specforge)
+    assert model.options["capture_layers"] == "2,16,30"
+
+
+def test_speculators(target: ModelConfig) -> None:
+    model = read_format(target, speculators)
+    assert model.options["capture_layers"] == "1,17,32"
+    assert model.options["norm_before_residual"] is True
+    assert model.tensor_names["layers.0.hidden_norm.weight"] == "midlayer.hidden_norm.weight"
+    # The embedding is a copy of the target's, byte for byte.
+    assert model.options["has_embedding"] is False
+    ignored = {"t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"}
+    assert set(model.ignored_tensors) == ignored
+    assert "trained for: Qwen/Qwen3-8B" in model.details
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 20, LAYERS]}
+    assert read_format(target, speculators, **ids).options["capture_layers"] == "0,19,35"
+
+
+def test_own_embedding(target: ModelConfig, tmp_path: Path) -> None:
+    config, tensors = speculators()
+    tensors["embed_tokens.weight"] = tensor("BF16", [VOCAB, HIDDEN], 8)
+    model = read(target, write_draft(tmp_path / "draft", config, tensors))
+    assert model.options["has_embedding"] is True
+    assert model.tensor_names["embed_tokens.weight"] == "embed_tokens.weight"
+    assert "embed_tokens.weight" not in model.ignored_tensors
+
+
+def test_deepspec(target: ModelConfig) -> None:
+    model = read_format(target, deepspec)
+    assert model.options["capture_layers"] == "1,9,17,25,33"
+    assert model.options["has_qk_norm"] is True and model.options["has_token_map"] is False
+    assert model.options["draft_vocab_size"] == VOCAB and model.options["rope_theta"] == 1e6
+    assert model.tensor_names["layers.0.self_attn.q_norm.weight"] == (
+        "midlayer.self_attn.q_norm.weight"
+    )
+    assert "d2t" not in model.tensor_names
+    assert "embed_tokens.weight" in model.ignored_tensors
+
+
+def test_classic_keys_with_the_other_prefix(target: ModelConfig, tmp_path: Path) -> None:
+    config, _ = classic()
+    tensors = layer_tensors("layers.0.") | token_map()
+    model = read(target, write_draft(tmp_path / "draft", config, tensors))
+    assert model.tensor_names["layers.0.mlp.up_proj.weight"] == "midlayer.mlp.up_proj.weight"
+
+
+def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_path: Path) -> None:
+    """hidden_size / heads is 16 here, and 80 for Qwen3-4B."""
+    config, tensors = classic()
+    del config["head_dim"]
+    model = read(target, write_draft(tmp_path / "draft", config, tensors))
+    assert model.options["head_dim"] == HEAD_DIM
+
+
+def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
+    spec = get_drafter("eagle3")
+    assert [option.name for option in spec.options] == ["capture_layers"]
+    assert spec.needs_draft_model
+
+
+# ---- Numbering ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "expected"), [(36, (1, 17, 32)), (40, (1, 19, 36)), (64, (1, 31, 60))]
+)
+def test_default_layers(num_layers: int, expected: tuple[int, ...]) -> None:
+    assert captured_layers(None, num_layers) == expected
+
+
+def test_two_ways_to_count_the_same_layers() -> None:
+    entering = _LayerIds((2, 18, 33), "entering", "")
+    output = _LayerIds((1, 17, 32), "output", "")
+    assert captured_layers(entering, 36) == captured_layers(output, 36) == (1, 17, 32)
+    assert captured_layers(_LayerIds((36,), "entering", ""), 36) == (35,)
+
+
+@pytest.mark.parametrize(
+    ("ids", "numbering", "message"),
+    [
+        ((0, 2), "entering", r"rising ids in \[1, 36\].*found \[0, 2\]"),
+        ((2, 37), "entering", r"rising ids in \[1, 36\].*found \[2, 37\]"),
+        ((-1, 2), "output", r"rising ids in \[0, 35\].*found \[-1, 2\]"),
+        ((2, 36), "output", r"rising ids in \[0, 35\].*36 layers.*found \[2, 36\]"),
+        ((2, 2), "output", r"rising ids.*found \[2, 2\]"),
+        ((9, 2), "output", r"rising ids.*found \[9, 2\]"),
+    ],
+)
+def test_impossible_layers(ids: tuple[int, ...], numbering: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        captured_layers(_LayerIds(ids, numbering, "config.json: key"), 36)
+
+
+def test_no_default_for_few_layers() -> None:
+    with pytest.raises(ConfigError, match=r"default for 4 layers.*found \[2, 2, 1\]"):
+        captured_layers(None, 4)
+
+
+def test_layers_of_the_user(target: ModelConfig, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "draft", *specforge())
+    assert read(target, folder, "0, 3,5").options["capture_layers"] == "0,3,5"
+    for text, message in (("1;2", "must be a list such as"), ("1,2,99", "--capture-layers: expec")):
+        with pytest.raises(ConfigError, match=message):
+            read(target, folder, text)
+    with pytest.raises(ConfigError, match=r"2 captured layers.*that is 3; name all 3"):
+        read(target, folder, "1,2")
+
+
+def test_ids_in_both_places(target: ModelConfig) -> None:
+    same = {"eagle_aux_hidden_state_layer_ids": [3, 17, 31]}
+    assert read_format(target, specforge, **same).options["capture_layers"] == "2,16,30"
+    other = {"eagle_aux_hidden_state_layer_ids": [2, 16, 30]}
+    with pytest.raises(ConfigError, match=r"\[2, 16, 30\] \(outputs\).*different layers"):
+        read_format(target, specforge, **other)
+
+
+def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """A converter that moved ids from one place to the other without counting anew."""
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}
+    assert read_format(target, speculators, **ids).options["capture_layers"] == "0,16,31"
+    assert "all one less than usual (1, 17, 32)" in caplog.text
+    assert "--capture-layers 1,17,32" in caplog.text
+
+
+# ---- What cannot work ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (classic, {"hidden_size": 128}, r"hidden_size: expected 64, as the target.*found 128; the"),
+        (classic, {"vocab_size": 170}, r"vocab_size: expected 160.*found 170.*another target"),
+        (specforge, {"target_hidden_size": 32}, "target_hidden_size: expected 64.*found 32"),
+        (deepspec, {"num_target_layers": 28}, "num_target_layers: expected 36.*found 28"),
+        (deepspec, {"target_layer_ids": [1, 9, 17, 25, 36]}, r"target_layer_ids: expected rising"),
+        (deepspec, {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
+        (classic, {"num_hidden_layers": 2}, "num_hidden_layers: expected 1, found 2; heads of"),
+        (classic, {"attention_bias": True}, "attention_bias: expected false"),
+        (classic, {"hidden_act": "gelu"}, "hidden_act"),
+        (classic, {"quantization_config": {}}, "quantization_config: .*unquantised"),
+        (classic, {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling: exp"),
+        (classic, {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
+        (classic, {"draft_vocab_size": 41}, "d2t: expected 41 entries, found 40"),
+        (classic, {"draft_vocab_size": 161}, r"draft_vocab_size: expected an integer in \[1, 160"),
+        (specforge, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        (speculators, {"norm_before_fc": True}, "norm_before_fc: expected false, found true; this"),
+        (speculators, {"fc_norm": True}, "fc_norm: expected false"),
+        (speculators, {"norm_output": True}, "norm_output: expected false"),
+        (speculators, {"speculators_model_type": "dflash"}, 'type: expected "eagle3", found "df'),
+        (speculators, {"transformer_layer_config": None}, "transformer_layer_config: expected an"),
+    ],
+)
+def test_refused_configuration(
+    target: ModelConfig, make: Format, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_format(target, make, **changes)
+
+
+def without(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def setting(name: str, value: tuple[str, list[int], bytes]) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: value})
+
+
+OFFSETS = [token - i for i, token in enumerate(IDS)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("fc.weight"), r"missing tensor fc\.weight"),
+        (without("midlayer.self_attn.q_proj.weight"), "missing tensor midlayer"),
+        (without("d2t"), "missing tensor d2t: the head knows 40 of the target's 160"),
+        (
+            setting("fc.weight", tensor("BF16", [HIDDEN, 2 * HIDDEN])),
+            r"expected shape \[64, 192\] for 3 captured layers \(1, 17, 32, from the default\), "
+            r"found \[64, 128\], that is 2",
+        ),
+        (
+            setting("fc.weight", tensor("BF16", [32, 96])),
+            r"expected shape \[64, n \* 64\].*found \[32, 96\]; the head was trained for another",
+        ),
+        (setting("d2t", tensor("F32", [40])), r"d2t: expected a vector of I64 or I32, found F32"),
+        (setting("d2t", vector("I64", [-1, *OFFSETS[1:]])), r"found 0 \+ -1; the head was trained"),
+        # Ids where offsets belong: out of range, or not what t2d marks.
+        (setting("d2t", vector("I64", [160 - 40 + i for i in range(40)])), "subtract 0, 1, 2"),
+        (setting("d2t", vector("I64", IDS)), r"t2d to mark .* found it unmarked .*subtract 0, 1"),
+        (setting("d2t", vector("I64", [9, *OFFSETS[1:]])), r"unmarked \(1 of 40.*different heads"),
+        (setting("t2d", tensor("BOOL", [150])), r"t2d: expected BOOL \[160\].*found BOOL \[150\]"),
+    ],
+)
+def test_refused_tensors(
+    target: ModelConfig, tmp_path: Path, change: Callable[[Tensors], object], message: str
+) -> None:
+    config, tensors = classic()
+    change(tensors)
+    with pytest.raises(ConfigError, match=message):
+        read(target, write_draft(tmp_path / "draft", config, tensors))
+
+
+def test_token_map_of_short_integers_without_a_mask(target: ModelConfig, tmp_path: Path) -> None:
+    config, tensors = classic()
+    del tensors["t2d"]
+    tensors["d2t"] = vector("I32", OFFSETS)
+    assert read(target, write_draft(tmp_path / "d", config, tensors)).options["has_token_map"]
+
+
+def test_folders_that_are_no_head(target: ModelConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected an EAGLE-3 head.*architectures .*Qwen3For"):
+        read(target, target.folder)
+    config, tensors = speculators()
+    for name in list(tensors):
+        if name.startswith("layers.0."):
+            del tensors[name]
+    with pytest.raises(ConfigError, match=r"expected tensors midlayer\.\* or layers\.0\.\*"):
+        read(target, write_draft(tmp_path / "draft", config, tensors))
+    with pytest.raises(ConfigError, match=r"draft model folder .*nowhere does not exist"):
+        read(target, tmp_path / "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match=r"no config\.json; give the folder of a complete draft"):
+        read(target, empty)
+    write_json(empty / "config.json", classic()[0])
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        read(target, empty)
+    (empty / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"python -m openspec\.convert_drafter .*empty NEW_FOL"):
+        read(target, empty)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (tokenizer_json(149), "expected 150 tokens, as the target's, found 149; the draft model"),
+        (tokenizer_json(t3=4, t4=3), "token 't3': expected id 3, as the target's, found 4"),
+        ({"model": {}}, "model: expected an object with vocab"),
+    ],
+)
+def test_another_tokenizer(
+    target: ModelConfig, tmp_path: Path, tokenizer: dict[str, Any], message: str
+) -> None:
+    folder = write_draft(tmp_path / "draft", *classic())
+    write_json(folder / "tokenizer.json", tokenizer_json())
+    assert "tokenizer: the target's and the draft model's are the same, 150 tokens" in (
+        read(target, folder).details
+    )
+    write_json(folder / "tokenizer.json", tokenizer)
+    with pytest.raises(ConfigError, match=message):
+        read(target, folder)
+
+
+# ---- Settings -----------------------------------------------------------------------------------
+
+
+def test_flags(target: ModelConfig, tmp_path: Path) -> None:
+    folder = str(write_draft(tmp_path / "draft", *classic()))
+    model = str(target.folder)
+    config, _ = parse_engine_args(
+        "openspec",
+        "",
+        ["--model", model, "--method", "eagle3", "--draft-model", folder],
+        environ={"OPENSPEC_CAPTURE_LAYERS": "1,2,3"},
+    )
+    assert (config.num_drafts, config.draft_model_path) == (3, Path(folder))
+    assert config.method_options == {"capture_layers": "1,2,3"}
+    config = config_from_settings(
+        {
+            "model": model,
+            "speculative_config": {
+                "method": "eagle3",
+                "model": folder,
+                "num_speculative_tokens": 5,
+            },
+        }
+    )
+    assert (config.num_drafts, config.draft_model) == (5, folder)
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens must be in \[0, 8\]"):
+        get_drafter("eagle3").validate(
+            EngineConfig(method="eagle3", draft_model=folder, num_speculative_tokens=9), target
+        )
+
+
+def test_head_beside_the_model(target: ModelConfig) -> None:
+    spec = get_drafter("eagle3")
+    config = EngineConfig(model=str(target.folder), method="eagle3")
+    with pytest.raises(ConfigError, match=r"needs --draft-model DIR, or a folder .*/eagle3 beside"):
+        spec.validate(config, target)
+    write_draft(target.folder / "eagle3", *classic())
+    spec.validate(config, target)
+    assert spec.read_draft_model is not None
+    assert spec.read_draft_model(config, target).folder == target.folder / "eagle3"
+
+
+def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "draft", *deepspec())
+    spec = get_drafter("eagle3")
+    assert spec.plan_checkup is not None
+    config = EngineConfig(method="eagle3", draft_model=str(folder))
+    checkup = spec.plan_checkup(config, target)
+    assert [variant.options for variant in checkup.variants] == [
+        {"capture_layers": "0,8,16,24,32"},
+        {"capture_layers": "2,10,18,26,34"},
+    ]
+    assert all("other numbering" in variant.advice for variant in checkup.variants)
+    assert 0 < checkup.least_first < checkup.usual[0] < 1
+    text = " ".join(checkup.causes)
+    assert "normed states" in text and "offsets" in text
+    edge = EngineConfig(
+        method="eagle3",
+        draft_model=str(write_draft(tmp_path / "edge", *classic())),
+        method_options={"capture_layers": "0,1,35"},
+    )
+    assert spec.plan_checkup(edge, target).variants == ()
+
+
+@pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
+def test_description_is_one_line(
+    target: ModelConfig, make: Format, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        model = read_format(target, make)
+    assert model.description.isprintable() and "EAGLE-3" in model.description
+    assert all(line.isprintable() for line in model.details)
+    assert not caplog.records
