@@ -4,10 +4,9 @@
 /// of bytes. Everything else in the step runs between two launches, so the code comes from memory
 /// again every time: little of it, and each loop that costs nothing stays one.
 ///
-/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block
-/// for 16 pairs at a time, each a quarter of the keys and then of the columns, and write the
-/// block's result straight into the shared memory of the CTAs that merge it, each of them
-/// kLeanColumns columns.
+/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block as
+/// those of attend<1, 1> do, for 16 pairs at a time, and write the block's result straight into the
+/// shared memory of the CTAs that merge it, each of them kLeanColumns columns.
 
 #include <cuda_runtime.h>
 
@@ -48,6 +47,7 @@ struct LeanArgs {
   uint32_t group_reciprocal, num_kv_heads_reciprocal;
   int page_size;
   float scale;
+  int first_token;
   const WorkHeader* header;
   const LeanItem* items;
   int32_t* num_arrived;
@@ -310,7 +310,9 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-              if (j * 8 + k >= num_visible) scores[j][2 * half + k] = -INFINITY;
+              if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
+                scores[j][2 * half + k] = -INFINITY;
+              }
             }
           }
           float& m = maximum[half];
