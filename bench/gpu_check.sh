@@ -86,6 +86,12 @@ serve() {
     --num-prompts 12 --repeats 2 --json "$RESULTS/serve-1-4.json"
   "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed --concurrency 16,64 \
     --num-prompts 64 --repeats 2 --json "$RESULTS/serve-16-64.json"
+  say "server, EAGLE-3"
+  [[ -d $WIDENED/eagle3 ]] ||
+    "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 "$WIDENED/eagle3" --for "$WIDENED" \
+      --draft-vocab 32000
+  "$PYTHON" -m openspec.bench --model "$WIDENED" --method eagle3 --workload chat,mixed --concurrency 1,4,16 \
+    --num-prompts 24 --repeats 2 --json "$RESULTS/serve-eagle3.json"
 }
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader

@@ -56,6 +56,7 @@ class StepBackend {
   /// committed. `proposes`: with the drafter at work for as many sequences as these rows would be
   /// with all their drafts.
   virtual double time_rows(int slot, int num_rows, bool proposes) = 0;
+  const StepTimes& proposing_times() const { return proposing_times_; }
   void set_step_times(StepTimes plain, StepTimes proposing) {
     step_times_ = std::move(plain);
     proposing_times_ = std::move(proposing);
