@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "kernels/hopper.h"
 #include "kernels/launch.cuh"
 #include "kernels/linear_tiles.cuh"
 #include "kernels/linear_wgmma.h"
@@ -19,24 +20,6 @@ constexpr int kMinStages = 4;
 constexpr int kSharedKib = 226;  // of a block, barriers aside
 constexpr int kBandRows = 2048;
 constexpr int kMinRows = 17;  // below, streaming through mma.sync is as fast as the memory
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/// From the driver, without linking to it; null where it has none.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                               12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) entry = nullptr;
-    return reinterpret_cast<EncodeTiled>(entry);
-  }();
-  return function;
-}
 
 /// [units][octets of k][16 outputs][8 k], seen as octets of units of 128 elements.
 bool map_weights(const PackedLinear& weight, int box_units, int cluster, CUtensorMap* map) {
@@ -162,22 +145,8 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   return cudaLaunchKernelEx(&config, kernel, weights, rows, job);
 }
 
-/// Whether the code of sm_90a is there and the current device runs it. A build for other
-/// architectures, sm_90 among them, has kernels without a body, hence without barriers.
 bool has_wgmma() {
-  static const bool has = [] {
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (major != 9 || minor != 0) return false;
-    cudaFuncAttributes attributes = {};
-    if (cudaFuncGetAttributes(&attributes, wgmma_kernel<64, 1>()) != cudaSuccess) {
-      cudaGetLastError();
-      return false;
-    }
-    return attributes.sharedSizeBytes > 0 && encode_tiled() != nullptr;
-  }();
+  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1>());
   return has;
 }
 

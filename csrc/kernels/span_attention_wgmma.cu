@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "kernels/hopper.h"
 #include "kernels/launch.cuh"
 #include "kernels/span_attention_wgmma.h"
 #include "kernels/span_attention_wgmma_kernel.cuh"
-#include "kernels/tensor_map.h"
 
 namespace openspec::span_attention {
 namespace {
@@ -27,20 +27,7 @@ bool map_lines(const void* kv, int box_lines, CUtensorMap* map) {
 }  // namespace
 
 bool has_wgmma() {
-  static const bool has = [] {
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (major != 9 || minor != 0) return false;
-    // Kernels that were compiled for other architectures have no body, hence no barriers.
-    cudaFuncAttributes attributes = {};
-    if (cudaFuncGetAttributes(&attributes, attention_wgmma_kernel) != cudaSuccess) {
-      cudaGetLastError();
-      return false;
-    }
-    return attributes.sharedSizeBytes > 0 && cuda::encode_tiled() != nullptr;
-  }();
+  static const bool has = cuda::has_hopper_kernel(attention_wgmma_kernel);
   return has;
 }
 

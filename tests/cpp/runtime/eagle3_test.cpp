@@ -2,8 +2,6 @@
 // is that the text stays that of plain decoding and that no page, no slot and no byte is out of
 // place.
 
-#include <cmath>
-
 #include "check_test.h"
 #include "core/check.h"
 #include "runtime/runner_testing.h"
@@ -19,20 +17,7 @@ constexpr int kVocab = 61;
 
 RunnerConfig config_of(const std::string& method) {
   RunnerConfig config;
-  config.target = {.hidden_size = 48,
-                   .num_layers = 4,
-                   .num_q_heads = 4,
-                   .num_kv_heads = 2,
-                   .head_dim = 32,
-                   .intermediate_size = 80,
-                   .vocab_size = kVocab,
-                   .rms_norm_eps = 1e-6f,
-                   .tie_word_embeddings = true,
-                   .inv_freq = {},
-                   .rope_scale = 1.0f};
-  for (int i = 0; i < 16; ++i) {
-    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
-  }
+  config.target = testing::small_target(4, kVocab);
   config.page_size = 4;
   config.max_num_seqs = 6;
   config.max_model_len = 96;

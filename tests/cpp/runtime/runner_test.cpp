@@ -16,20 +16,7 @@ constexpr int kVocab = 61;
 
 RunnerConfig small_config() {
   RunnerConfig config;
-  config.target = {.hidden_size = 48,
-                   .num_layers = 3,
-                   .num_q_heads = 4,
-                   .num_kv_heads = 2,
-                   .head_dim = 32,
-                   .intermediate_size = 80,
-                   .vocab_size = kVocab,
-                   .rms_norm_eps = 1e-6f,
-                   .tie_word_embeddings = true,
-                   .inv_freq = {},
-                   .rope_scale = 1.0f};
-  for (int i = 0; i < 16; ++i) {
-    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
-  }
+  config.target = testing::small_target(3, kVocab);
   config.page_size = 4;
   config.max_num_seqs = 6;
   config.max_model_len = 96;

@@ -3,6 +3,7 @@
 /// What the tests of the runner share, on the CPU and on CUDA.
 
 #include <bit>
+#include <cmath>
 #include <functional>
 #include <random>
 #include <vector>
@@ -12,6 +13,25 @@
 namespace openspec::testing {
 
 using Ids = std::vector<int32_t>;
+
+/// For the CPU.
+inline TargetConfig small_target(int num_layers, int vocab_size) {
+  TargetConfig target = {.hidden_size = 48,
+                         .num_layers = num_layers,
+                         .num_q_heads = 4,
+                         .num_kv_heads = 2,
+                         .head_dim = 32,
+                         .intermediate_size = 80,
+                         .vocab_size = vocab_size,
+                         .rms_norm_eps = 1e-6f,
+                         .tie_word_embeddings = true,
+                         .inv_freq = {},
+                         .rope_scale = 1.0f};
+  for (int i = 0; i < 16; ++i) {
+    target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
+  }
+  return target;
+}
 
 inline void load_random_weights(Weights& weights, uint32_t seed) {
   std::mt19937 random(seed);
