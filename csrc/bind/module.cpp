@@ -44,20 +44,26 @@ class PythonDrafter final : public Drafter {
     py::gil_scoped_acquire gil;
     for (size_t i = 0; i < requests.size(); ++i) {
       const std::span<const int32_t> known = table.tokens(requests[i].slot);
-      const auto guesses =
-          drafter_
-              .attr("propose")(requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
-                               requests[i].num_wanted)
-              .cast<std::vector<int64_t>>();
-      for (int64_t guess : guesses) {
-        // What does not fit a token id is no token either way.
-        const bool fits = guess >= 0 && guess <= INT32_MAX;
-        drafts[i].append(fits ? static_cast<int32_t>(guess) : -1);
-      }
+      const py::list guesses = drafter_.attr("propose")(
+          requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
+          requests[i].num_wanted);
+      for (const py::handle guess : guesses) add_guess(drafts[i], guess);
     }
   }
 
  private:
+  /// A token, which follows the one before it, or (token, parent).
+  static void add_guess(Draft& draft, const py::handle& guess) {
+    const bool has_parent = py::isinstance<py::tuple>(guess);
+    const auto [token, parent] = has_parent
+                                     ? guess.cast<std::pair<int64_t, int64_t>>()
+                                     : std::pair(guess.cast<int64_t>(), int64_t{draft.size()} - 1);
+    // What does not fit a token id is no token either way, and so with parents.
+    const auto fits = [](int64_t value) { return value >= -1 && value <= INT32_MAX; };
+    draft.append(fits(token) ? static_cast<int32_t>(token) : -1);
+    draft.parents.back() = fits(parent) ? static_cast<int32_t>(parent) : -2;
+  }
+
   DrafterNeeds needs_;
   py::object drafter_;
 };
@@ -103,14 +109,12 @@ Device parse_device(const std::string& name) {
   detail::fail<ArgumentError>("device must be cpu or cuda, got ", name);
 }
 
-RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
-                                const std::string& dtype, int page_size, int max_num_seqs,
-                                int max_model_len, int max_num_batched_tokens,
-                                int max_num_logits_rows, int num_threads,
-                                int num_speculative_tokens, const std::string& method,
-                                const std::map<std::string, DrafterOption>& method_options,
-                                bool adaptive, bool enable_prefix_caching,
-                                const std::string& cache_key) {
+RunnerConfig make_runner_config(
+    const TargetConfig& target, const std::string& device, const std::string& dtype, int page_size,
+    int max_num_seqs, int max_model_len, int max_num_batched_tokens, int max_num_logits_rows,
+    int num_threads, int num_speculative_tokens, int draft_depth, const std::string& method,
+    const std::map<std::string, DrafterOption>& method_options, bool adaptive,
+    bool enable_prefix_caching, const std::string& cache_key) {
   RunnerConfig config;
   config.target = target;
   config.device = parse_device(device);
@@ -122,6 +126,7 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
   config.max_num_logits_rows = max_num_logits_rows;
   config.num_threads = num_threads;
   config.num_speculative_tokens = num_speculative_tokens;
+  config.draft_depth = draft_depth;
   config.method = method;
   config.method_options = method_options;
   config.adaptive = adaptive;
@@ -147,6 +152,14 @@ py::list captured_rows(Runner& runner) {
   return rows_of(runner.backend().last_features(),
                  runner.backend().capture_layers().size() *
                      static_cast<size_t>(runner.config().target.hidden_size));
+}
+
+/// One part of each of the last drafts.
+template <typename T>
+std::vector<T> parts_of(Runner& runner, T Draft::* part) {
+  std::vector<T> parts;
+  for (const Draft& draft : runner.backend().last_drafts()) parts.push_back(draft.*part);
+  return parts;
 }
 
 const char* finish_name(FinishReason reason) {
@@ -244,8 +257,9 @@ void bind_values(py::module_& m) {
            py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
            py::arg("max_num_logits_rows"), py::arg("num_threads"),
-           py::arg("num_speculative_tokens"), py::arg("method"), py::arg("method_options"),
-           py::arg("adaptive"), py::arg("enable_prefix_caching"), py::arg("cache_key"));
+           py::arg("num_speculative_tokens"), py::arg("draft_depth"), py::arg("method"),
+           py::arg("method_options"), py::arg("adaptive"), py::arg("enable_prefix_caching"),
+           py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
@@ -349,6 +363,7 @@ void bind_runner(py::module_& m) {
             return std::vector<int32_t>(tokens.begin(), tokens.end());
           },
           py::arg("slot"))
+      .def_property_readonly("num_rows_ahead", &Runner::num_rows_ahead)
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
@@ -387,7 +402,9 @@ void bind_runner(py::module_& m) {
              return rows_of(runner.backend().last_logits(),
                             static_cast<size_t>(runner.config().target.vocab_size));
            })
-      .def("last_drafts", [](Runner& runner) { return runner.backend().last_drafts(); })
+      .def("last_drafts", [](Runner& runner) { return parts_of(runner, &Draft::tokens); })
+      .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
+      .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
       .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); })
       .def_property_readonly("stats", &Runner::stats, py::return_value_policy::copy)
       .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);

@@ -1,6 +1,7 @@
 #include "core/draft_budget.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 
@@ -36,6 +37,31 @@ double StepTimes::seconds(double num_rows) const {
   return left->second + slope * (num_rows - left->first);
 }
 
+namespace {
+
+/// By draft, the probability that it and all before it are accepted; never rising.
+std::vector<double> survivals_of(const DraftOffer& offer) {
+  std::vector<double> survivals;
+  if (!offer.scores.empty()) {
+    for (float score : offer.scores) {
+      survivals.push_back(offer.availability * std::exp(static_cast<double>(score)));
+    }
+    return survivals;
+  }
+  if (offer.num_drafts == 0) return survivals;
+  // A tree has several drafts of a depth, of which at most one survives: each has its share.
+  const bool is_tree = offer.num_depths > 0 && offer.num_depths < offer.num_drafts;
+  const int num_depths = is_tree ? offer.num_depths : offer.num_drafts;
+  double survival = offer.availability * num_depths / offer.num_drafts;
+  for (int i = 0, depth = 0; i < offer.num_drafts; ++i) {
+    for (; depth <= i * num_depths / offer.num_drafts; ++depth) survival *= offer.ratio;
+    survivals.push_back(survival);
+  }
+  return survivals;
+}
+
+}  // namespace
+
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
                            int max_rows, const StepTimes& times, double fixed_seconds) {
   struct Candidate {
@@ -44,11 +70,7 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   };
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < offers.size(); ++i) {
-    double survival = offers[i].availability;
-    for (int depth = 0; depth < offers[i].num_drafts; ++depth) {
-      survival *= offers[i].ratio;
-      candidates.push_back({survival, i});
-    }
+    for (double survival : survivals_of(offers[i])) candidates.push_back({survival, i});
   }
   // Stable: a draft never overtakes the one it follows.
   std::stable_sort(candidates.begin(), candidates.end(),

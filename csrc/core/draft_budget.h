@@ -45,11 +45,13 @@ class StepTimes {
   bool has_sizes_ = false;
 };
 
-/// A chain of drafts on offer.
+/// Drafts on offer: a chain, or a tree whose drafts are ordered so that its beginnings are trees.
 struct DraftOffer {
   int num_drafts = 0;
-  double ratio = 0.0;         // conditional acceptance of each draft
-  double availability = 1.0;  // probability that they come at all
+  double ratio = 0.0;                  // conditional acceptance at each depth
+  double availability = 1.0;           // probability that they come at all
+  int num_depths = 0;                  // of a tree that is not known yet; 0: a chain
+  std::span<const float> scores = {};  // logarithms of the survivals, if they are known
 };
 
 /// How many drafts of each offer to verify so that expected tokens per second are highest.

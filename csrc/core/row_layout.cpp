@@ -79,4 +79,22 @@ std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> 
   return path;
 }
 
+DraftJudgement judge_drafts(const Draft& offered, int num_granted,
+                            std::span<const int32_t> chosen) {
+  DraftJudgement judgement;
+  int32_t at = -1;
+  bool is_judged = false;
+  for (int32_t i = 0; i < offered.size() && at < num_granted; ++i) {
+    const auto index = static_cast<size_t>(i);
+    if (offered.parents[index] != at) continue;
+    judgement.num_judged += !is_judged;
+    is_judged = true;
+    if (offered.tokens[index] != chosen[static_cast<size_t>(at + 1)]) continue;
+    ++judgement.num_right;
+    at = i;
+    is_judged = false;
+  }
+  return judgement;
+}
+
 }  // namespace openspec

@@ -11,12 +11,11 @@ namespace openspec {
 struct Draft {
   std::vector<int32_t> tokens;
   std::vector<int32_t> parents;
+  // By draft, the drafter's logarithm of the probability that it and all before it are accepted,
+  // never rising; empty: it has none.
+  std::vector<float> scores;
 
   int size() const { return static_cast<int>(tokens.size()); }
-  void clear() {
-    tokens.clear();
-    parents.clear();
-  }
   /// Appends `token` after the last draft.
   void append(int32_t token) {
     parents.push_back(size() - 1);
@@ -26,6 +25,7 @@ struct Draft {
   void truncate(int count) {
     tokens.resize(static_cast<size_t>(count));
     parents.resize(static_cast<size_t>(count));
+    if (!scores.empty()) scores.resize(static_cast<size_t>(count));
   }
 };
 
@@ -69,5 +69,14 @@ struct RowLayout {
 /// `chosen[0]` belongs to the last known token and `chosen[1 + i]` to draft i. Returns the accepted
 /// drafts (indices, in order); the token chosen at the last of them ends the run.
 std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> chosen);
+
+/// What the choices say of the drafts on offer, of which the first `num_granted` had rows: at how
+/// many depths, from the first on, a draft can be compared with the choice, and at how many of
+/// these one of the siblings is right. One depth more than had rows can be judged, for the choice
+/// is known where the last of them ends.
+struct DraftJudgement {
+  int num_judged = 0, num_right = 0;
+};
+DraftJudgement judge_drafts(const Draft& offered, int num_granted, std::span<const int32_t> chosen);
 
 }  // namespace openspec

@@ -11,4 +11,9 @@ constexpr int64_t choose_stripe_floats(int64_t vocab_size) {
   return kChooseArrays * choose_array_floats(vocab_size);
 }
 
+/// The same for the op that finds the best drafts.
+constexpr int64_t top_drafts_stripe_floats(int64_t vocab_size) {
+  return 4 * choose_array_floats(vocab_size);
+}
+
 }  // namespace openspec

@@ -4,6 +4,8 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "kernels/attention_layout.h"
 #include "kernels/choose_layout.h"
@@ -21,15 +23,15 @@ constexpr int kMaxHeadDim = attention::kMaxHeadDim;
 constexpr CpuOps kBaselineOps = {isa_baseline::linear,      isa_baseline::rms_norm,
                                  isa_baseline::embedding,   isa_baseline::rope_angles,
                                  isa_baseline::rope_append, isa_baseline::span_attention,
-                                 isa_baseline::choose};
+                                 isa_baseline::choose,      isa_baseline::top_drafts};
 #ifdef OPENSPEC_X86_ISAS
 constexpr CpuOps kAvx2Ops = {isa_avx2::linear,      isa_avx2::rms_norm,    isa_avx2::embedding,
                              isa_avx2::rope_angles, isa_avx2::rope_append, isa_avx2::span_attention,
-                             isa_avx2::choose};
+                             isa_avx2::choose,      isa_avx2::top_drafts};
 constexpr CpuOps kAvx512Ops = {isa_avx512::linear,      isa_avx512::rms_norm,
                                isa_avx512::embedding,   isa_avx512::rope_angles,
                                isa_avx512::rope_append, isa_avx512::span_attention,
-                               isa_avx512::choose};
+                               isa_avx512::choose,      isa_avx512::top_drafts};
 #endif
 
 Isa best_isa() {
@@ -162,6 +164,18 @@ void choose_cpu(const ExecContext& exec, const ChooseParams& params) {
                  "a table of tokens is for drafts alone");
   OPENSPEC_CHECK(params.vocab_size > 0, "the vocabulary is empty");
   ops().choose(exec, params);
+}
+
+size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size) {
+  return static_cast<size_t>(num_threads) *
+             static_cast<size_t>(top_drafts_stripe_floats(vocab_size)) * sizeof(float) +
+         64;
+}
+
+void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params) {
+  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= std::min(kMaxTreeTopK, params.vocab_size),
+                 "the best ", params.top_k, " of ", params.vocab_size, " drafts");
+  ops().top_drafts(exec, params);
 }
 
 }  // namespace openspec

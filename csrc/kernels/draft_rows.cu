@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     out.row_span[row] = span;
     out.row_parent[row] = i == 0 ? -1 : row - 1;
     out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
-    out.source[row] = step.span_begin[span] + i;
+    const int source = step.span_begin[span] + i;
+    out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
     if (position == table.num_tokens[slot] - 1) params.last_row[slot] = row;
   }
   pad_rows(out, num_rows);

@@ -47,8 +47,11 @@ struct DraftRows {
 /// chosen there. `source` is the row of the step whose features they take.
 struct ExtendRowsParams {
   RowBatch step;
-  const int32_t* num_computed = nullptr;  // [step.num_spans] leading rows of a span that count
-  TableView table;                        // after the commit
+  const int32_t* num_computed = nullptr;  // [step.num_spans] rows of a span that count
+  // [step.num_rows] at span_begin + i, the i-th row of the span that counts; null: row i, as where
+  // all drafts are chains.
+  const int32_t* committed_row = nullptr;
+  TableView table;  // after the commit
   int page_size = 0;
   DraftRows out;  // num_rows and num_spans as in the step
   /// out [max_num_seqs] by slot: the row of the last known token; -1: the step did not reach it.

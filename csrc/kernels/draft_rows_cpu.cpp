@@ -1,31 +1,8 @@
+#include "kernels/draft_rows_cpu.h"
+
 #include <algorithm>
 
-#include "kernels/draft_rows.h"
-
 namespace openspec {
-
-namespace {
-
-int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
-  const int64_t page =
-      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + position / page_size];
-  return page * page_size + position % page_size;
-}
-
-void pad(const DraftRows& out, int num_rows, int num_spans) {
-  for (int row = num_rows; row < out.num_rows; ++row) {
-    out.row_token[row] = out.row_position[row] = 0;
-    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
-    out.row_kv_slot[row] = -1;
-  }
-  for (int span = num_spans; span < out.num_spans; ++span) {
-    out.span_kv_len[span] = out.span_seq[span] = 0;
-    out.span_begin[span] = num_rows;
-  }
-  out.span_begin[out.num_spans] = num_rows;
-}
-
-}  // namespace
 
 void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
   const RowBatch& step = params.step;
@@ -47,11 +24,12 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
       out.row_span[row] = span;
       out.row_parent[row] = i == 0 ? -1 : row - 1;
       out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
-      out.source[row] = first + i;
+      out.source[row] =
+          params.committed_row != nullptr ? params.committed_row[first + i] : first + i;
       if (position == table.num_tokens[slot] - 1) params.last_row[slot] = row;
     }
   }
-  pad(out, row, step.num_spans);
+  pad_rows(out, row, step.num_spans);
 }
 
 void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
@@ -81,7 +59,7 @@ void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
     }
     ++row;
   }
-  if (params.depth < params.max_drafts) pad(out, row, row);
+  if (params.depth < params.max_drafts) pad_rows(out, row, row);
 }
 
 }  // namespace openspec

@@ -2,14 +2,15 @@
 
 /// The CPU ops are compiled once per instruction set, each time into its own namespace, and chosen
 /// at run time. Within one instruction set every op is row-invariant; two instruction sets may
-/// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose` does not: its
-/// arithmetic is the same everywhere.
+/// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose` and
+/// `top_drafts` do not: their arithmetic is the same everywhere.
 ///
 /// The files compiled several times must not instantiate templates or call inline functions of the
 /// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
 /// one that an older CPU cannot run. Argument checks are therefore in dispatch_cpu.cpp.
 
 #include "kernels/choose.h"
+#include "kernels/draft_tree.h"
 #include "kernels/embedding.h"
 #include "kernels/exec.h"
 #include "kernels/linear.h"
@@ -30,6 +31,7 @@ struct CpuOps {
   void (*rope_append)(const ExecContext&, const RopeAppendParams&);
   void (*span_attention)(const ExecContext&, const SpanAttentionParams&);
   void (*choose)(const ExecContext&, const ChooseParams&);
+  void (*top_drafts)(const ExecContext&, const TopDraftsParams&);
 };
 
 /// Whether this build and this CPU have the instruction set.
@@ -52,6 +54,7 @@ const char* isa_name(Isa isa);
   void rope_append(const ExecContext&, const RopeAppendParams&);       \
   void span_attention(const ExecContext&, const SpanAttentionParams&); \
   void choose(const ExecContext&, const ChooseParams&);                \
+  void top_drafts(const ExecContext&, const TopDraftsParams&);         \
   }
 
 OPENSPEC_DECLARE_CPU_OPS(isa_baseline)

@@ -1,11 +1,14 @@
 #pragma once
 
+#include "core/check.h"
 #include "kernels/choose.h"
 #include "kernels/device.h"
 #include "kernels/draft_rows.h"
+#include "kernels/draft_tree.h"
 #include "kernels/embedding.h"
 #include "kernels/gather_rows.h"
 #include "kernels/linear.h"
+#include "kernels/move_kv.h"
 #include "kernels/ngram_lookup.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
@@ -43,12 +46,25 @@ OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 
+/// op(exec, params) of ops that have no form for CUDA yet.
+#define OPENSPEC_DEFINE_CPU_OP(op, Params)                                    \
+  inline void op(const ExecContext& exec, const Params& params) {             \
+    OPENSPEC_CHECK(exec.device == Device::kCpu, #op " runs on the CPU only"); \
+    op##_cpu(exec, params);                                                   \
+  }
+
+OPENSPEC_DEFINE_CPU_OP(top_drafts, TopDraftsParams)
+OPENSPEC_DEFINE_CPU_OP(grow_trees, GrowTreesParams)
+OPENSPEC_DEFINE_CPU_OP(pick_drafts, PickDraftsParams)
+OPENSPEC_DEFINE_CPU_OP(move_kv, MoveKvParams)
+
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
   if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);
 }
 
 #undef OPENSPEC_DEFINE_OP
+#undef OPENSPEC_DEFINE_CPU_OP
 #undef OPENSPEC_ON_CUDA
 
 }  // namespace openspec::ops

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
@@ -325,10 +324,8 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
   args.workspace = workspace;
-  static const bool no_split = std::getenv("PRE_NOSPLIT") != nullptr;
-  const int status = no_split ? 0
-                              : cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm,
-                                             kThreads, kSplitSharedBytes, stream, args);
+  const int status = cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm, kThreads,
+                                  kSplitSharedBytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
   if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,

@@ -526,12 +526,17 @@ DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease) {
           gate_.opens(budget.tokens_per_second, num_sampled / step_times_.seconds(num_known));
     }
     shape.num_rows = num_known;
-    for (int count : budget.counts) shape.num_rows += count;
+    if (shape.proposes) {
+      for (int count : budget.counts) shape.num_rows += count;
+    }
   }
   // A drafter that works on the host puts its proposals into the input.
   shape.proposes = shape.proposes && config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
   const auto num_spans = static_cast<int>(lease.requests.size());
-  if (shape.proposes && is_costly) shape.num_rows = std::max(shape.num_rows, 2 * num_spans);
+  if (shape.proposes && is_costly) {
+    shape.num_rows = std::max(shape.num_rows, 2 * num_spans);
+    if (shape.num_rows > config.max_num_batched_tokens) shape = {num_known, false};
+  }
   for (auto graph = graphs_.lower_bound(shape); graph != graphs_.end(); ++graph) {
     if (graph->first.proposes == shape.proposes) return graph->first;
   }
@@ -694,7 +699,7 @@ std::vector<float> DeviceStep::last_features() {
   return values;
 }
 
-std::vector<std::vector<int32_t>> DeviceStep::last_drafts() {
+std::vector<Draft> DeviceStep::last_drafts() {
   const auto most = index(std::max(1, context_.config.num_speculative_tokens));
   const auto seqs = index(num_last_spans_);
   std::vector<int32_t> tokens(seqs * most), counts(seqs);
@@ -703,10 +708,9 @@ std::vector<std::vector<int32_t>> DeviceStep::last_drafts() {
   device::copy_to_host(counts.data(), at<int32_t>(scratch_at_.num_drafts),
                        counts.size() * sizeof(int32_t), stream_.handle());
   synchronize();
-  std::vector<std::vector<int32_t>> drafts;
+  std::vector<Draft> drafts(seqs);
   for (size_t i = 0; i < seqs; ++i) {
-    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(i * most);
-    drafts.emplace_back(first, first + counts[i]);
+    for (int k = 0; k < counts[i]; ++k) drafts[i].append(tokens[i * most + index(k)]);
   }
   return drafts;
 }

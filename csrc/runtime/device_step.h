@@ -35,7 +35,7 @@ class DeviceStep final : public StepBackend {
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
-  std::vector<std::vector<int32_t>> last_drafts() override;
+  std::vector<Draft> last_drafts() override;
 
   /// Bytes on the device beside weights, pages and the forward pass's scratch.
   static size_t scratch_bytes(const RunnerConfig& config);

@@ -25,11 +25,14 @@ struct KvLayerSpec {
 /// these and never for the drafter's type.
 struct DrafterNeeds {
   int num_speculative_tokens = 0;      // rows of look-ahead per sequence
+  bool makes_trees = false;            // with parents and scores; else chains
   std::vector<int> capture_layers;     // target layers whose output it reads, rising
   std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
                                        // last known token too
-  size_t fixed_bytes = 0;              // memory of its own: weights and scratch
-  int max_context = 0;                 // tokens it can serve; 0: no limit of its own
+  int num_draft_rows = 0;  // entries behind that one that proposing writes for a sequence, at most;
+                           // 0: not beyond its drafts
+  size_t fixed_bytes = 0;  // memory of its own: weights and scratch
+  int max_context = 0;     // tokens it can serve; 0: no limit of its own
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
 };
@@ -45,15 +48,19 @@ struct WantedDrafts {
   const int32_t* num_wanted = nullptr;  // [num_seqs] drafts wanted, at most max_drafts; 0: none
   int num_seqs = 0;                     // on CUDA room: entries behind the last want nothing
   int max_drafts = 0;
-  int32_t* drafts = nullptr;      // out [num_seqs, max_drafts], chains
+  int32_t* drafts = nullptr;      // out [num_seqs, max_drafts]
   int32_t* num_drafts = nullptr;  // out [num_seqs]
+  // Of drafters that make trees, see Draft; else null, and drafts are chains.
+  int32_t* parents = nullptr;  // out [num_seqs, max_drafts]
+  float* scores = nullptr;     // out [num_seqs, max_drafts]
 };
 
 /// A step after its commit, on the device that ran it.
 struct CommittedStep {
-  RowBatch rows;                          // as they ran
-  const int32_t* num_computed = nullptr;  // [rows.num_spans] leading rows of a span that count
-  int num_committed = 0;                  // rows that count, at most
+  RowBatch rows;                           // as they ran
+  const int32_t* num_computed = nullptr;   // [rows.num_spans] rows of a span that count
+  const int32_t* committed_row = nullptr;  // which they are, see ExtendRowsParams; null: the first
+  int num_committed = 0;                   // rows that count, at most
   const void* features = nullptr;  // [rows.num_rows, num_captures * hidden_size], activation type
 };
 
@@ -62,8 +69,9 @@ struct CommittedRows {
   int slot = 0;
   int first_position = 0;
   std::span<const int32_t> tokens;  // tokens of the rows, in order of position
-  const void* features = nullptr;   // [tokens.size(), num_captures * hidden_size], activation type;
-                                    // valid during the call
+  std::span<const int32_t> rows;    // which rows of the step they are
+  const void* features = nullptr;   // of all rows of the step [*, num_captures * hidden_size],
+                                    // activation type; all of this is valid during the call
 };
 
 /// A source of draft tokens. Whatever it proposes, the text stays that of plain decoding: proposals
@@ -110,6 +118,7 @@ struct DrafterConfig {
   TargetConfig target;
   ForwardLimits limits;
   int num_speculative_tokens = 0;
+  int draft_depth = 0;  // drafts one after another: fewer than num_speculative_tokens for trees
   int max_num_seqs = 0;
   int max_model_len = 0;
   int page_size = 0;

@@ -65,116 +65,9 @@ void HostStep::launch(StepLease& lease) {
 void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
   offer_drafts(lease);
-  last_drafts_.clear();
-  for (const Draft& draft : lease.offered) last_drafts_.push_back(draft.tokens);
+  last_drafts_ = lease.offered;
   grant_drafts(lease);
   lay_out(lease);
-}
-
-void HostStep::offer_drafts(StepLease& lease) {
-  lease.offered.assign(lease.requests.size(), {});
-  std::vector<ProposeRequest> wanted;
-  std::vector<size_t> span_of;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    if (request.max_drafts == 0) continue;
-    wanted.push_back({request.slot, request.max_drafts});
-    span_of.push_back(i);
-  }
-  if (wanted.empty() || !drafts_pay(lease)) return;
-  std::vector<Draft> drafts;
-  try {
-    drafts = proposals(wanted);
-  } catch (const std::exception& error) {
-    context_.report_drafter_failure(error);
-    return;
-  }
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    Draft& draft = drafts[i];
-    // A draft that is no token, or does not follow the one before it, ends the chain: accepted KV
-    // must come to lie contiguously.
-    int num_valid = 0;
-    while (num_valid < std::min(draft.size(), wanted[i].num_wanted) &&
-           draft.tokens[static_cast<size_t>(num_valid)] >= 0 &&
-           draft.tokens[static_cast<size_t>(num_valid)] < context_.config.target.vocab_size &&
-           draft.parents[static_cast<size_t>(num_valid)] == num_valid - 1) {
-      ++num_valid;
-    }
-    draft.truncate(num_valid);
-    lease.offered[span_of[i]] = std::move(draft);
-  }
-}
-
-bool HostStep::drafts_pay(const StepLease& lease) {
-  const RunnerConfig& config = context_.config;
-  if (!context_.drafter.needs().is_costly || !config.adaptive || step_times_.empty()) return true;
-  int num_rows = 0, num_sampled = 0, num_seqs = 0;
-  std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    num_rows += request.num_new_tokens;
-    num_sampled += lease.is_sampled[i];
-    num_seqs += request.max_drafts > 0;
-    offers.push_back({request.max_drafts, context_.table.acceptance(request.slot).ratio()});
-  }
-  const double seconds = proposing_seconds(num_seqs, config.num_speculative_tokens);
-  const RowBudget budget =
-      spend_row_budget(offers, num_rows, num_sampled, config.max_num_batched_tokens, step_times_,
-                       host_seconds_ + seconds);
-  return gate_.opens(budget.tokens_per_second,
-                     num_sampled / (step_times_.seconds(num_rows) + host_seconds_));
-}
-
-std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
-  std::vector<Draft> drafts(wanted.size());
-  if (!context_.drafter.works_on_arrays()) {
-    context_.drafter.propose_on_host(context_.table, wanted, drafts);
-    return drafts;
-  }
-  const auto most = static_cast<size_t>(context_.config.num_speculative_tokens);
-  seq_.clear();
-  num_wanted_.clear();
-  for (const ProposeRequest& request : wanted) {
-    seq_.push_back(request.slot);
-    num_wanted_.push_back(request.num_wanted);
-  }
-  num_drafts_.assign(wanted.size(), 0);
-  drafts_.assign(wanted.size() * most, -1);
-  context_.drafter.propose(exec_, context_.table.view(),
-                           {.seq = seq_.data(),
-                            .num_wanted = num_wanted_.data(),
-                            .num_seqs = static_cast<int>(wanted.size()),
-                            .max_drafts = static_cast<int>(most),
-                            .drafts = drafts_.data(),
-                            .num_drafts = num_drafts_.data()});
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    for (int k = 0; k < num_drafts_[i]; ++k) {
-      drafts[i].append(drafts_[i * most + static_cast<size_t>(k)]);
-    }
-  }
-  return drafts;
-}
-
-void HostStep::grant_drafts(StepLease& lease) {
-  int num_rows = 0, num_sampled = 0;
-  std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    lease.spans.push_back({.slot = request.slot,
-                           .num_new_tokens = request.num_new_tokens,
-                           .kv_len = context_.table.kv_len(request.slot),
-                           .num_tokens = context_.table.num_tokens(request.slot),
-                           .draft = lease.offered[i]});
-    num_rows += request.num_new_tokens;
-    num_sampled += lease.spans.back().is_sampled();
-    offers.push_back({lease.offered[i].size(), context_.table.acceptance(request.slot).ratio()});
-  }
-  if (!context_.config.adaptive || step_times_.empty()) return;
-  const std::vector<int> counts =
-      spend_row_budget(offers, num_rows, num_sampled, context_.config.max_num_batched_tokens,
-                       step_times_, host_seconds_)
-          .counts;
-  for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
 }
 
 void HostStep::lay_out(StepLease& lease) {
@@ -251,10 +144,50 @@ void HostStep::choose(StepLease& lease) {
 
 void HostStep::accept(StepLease& lease) {
   context_.enter("accept");
-  for (size_t i = 0; i < lease.spans.size(); ++i) lease.results.push_back(resolve(lease, i));
+  for (auto* array : {&move_seq_, &move_from_, &move_to_}) array->clear();
+  lease.committed_row.resize(lease.layout.token.size());
+  std::iota(lease.committed_row.begin(), lease.committed_row.end(), 0);
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const int first = lease.layout.first_choice[i];
+    std::vector<int32_t> path;
+    if (first >= 0) {
+      path = accept_drafts(lease.spans[i].draft,
+                           std::span(lease.chosen).subspan(static_cast<size_t>(first)));
+    }
+    lease.results.push_back(resolve(lease, i, path));
+    line_up(lease, i, path);
+  }
+  move_kv();
 }
 
-SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
+/// The accepted drafts of a tree stand among others: notes their rows, and where their KV goes.
+void HostStep::line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
+  const Span& span = lease.spans[index];
+  const int first_row = lease.layout.span_begin[index];
+  for (size_t i = 0; i < path.size(); ++i) {
+    const int to = span.num_new_tokens + static_cast<int>(i);
+    const int from = span.num_new_tokens + path[i];
+    if (from == to) continue;
+    lease.committed_row[static_cast<size_t>(first_row + to)] = first_row + from;
+    move_seq_.push_back(span.slot);
+    move_from_.push_back(span.kv_len + from);
+    move_to_.push_back(span.kv_len + to);
+  }
+}
+
+void HostStep::move_kv() {
+  ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
+                       .num_layers = context_.config.target.num_layers,
+                       .page_table = context_.table.page_table(),
+                       .seq = move_seq_.data(),
+                       .from = move_from_.data(),
+                       .to = move_to_.data(),
+                       .num_moves = static_cast<int>(move_seq_.size()),
+                       .dtype = context_.config.dtype});
+}
+
+SpanResult HostStep::resolve(const StepLease& lease, size_t index,
+                             std::span<const int32_t> path) const {
   const Span& span = lease.spans[index];
   const RowLayout& layout = lease.layout;
   const SequenceParams& params = context_.table.params(span.slot);
@@ -280,7 +213,6 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
   if (first < 0) return result;
   int num_output = span.num_tokens - context_.table.prompt_len(span.slot);
   const auto choices = std::span(lease.chosen).subspan(static_cast<size_t>(first));
-  const std::vector<int32_t> path = accept_drafts(span.draft, choices);
   // The token chosen at the last known token, then at each accepted draft: each but the last is
   // the next draft on the path.
   for (size_t i = 0; i <= path.size() && result.finish == FinishReason::kRunning; ++i) {
@@ -305,16 +237,12 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index) const {
   // The last chosen token has no KV yet; the drafts before it have.
   result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
 
-  // One draft more than was granted can be judged for free: the target's choice is known after the
-  // last granted one. So a sequence without drafts is probed at every step at no cost.
-  const Draft& offered = lease.offered[index];
-  result.num_offered = offered.size();
-  result.num_judged = std::min(offered.size(), span.draft.size() + 1);
-  while (result.num_right < result.num_judged &&
-         offered.tokens[static_cast<size_t>(result.num_right)] ==
-             choices[static_cast<size_t>(result.num_right)]) {
-    ++result.num_right;
-  }
+  // What was not granted is judged as far as it can be: so a sequence without drafts is probed at
+  // every step at no cost.
+  const DraftJudgement judgement = judge_drafts(lease.offered[index], span.draft.size(), choices);
+  result.num_offered = lease.offered[index].size();
+  result.num_judged = judgement.num_judged;
+  result.num_right = judgement.num_right;
   return result;
 }
 
@@ -328,7 +256,7 @@ void HostStep::show_committed(const StepLease& lease) {
   }
   try {
     if (context_.drafter.works_on_arrays()) {
-      extend(lease.layout, num_computed);
+      extend(lease, num_computed);
     } else {
       context_.drafter.observe(committed_rows(lease, num_computed));
     }
@@ -337,28 +265,30 @@ void HostStep::show_committed(const StepLease& lease) {
   }
 }
 
-void HostStep::extend(const RowLayout& layout, const std::vector<int32_t>& num_computed) {
+void HostStep::extend(const StepLease& lease, const std::vector<int32_t>& num_computed) {
   context_.drafter.extend(
       exec_, context_.table.view(),
-      {.rows = row_batch(layout),
+      {.rows = row_batch(lease.layout),
        .num_computed = num_computed.data(),
+       .committed_row = lease.committed_row.empty() ? nullptr : lease.committed_row.data(),
        .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
        .features = captured_.data()});
 }
 
 std::vector<CommittedRows> HostStep::committed_rows(
     const StepLease& lease, const std::vector<int32_t>& num_computed) const {
-  const size_t stride = capture_layers_.size() *
-                        static_cast<size_t>(context_.config.target.hidden_size) *
-                        dtype_bytes(context_.config.dtype);
   std::vector<CommittedRows> committed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
+    const Span& span = lease.spans[i];
     const auto count = static_cast<size_t>(num_computed[i]);
-    committed.push_back({.slot = lease.spans[i].slot,
-                         .first_position = lease.spans[i].kv_len,
-                         .tokens = std::span(lease.layout.token).subspan(first, count),
-                         .features = captured_.data() + first * stride});
+    if (count == 0) continue;
+    const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
+    committed.push_back({.slot = span.slot,
+                         .first_position = span.kv_len,
+                         .tokens = context_.table.tokens(span.slot).subspan(
+                             static_cast<size_t>(span.kv_len), count),
+                         .rows = std::span(lease.committed_row).subspan(first, count),
+                         .features = captured_.data()});
   }
   return committed;
 }
@@ -390,7 +320,7 @@ double HostStep::time_rows(int slot, int num_rows, bool proposes) {
   }
   score(lease);
   choose(lease);
-  if (context_.drafter.works_on_arrays()) extend(lease.layout, {1});
+  if (context_.drafter.works_on_arrays()) extend(lease, {1});
   return seconds_since(begin);
 }
 

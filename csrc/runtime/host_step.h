@@ -23,7 +23,7 @@ class HostStep final : public StepBackend {
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
-  std::vector<std::vector<int32_t>> last_drafts() override { return last_drafts_; }
+  std::vector<Draft> last_drafts() override { return last_drafts_; }
 
   static size_t scratch_bytes(const RunnerConfig& config);
 
@@ -34,13 +34,15 @@ class HostStep final : public StepBackend {
   std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
   std::vector<CommittedRows> committed_rows(const StepLease& lease,
                                             const std::vector<int32_t>& num_computed) const;
-  void extend(const RowLayout& layout, const std::vector<int32_t>& num_computed);
+  void extend(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
   void score(StepLease& lease);
   void choose(StepLease& lease);
   void accept(StepLease& lease);
-  SpanResult resolve(const StepLease& lease, size_t span) const;
+  SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
+  void line_up(StepLease& lease, size_t span, std::span<const int32_t> path);
+  void move_kv();
   RowBatch row_batch(const RowLayout& layout) const;
 
   StepContext context_;
@@ -48,10 +50,13 @@ class HostStep final : public StepBackend {
   ExecContext exec_;
   Buffer logits_, choose_workspace_;
   int num_last_logits_ = 0;
-  std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_;  // of a drafter on arrays
+  // Of a drafter on arrays.
+  std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
+  std::vector<float> scores_;
+  std::vector<int32_t> move_seq_, move_from_, move_to_;  // KV of accepted drafts
   std::vector<std::byte> captured_;
   int num_captured_rows_ = 0;
-  std::vector<std::vector<int32_t>> last_drafts_;
+  std::vector<Draft> last_drafts_;
   double host_seconds_ = 0.0;  // between steps, smoothed
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };

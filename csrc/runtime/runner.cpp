@@ -37,6 +37,11 @@ int num_lookahead(const RunnerConfig& config) {
   return num_steps * (1 + config.num_speculative_tokens) + 1;  // a drafter's last entry
 }
 
+// Entries that a sequence may need pages for beyond its known tokens.
+int num_lookahead(const RunnerConfig& config, const DrafterNeeds& needs) {
+  return std::max(num_lookahead(config), needs.num_draft_rows);
+}
+
 // The target's context plus the rows that a step may lay beyond it.
 int longest_context(const RunnerConfig& config) {
   return config.max_model_len + num_lookahead(config);
@@ -55,6 +60,8 @@ void RunnerConfig::validate() const {
   positive("max_num_batched_tokens", max_num_batched_tokens);
   positive("max_num_logits_rows", max_num_logits_rows);
   OPENSPEC_CHECK_ARG(num_speculative_tokens >= 0, "num_speculative_tokens must not be negative");
+  OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= num_speculative_tokens,
+                     "draft_depth must be in [0, num_speculative_tokens], got ", draft_depth);
 }
 
 DrafterConfig RunnerConfig::drafter() const {
@@ -63,6 +70,7 @@ DrafterConfig RunnerConfig::drafter() const {
           .target = target,
           .limits = limits(),
           .num_speculative_tokens = num_speculative_tokens,
+          .draft_depth = num_depths(),
           .max_num_seqs = max_num_seqs,
           .max_model_len = max_model_len,
           .page_size = page_size,
@@ -87,7 +95,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
                        (config.device == Device::kCuda ? DeviceStep::scratch_bytes(config)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
-                                                config.page_size, num_lookahead(config));
+                                                config.page_size, num_lookahead(config, needs));
   plan.draft_fixed_bytes = needs.fixed_bytes;
   for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
     plan.page_bytes += kv_page_bytes(config, layer);
@@ -101,9 +109,12 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
       target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
       pool_(num_pages),
-      table_(config.max_num_seqs, config.max_model_len, config.page_size, num_lookahead(config),
+      table_(config.max_num_seqs, config.max_model_len, config.page_size,
+             num_lookahead(config, drafter_->needs()),
              config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
   const bool is_cuda = config_.device == Device::kCuda;
+  OPENSPEC_CHECK_ARG(!is_cuda || !drafter_->needs().makes_trees,
+                     "trees of drafts are for the CPU so far, on CUDA drafts are chains");
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
     kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
                              is_cuda ? Memory::kDevice : Memory::kHost);
@@ -125,10 +136,10 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
   const size_t num_layers = static_cast<size_t>(config_.target.num_layers);
   drafter_->attach(target_, std::span(kv_layers_).subspan(num_layers));
   if (is_cuda) {
-    // A drafter's layer has a place that is never written, which attention multiplies by zero.
-    for (size_t i = num_layers; i < kv_buffers_.size(); ++i) {
-      device::fill_zero(kv_buffers_[i].data(), kv_buffers_[i].bytes(), nullptr);
-    }
+    // A drafter's layer has a place that is never written, which attention multiplies by zero; and
+    // what the target makes of places that were never written (time_rows) must not be NaN, or the
+    // drafter would write that there.
+    for (Buffer& buffer : kv_buffers_) device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
     device::synchronize(nullptr);
     backend_ = std::make_unique<DeviceStep>(std::move(context));
   } else {
@@ -211,9 +222,12 @@ void Runner::remove_sequence(int slot) {
 int Runner::num_pages_needed(int slot, int num_rows) const {
   table_.check_slot(slot);
   const SequenceTable::InFlight& in_flight = table_.in_flight(slot);
-  const int num_rows_all = in_flight.num_rows + num_rows + num_rows_behind();
-  return std::max(0, table_.pages_for(table_.kv_len(slot) + num_rows_all) - table_.num_pages(slot) -
-                         in_flight.num_pages);
+  const int end = table_.kv_len(slot) + in_flight.num_rows + num_rows;
+  const bool has_drafts = end > table_.num_tokens(slot);
+  const int end_of_drafting =
+      has_drafts ? table_.num_tokens(slot) + drafter_->needs().num_draft_rows : 0;
+  return std::max(0, table_.pages_for(std::max(end + num_rows_behind(), end_of_drafting)) -
+                         table_.num_pages(slot) - in_flight.num_pages);
 }
 
 void Runner::check_integrity() const {
@@ -254,8 +268,12 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
                        "slot ", request.slot, " has ", num_known - begin,
                        " tokens to compute, asked for ", request.num_new_tokens);
     const bool is_sampled = begin + request.num_new_tokens >= num_tokens;
+    // A drafter with entries of its own begins behind the last known token's, which a step before
+    // this one must have made.
+    const bool may_draft =
+        is_sampled && (num_rows_behind() == 0 || (begin > 0 && request.num_new_tokens == 1));
     const int max_drafts =
-        is_sampled ? std::min(request.max_drafts, config_.num_speculative_tokens) : 0;
+        may_draft ? std::min(request.max_drafts, config_.num_speculative_tokens) : 0;
     const int num_rows = request.num_new_tokens + max_drafts;
     const int needed = num_pages_needed(request.slot, num_rows);
     PageLease pages(pool_, needed);
@@ -371,7 +389,7 @@ StepTimes Runner::measure_step_times(double budget) {
   const int room = std::min(config_.max_model_len, pool_.num_pages() * config_.page_size);
   const int context = std::min(256, room / 2);
   std::vector<int> sizes = backend_->row_sizes();
-  const int num_behind = config_.num_speculative_tokens + 1;
+  const int num_behind = num_rows_ahead() + 1;
   std::erase_if(sizes, [&](int rows) { return rows > room - context - num_behind; });
   if (context < 2 || sizes.empty()) return {};
   PageLease pages(pool_, table_.pages_for(context + sizes.back() + num_behind));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -79,6 +80,10 @@ class Runner {
   int num_free_slots() const { return table_.num_free_slots(); }
   /// Pages that `num_rows` more rows would take from the pool.
   int num_pages_needed(int slot, int num_rows) const;
+  /// Entries behind the last known token that a step may write, at most.
+  int num_rows_ahead() const {
+    return std::max(config_.num_speculative_tokens, drafter_->needs().num_draft_rows);
+  }
   void reset_prefix_cache() { pool_.reset_cache(); }
   void check_integrity() const;
 

@@ -35,8 +35,8 @@ struct SpanResult {
   int num_computed = 0;  // tokens whose KV becomes committed
   int num_draft_tokens = 0;
   int num_accepted_tokens = 0;  // drafts among token_ids
-  // What the step tells about the drafter: drafts on offer; of these, how many could be compared
-  // with a choice (one more than had rows), and how many leading ones were equal to it.
+  // What the step tells about the drafter: drafts on offer, and what the choices say of them (see
+  // DraftJudgement).
   int num_offered = 0, num_judged = 0, num_right = 0;
   std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
   std::vector<TokenLogprobs>
@@ -64,6 +64,7 @@ struct StepLease {
   std::vector<int32_t> chosen;              // [num_samples]
   std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]
   std::vector<float> logprobs;              // [num_samples, 1 + kMaxLogprobs]
+  std::vector<int32_t> committed_row;       // [layout.num_rows()], see ExtendRowsParams
 
   int num_rows = 0;      // laid out, at most
   double seconds = 0.0;  // that the device worked on it

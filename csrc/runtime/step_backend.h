@@ -70,7 +70,7 @@ class StepBackend {
   virtual std::vector<float> last_logits() = 0;
   virtual std::vector<float> last_features() = 0;
   /// Of the last step, for tests: what was proposed for each of its spans, before the row budget.
-  virtual std::vector<std::vector<int32_t>> last_drafts() = 0;
+  virtual std::vector<Draft> last_drafts() = 0;
 
  protected:
   /// Seconds that proposing for `num_seqs` sequences adds to a step.

@@ -65,6 +65,7 @@ class RunnerConfig:
         max_num_logits_rows: int,
         num_threads: int,
         num_speculative_tokens: int,
+        draft_depth: int,
         method: str,
         method_options: dict[str, int | float | bool | str],
         adaptive: bool,
@@ -168,8 +169,12 @@ class Drafter:
     """Base for drafters written in Python (research and tests); C++ drafters register themselves."""  # noqa: E501
 
     def __init__(self, num_speculative_tokens: int) -> None: ...
-    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
-        """Up to `num_wanted` guesses of the tokens that follow `token_ids`."""
+    def propose(
+        self, slot: int, token_ids: list[int], num_wanted: int
+    ) -> list[int] | list[tuple[int, int]]:
+        """Up to `num_wanted` guesses of the tokens that follow `token_ids`: one after another, or as
+        pairs (token, number of the guess that it follows; -1: the last of `token_ids`), parents
+        before children. On CUDA a tree ends where it stops being a chain."""  # noqa: E501
 
 class Runner:
     """One engine's state on one device. Not thread-safe; calls release the GIL while computing."""
@@ -209,6 +214,9 @@ class Runner:
     def token_ids(self, slot: int) -> list[int]: ...
 
     # Pages.
+    @property
+    def num_rows_ahead(self) -> int:
+        """Entries behind the last known token that a step with drafts may write, at most."""
     @property
     def num_pages(self) -> int: ...
     @property
@@ -250,6 +258,10 @@ class Runner:
     def last_logits(self) -> list[list[float]]: ...
     def last_drafts(self) -> list[list[int]]:
         """What was proposed for each span of the last step, before the row budget."""
+    def last_draft_parents(self) -> list[list[int]]:
+        """By draft, the number of the draft that it follows; -1: the last known token."""
+    def last_draft_scores(self) -> list[list[float]]:
+        """By draft, its score in the tree; nothing for drafters that make chains."""
     def last_draft_logits(self) -> list[float]:
         """Of the last drafts of the last proposal, one after another."""
     @property

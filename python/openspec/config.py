@@ -40,7 +40,7 @@ class EngineConfig:
     """Folder of the draft checkpoint, for methods that have one. Default: the folder named as the
     method in the model's own, if there is one."""
     num_speculative_tokens: int | None = None
-    """Drafts per sequence and step, at most. Default: the method's own."""
+    """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict)
     """Options of the method, by the names that it declares (each is a flag of its own)."""
     adaptive_speculation: bool = True
@@ -91,10 +91,18 @@ class EngineConfig:
 
     @property
     def num_drafts(self) -> int:
-        """K: drafts per sequence and step, the method's default filled in."""
+        """K: drafts one after another, the method's default filled in."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
         return drafters.get_drafter(self.method).default_num_speculative_tokens
+
+    @property
+    def num_draft_rows(self) -> int:
+        """Drafts per sequence and step: K, or as many as a tree of depth K has."""
+        spec = drafters.get_drafter(self.method)
+        if spec.num_draft_rows is None:
+            return self.num_drafts
+        return spec.num_draft_rows(self.num_drafts, spec.complete_options(self.method_options))
 
     @property
     def min_num_batched_tokens(self) -> int:

@@ -46,6 +46,8 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
+    if spec.check_device is not None:
+        spec.check_device(spec.complete_options(config.method_options), device.name)
     if drafter is None and spec.build is not None and config.num_drafts > 0:
         drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
     is_compiled = config.num_drafts > 0 and drafter is None
@@ -91,7 +93,9 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
-            num_speculative_tokens=config.num_drafts,
+            num_speculative_tokens=config.num_draft_rows,
+            draft_depth=config.num_drafts,
+            num_rows_ahead=runner.num_rows_ahead,
         ),
         info,
         config.stats_interval_s,
@@ -148,7 +152,7 @@ def _runner_config(
 ) -> _C.RunnerConfig:
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
     num_logits_rows = device.choose_num_logits_rows(
-        config.max_num_seqs * (1 + config.num_drafts), model_config.vocab_size
+        config.max_num_seqs * (1 + config.num_draft_rows), model_config.vocab_size
     )
     return _C.RunnerConfig(
         target=model_config.target_config(),
@@ -160,7 +164,8 @@ def _runner_config(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
-        num_speculative_tokens=config.num_drafts,
+        num_speculative_tokens=config.num_draft_rows,
+        draft_depth=config.num_drafts,
         method=method,
         method_options=options,
         adaptive=config.adaptive_speculation,

@@ -1,10 +1,11 @@
 """The one place that defines the measures of speculation. Documentation and bench link here.
 
 * A *draft* is one step of one sequence with at least one draft token.
-* *Acceptance rate*: accepted draft tokens / draft tokens.
+* *Acceptance rate*: accepted draft tokens / draft tokens. Of a tree at most one draft token per
+  depth can be accepted.
 * *Mean acceptance length*: 1 + accepted draft tokens / drafts. The one is the token that the target
   adds itself, so plain decoding has length 1.
-* *Acceptance at position i*: drafts whose token i was accepted / drafts.
+* *Acceptance at position i*: drafts whose token i (of a tree: at depth i) was accepted / drafts.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ def acceptance_per_position(counters: SpecCounters) -> list[float]:
     return [accepted / num_drafts for accepted in counters.num_accepted_tokens_per_pos]
 
 
-def record_draft(counters: SpecCounters, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-    """Counts one draft."""
+def record_draft(
+    counters: SpecCounters,
+    num_draft_tokens: int,
+    num_accepted_tokens: int,
+    depth: int | None = None,
+) -> None:
+    """Counts one draft, in which at most `depth` (None: all) tokens follow each other."""
     counters.num_drafts += 1
     counters.num_draft_tokens += num_draft_tokens
     counters.num_accepted_tokens += num_accepted_tokens
     per_pos = counters.num_accepted_tokens_per_pos
-    if len(per_pos) < num_draft_tokens:
-        per_pos.extend([0] * (num_draft_tokens - len(per_pos)))
+    num_positions = num_draft_tokens if depth is None else min(num_draft_tokens, depth)
+    per_pos.extend([0] * (num_positions - len(per_pos)))
     for position in range(num_accepted_tokens):
         per_pos[position] += 1
 

@@ -26,6 +26,8 @@ class Request:
     max_tokens: int
     draft_limit: int
     """Drafts per step that settings and request allow."""
+    draft_depth: int
+    """How many of these follow each other, at most."""
     request_id: str = field(init=False)
     rank: tuple[int, int] = field(init=False)
     """Priority, then arrival: what comes first is served first and preempted last."""
@@ -57,7 +59,7 @@ class Request:
         self.prompt_len = len(self.source.prompt_token_ids)
         self.num_tokens = self.prompt_len
         self.needs_prompt_logprobs = self.source.sampling.prompt_logprobs is not None
-        self.spec_decode = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * self.draft_limit)
+        self.spec_decode = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * self.draft_depth)
 
     @property
     def token_ids(self) -> list[int]:

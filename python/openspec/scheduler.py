@@ -33,7 +33,9 @@ class Scheduler:
         self._table = table
         self._queue = RunQueue(table)
         self._num_arrivals = 0
-        self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * config.num_speculative_tokens)
+        depth = config.draft_depth
+        self._depth = config.num_speculative_tokens if depth is None else depth
+        self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
 
     # Submission and cancellation
 
@@ -49,7 +51,7 @@ class Scheduler:
         limit = self._config.num_speculative_tokens if source.speculative.enabled else 0
         if source.speculative.num_speculative_tokens is not None:
             limit = max(0, min(limit, source.speculative.num_speculative_tokens))
-        request = Request(source, self._num_arrivals, max_tokens, limit)
+        request = Request(source, self._num_arrivals, max_tokens, limit, min(limit, self._depth))
         self._num_arrivals += 1
         if max_tokens == 0 and not request.needs_prompt_logprobs:
             return request.last_output("length")
@@ -217,8 +219,8 @@ class Scheduler:
             request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)
         num_drafts = result.num_draft_tokens
         if num_drafts > 0:
-            record_draft(request.spec_decode, num_drafts, result.num_accepted_tokens)
-            record_draft(self._stats, num_drafts, result.num_accepted_tokens)
+            for counters in (request.spec_decode, self._stats):
+                record_draft(counters, num_drafts, result.num_accepted_tokens, self._depth)
 
 
 def _logprobs(entries: Sequence[Logprobs]) -> list[TokenLogprobs]:

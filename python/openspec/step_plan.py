@@ -47,6 +47,12 @@ class SchedulerConfig:
     """Rows of a step."""
     page_size: int
     num_speculative_tokens: int
+    """Drafts of a sequence and step."""
+    draft_depth: int | None = None
+    """How many of these follow each other, at most; None: all."""
+    num_rows_ahead: int = 0
+    """Entries behind the last known token that a step with drafts may write, at most; counts where
+    they are more than the drafts."""
 
 
 @dataclass(slots=True)

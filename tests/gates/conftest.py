@@ -8,6 +8,7 @@ import pytest
 
 from openspec import _C
 from openspec.drafters import available_drafters, get_drafter, plain_method
+from tests.gates import harness
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 
 Reference = Callable[[Sequence[Job]], list[Result]]
@@ -37,7 +38,28 @@ class EchoDrafter(_C.Drafter):
         return []
 
 
-PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter}
+class BushDrafter(_C.Drafter):
+    """What followed every occurrence of the last token, as a tree; at times one that is none."""
+
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[tuple[int, int]]:
+        nodes: list[tuple[int, int]] = []
+        for at in range(len(token_ids) - 2, -1, -1):
+            if token_ids[at] != token_ids[-1]:
+                continue
+            parent = -1
+            for token in token_ids[at + 1 : at + 4]:
+                if (token, parent) not in nodes:
+                    nodes.append((token, parent))
+                parent = nodes.index((token, parent))
+        if len(token_ids) % 5 == 0:
+            nodes.insert(2, (7, len(nodes)))
+        return nodes
+
+
+PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush)": BushDrafter}
+
+TREES: dict[str, dict[str, object]] = {"eagle3 tree": {"method": "eagle3", "draft_top_k": 4}}
+"""Compiled drafters with other options than their defaults."""
 
 
 def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
@@ -52,13 +74,16 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         }
     if name == plain_method():
         return {"method": name}
-    most = get_drafter(name).max_num_speculative_tokens
-    return {"method": name, "num_speculative_tokens": min(num_drafts, most)}
+    settings = TREES.get(name, {"method": name})
+    most = get_drafter(str(settings["method"])).max_num_speculative_tokens
+    return {**settings, "num_speculative_tokens": min(num_drafts, most)}
 
 
-@pytest.fixture(params=[*available_drafters(), *PYTHON_DRAFTERS])
+@pytest.fixture(params=[*available_drafters(), *TREES, *PYTHON_DRAFTERS])
 def drafter_name(request: pytest.FixtureRequest) -> str:
-    """Every drafter there is, and two that only tests would want."""
+    """Every drafter there is, with trees too, and some that only tests would want."""
+    if harness.DEVICE != "cpu" and request.param in TREES:
+        pytest.skip("trees are for the CPU so far")
     return str(request.param)
 
 

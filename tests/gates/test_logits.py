@@ -175,6 +175,7 @@ class Subject:
                 max_num_logits_rows=256,
                 num_threads=num_threads,
                 num_speculative_tokens=0,
+                draft_depth=0,
                 method="none",
                 method_options={},
                 adaptive=False,

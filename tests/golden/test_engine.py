@@ -17,7 +17,7 @@ from openspec import _C
 from openspec.config import config_from_settings
 from openspec.engine_loader import load_engine
 from tests.golden import eagle3_checkpoints
-from tests.golden.make_eagle3 import CHAIN, DATA, PROMPTS, TINY
+from tests.golden.make_eagle3 import CHAIN, DATA, DEPTH, NODES, PROMPTS, TINY, TOP_K
 
 MAX_ERROR = 1e-4
 
@@ -47,7 +47,7 @@ def read_case(name: str) -> dict[str, Tensor]:
     }
 
 
-def make_runner(folders: tuple[Path, Path], num_drafts: int) -> _C.Runner:
+def make_runner(folders: tuple[Path, Path], num_drafts: int, **options: int) -> _C.Runner:
     """The core of an engine that always drafts."""
     core = load_engine(
         config_from_settings(
@@ -62,6 +62,7 @@ def make_runner(folders: tuple[Path, Path], num_drafts: int) -> _C.Runner:
                 "max_num_seqs": 2,
                 "num_threads": 2,
                 "stats_interval_s": 0.0,
+                **options,
             }
         )
     )
@@ -163,3 +164,70 @@ def test_several_sequences_at_once(folders: dict[str, tuple[Path, Path]]) -> Non
         runner.collect(lease)
         runner.commit(lease)
     assert runner.last_drafts() == [case["chain_tokens"][0].tolist() for case in cases]
+
+
+def by_path(tokens: list[int], parents: list[int], scores: list[float]) -> dict[str, float]:
+    """Scores of a tree's nodes by their tokens from the root on."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return {str(path): score for path, score in zip(paths, scores, strict=True)}
+
+
+def last_tree(runner: _C.Runner) -> dict[str, float]:
+    """The tree of a step of one sequence; its nodes are ordered by their scores."""
+    (tokens,), (parents,) = runner.last_drafts(), runner.last_draft_parents()
+    (scores,) = runner.last_draft_scores()
+    assert scores == sorted(scores, reverse=True)
+    return by_path(tokens, parents, scores)
+
+
+def check_tree(found: dict[str, float], expected: dict[str, float]) -> None:
+    """The same nodes with the same scores."""
+    assert found.keys() == expected.keys()
+    for path, score in expected.items():
+        assert found[path] == pytest.approx(score, abs=MAX_ERROR)
+
+
+TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
+
+
+@pytest.mark.parametrize("name", [*PROMPTS, *eagle3_checkpoints.DIALECTS])
+def test_trees_are_the_references(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
+    """After the prompt, and after the tokens that the case ends with."""
+    case = read_case(name)
+    tokens = case["tokens"].tolist()
+    runner = make_runner(folders[name], DEPTH, **TREE)
+    params = _C.SequenceParams(max_tokens=64, num_speculative_tokens=NODES)
+    for index, num_known in enumerate((int(case["num_prefilled"]), len(tokens) - 1)):
+        slot = runner.add_sequence(tokens[:num_known], num_known, params)
+        assert step(runner, slot, num_known - runner.kv_len(slot), 0) == [tokens[num_known]]
+        step(runner, slot, 1, NODES)
+        names = ("tree_tokens", "tree_parents", "tree_scores")
+        expected = by_path(*(case[name][index].tolist() for name in names))
+        check_tree(last_tree(runner), expected)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_verified_trees_teach_the_head(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
+    """What a tree had accepted stood among what was not; the next tree is that after a prompt."""
+    case = read_case(name)
+    prompt = case["tokens"].tolist()[: int(case["num_prefilled"])]
+    runner, fresh = (make_runner(folders[name], DEPTH, **TREE) for _ in range(2))
+    params = _C.SequenceParams(max_tokens=64, num_speculative_tokens=NODES)
+    slot = runner.add_sequence(prompt, len(prompt), params)
+    known = prompt + step(runner, slot, len(prompt), 0)
+    num_moved = 0
+    for _ in range(8):
+        added = step(runner, slot, 1, NODES)
+        (tokens,) = runner.last_drafts()
+        num_moved += added[:-1] != tokens[: len(added) - 1]
+        again = fresh.add_sequence(known[:-1], len(known) - 1, params)
+        assert step(fresh, again, len(known) - 1 - fresh.kv_len(again), 0) == [known[-1]]
+        step(fresh, again, 1, NODES)
+        check_tree(last_tree(runner), last_tree(fresh))
+        fresh.remove_sequence(again)
+        known += added
+        if runner.kv_len(slot) > 90:
+            break
+    assert num_moved > 0

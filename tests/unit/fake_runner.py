@@ -166,7 +166,7 @@ class FakeRunner:
         self.page_size = page_size
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.num_speculative_tokens = num_speculative_tokens
+        self.num_speculative_tokens = self.num_rows_ahead = num_speculative_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()

@@ -11,7 +11,7 @@ import pytest
 
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.draft_model import DraftModel
-from openspec.drafters import get_drafter
+from openspec.drafters import OptionValue, get_drafter
 from openspec.drafters.eagle3 import _LayerIds, captured_layers
 from openspec.errors import ConfigError
 from openspec.model_config import ModelConfig
@@ -156,7 +156,8 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
 
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     spec = get_drafter("eagle3")
-    assert [option.name for option in spec.options] == ["capture_layers"]
+    names = ["capture_layers", "draft_top_k", "draft_tree_size"]
+    assert [option.name for option in spec.options] == names
     assert spec.needs_draft_model
 
 
@@ -367,7 +368,8 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
         environ={"OPENSPEC_CAPTURE_LAYERS": "1,2,3"},
     )
     assert (config.num_drafts, config.draft_model_path) == (3, Path(folder))
-    assert config.method_options == {"capture_layers": "1,2,3"}
+    assert config.method_options["capture_layers"] == "1,2,3"
+    assert config.num_draft_rows == 3  # a chain
     config = config_from_settings(
         {
             "model": model,
@@ -427,3 +429,53 @@ def test_description_is_one_line(
     assert model.description.isprintable() and "EAGLE-3" in model.description
     assert all(line.isprintable() for line in model.details)
     assert not caplog.records
+
+
+# ---- Trees --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("depth", "options", "num_rows"),
+    [
+        (5, {}, 5),
+        (0, {"draft_top_k": 4}, 0),
+        (1, {"draft_top_k": 2}, 2),  # no more are made
+        (1, {"draft_top_k": 4}, 3),
+        (2, {"draft_top_k": 4}, 7),
+        (3, {"draft_top_k": 4}, 11),
+        (8, {"draft_top_k": 4}, 15),
+        (4, {"draft_top_k": 4, "draft_tree_size": 30}, 30),
+        (2, {"draft_top_k": 2, "draft_tree_size": 30}, 6),
+    ],
+)
+def test_drafts_of_a_tree(depth: int, options: dict[str, OptionValue], num_rows: int) -> None:
+    config = EngineConfig(method="eagle3", num_speculative_tokens=depth, method_options=options)
+    assert (config.num_drafts, config.num_draft_rows) == (depth, num_rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_tree_size": 15}, "--draft-tree-size is for trees: set --draft-top-k"),
+        ({"draft_top_k": 4, "draft_tree_size": 2}, "2 is less than the tree's depth"),
+        ({"draft_top_k": 11}, "draft_top_k must be at most 10"),
+        ({"draft_top_k": 0}, "draft_top_k must be at least 1"),
+    ],
+)
+def test_trees_that_cannot_be(
+    target: ModelConfig, tmp_path: Path, options: dict[str, OptionValue], message: str
+) -> None:
+    folder = str(write_draft(tmp_path / "draft", *classic()))
+    config = EngineConfig(method="eagle3", draft_model=folder, method_options=options)
+    with pytest.raises(ConfigError, match=message):
+        get_drafter("eagle3").validate(config, target)
+
+
+def test_trees_are_for_the_cpu() -> None:
+    spec = get_drafter("eagle3")
+    assert spec.check_device is not None
+    chain, tree = (spec.complete_options({"draft_top_k": top_k}) for top_k in (1, 4))
+    for options, device in ((chain, "cpu"), (chain, "cuda"), (tree, "cpu")):
+        spec.check_device(options, device)
+    with pytest.raises(ConfigError, match=r"--draft-top-k 4: trees run on the CPU.*--device cpu"):
+        spec.check_device(tree, "cuda")

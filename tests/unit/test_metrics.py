@@ -25,6 +25,12 @@ def test_definitions() -> None:
     assert acceptance_per_position(stats) == [0.5, 0.5, 0.5, 0.0]
 
 
+def test_a_tree_has_fewer_positions_than_drafts() -> None:
+    stats = SpecDecodeStats()
+    record_draft(stats, 15, 2, depth=4)
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens_per_pos) == (15, [1, 1, 0, 0])
+
+
 def test_add_counters() -> None:
     total, one, two = SpecDecodeStats(), SpecDecodeStats(), SpecDecodeStats()
     record_draft(one, 1, 1)

@@ -11,7 +11,8 @@
 namespace openspec {
 namespace {
 
-constexpr int kMaxDrafts = 8;
+constexpr int kMaxDepth = 8;
+constexpr int kMaxTopK = 10;
 
 /// "1,17,32".
 std::vector<int> parse_layers(const std::string& text, int num_layers) {
@@ -34,21 +35,27 @@ std::vector<int> parse_layers(const std::string& text, int num_layers) {
   return layers;
 }
 
-/// Autoregressive drafts from a one-layer head over the target's features, as chains.
+/// Autoregressive drafts from a one-layer head over the target's features: chains, or with
+/// draft_top_k above 1 trees.
 ///
 /// Its state per sequence: entries in the page pool up to the last known token, and the output of
-/// that token's row, from which the first draft is drawn.
+/// that token's row, from which the first draft is drawn. Entries of drafts behind it are
+/// overwritten as soon as the step is known.
 class Eagle3Drafter final : public Drafter {
  public:
   explicit Eagle3Drafter(const DrafterConfig& config)
-      : config_(config),
-        num_drafts_(config.num_speculative_tokens),
-        max_chains_(std::min(config.max_num_seqs, config.limits.max_rows)) {
+      : config_(config), shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     constexpr int kMost = 1 << 24;
     const TargetConfig& target = config.target;
-    OPENSPEC_CHECK_ARG(num_drafts_ >= 1 && num_drafts_ <= kMaxDrafts,
-                       "num_speculative_tokens must be in [1, ", kMaxDrafts, "], got ",
-                       num_drafts_);
+    OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
+                       "num_speculative_tokens must be in [1, ", kMaxDepth, "], got ",
+                       shape_.depth);
+    OPENSPEC_CHECK_ARG(config.num_speculative_tokens <= shape_.num_nodes(), "a tree of ",
+                       config.num_speculative_tokens, " drafts, ", shape_.num_nodes(), " are made");
+    max_proposals_ = std::min(config.max_num_seqs, config.limits.max_rows);
+    if (makes_trees() && shape_.depth > 1) {
+      max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
+    }
     needs_.capture_layers = parse_layers(config.text("capture_layers", ""), target.num_layers);
     head_ = {.hidden_size = target.hidden_size,
              .num_captures = static_cast<int>(needs_.capture_layers.size()),
@@ -66,7 +73,11 @@ class Eagle3Drafter final : public Drafter {
              .has_token_map = config.flag("has_token_map", false),
              .norm_before_residual = config.flag("norm_before_residual", false)};
     head_.validate();
-    needs_.num_speculative_tokens = num_drafts_;
+    OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
+                       " of a vocabulary of ", head_.draft_vocab_size);
+    needs_.num_speculative_tokens = config.num_speculative_tokens;
+    needs_.makes_trees = makes_trees();
+    needs_.num_draft_rows = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
     needs_.is_costly = true;
     at_ = plan();
@@ -95,7 +106,7 @@ class Eagle3Drafter final : public Drafter {
   }
 
   std::vector<float> last_logits() override {
-    std::vector<float> values(static_cast<size_t>(num_last_chains_) *
+    std::vector<float> values(static_cast<size_t>(num_last_logits_) *
                               static_cast<size_t>(head_.draft_vocab_size));
     if (config_.device == Device::kCuda) {
       device::copy_to_host(values.data(), memory_.at(at_.logits), values.size() * sizeof(float),
@@ -109,10 +120,64 @@ class Eagle3Drafter final : public Drafter {
 
   void propose(const ExecContext& exec, const TableView& table,
                const WantedDrafts& wanted) override {
-    num_last_chains_ = wanted.num_seqs;
+    if (!makes_trees()) {
+      propose_chains(exec, table, wanted);
+      return;
+    }
+    for (int first = 0; first < wanted.num_seqs; first += max_proposals_) {
+      const ptrdiff_t drafts = ptrdiff_t{first} * wanted.max_drafts;
+      propose_trees(exec, table,
+                    {.seq = wanted.seq + first,
+                     .num_wanted = wanted.num_wanted + first,
+                     .num_seqs = std::min(max_proposals_, wanted.num_seqs - first),
+                     .max_drafts = wanted.max_drafts,
+                     .drafts = wanted.drafts + drafts,
+                     .num_drafts = wanted.num_drafts + first,
+                     .parents = wanted.parents + drafts,
+                     .scores = wanted.scores + drafts});
+    }
+  }
+
+  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
+    // On the host exactly the rows that count, on a device room for all.
+    const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
+    if (num_rows == 0) return;
+    const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
+    ops::extend_rows(exec, {.step = step.rows,
+                            .num_computed = step.num_computed,
+                            .committed_row = step.committed_row,
+                            .table = table,
+                            .page_size = config_.page_size,
+                            .out = rows,
+                            .last_row = at<int32_t>(at_.last_row)});
+    void* features = memory_.at(at_.features);
+    void* hidden = memory_.at(at_.hidden);
+    copy_rows(exec, rows.source, step.features, features, num_rows,
+              head_.num_captures * head_.hidden_size);
+    model_->project(exec, features, num_rows, hidden);
+    model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
+    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.hidden_of_slot),
+              table.max_num_seqs, head_.hidden_size);
+  }
+
+ private:
+  struct Places {
+    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
+        span_kv_len, span_seq, last_row, chosen, features, hidden, hidden_of_slot, logits, choose,
+        total;
+    // of trees
+    size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
+        frontier_row, top_drafts;
+  };
+
+  bool makes_trees() const { return shape_.top_k > 1; }
+  int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
+
+  void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
+    num_last_logits_ = wanted.num_seqs;
     DraftRows rows = draft_rows(wanted.num_seqs, wanted.num_seqs);
-    OPENSPEC_CHECK(wanted.num_seqs <= max_chains_, wanted.num_seqs, " chains, at most ",
-                   max_chains_);
+    OPENSPEC_CHECK(wanted.num_seqs <= max_proposals_, wanted.num_seqs, " chains, at most ",
+                   max_proposals_);
     void* hidden = memory_.at(at_.hidden);
     for (int depth = 0; depth <= wanted.max_drafts; ++depth) {
       ops::chain_rows(exec, {.table = table,
@@ -147,37 +212,83 @@ class Eagle3Drafter final : public Drafter {
     }
   }
 
-  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
-    // On the host exactly the rows that count, on a device room for all.
-    const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
-    if (num_rows == 0) return;
-    const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
-    ops::extend_rows(exec, {.step = step.rows,
-                            .num_computed = step.num_computed,
-                            .table = table,
-                            .page_size = config_.page_size,
-                            .out = rows,
-                            .last_row = at<int32_t>(at_.last_row)});
-    void* features = memory_.at(at_.features);
-    void* hidden = memory_.at(at_.hidden);
-    copy_rows(exec, rows.source, step.features, features, num_rows,
-              head_.num_captures * head_.hidden_size);
-    model_->project(exec, features, num_rows, hidden);
-    model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
-    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.hidden_of_slot),
-              table.max_num_seqs, head_.hidden_size);
+  /// All trees together, level by level. At every level the rows so far run again: a span is a
+  /// whole one.
+  void propose_trees(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
+    const int num_seqs = wanted.num_seqs;
+    const DraftTrees trees = draft_trees();
+    const DraftRows roots = draft_rows(num_seqs, num_seqs);
+    void* outputs = memory_.at(at_.hidden);
+    void* next = memory_.at(at_.features);  // which only `extend` needs
+    ops::chain_rows(exec, {.table = table,
+                           .seq = wanted.seq,
+                           .num_wanted = wanted.num_wanted,
+                           .num_seqs = num_seqs,
+                           .max_drafts = wanted.max_drafts,
+                           .page_size = config_.page_size,
+                           .out = roots,
+                           .drafts = wanted.drafts,
+                           .num_drafts = wanted.num_drafts});
+    copy_rows(exec, roots.source, memory_.at(at_.hidden_of_slot), outputs, num_seqs,
+              head_.hidden_size);
+    find_best(exec, table, roots, roots.row_span, outputs, num_seqs);
+    for (int level = 1; level <= shape_.depth; ++level) {
+      const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
+      ops::grow_trees(exec, {.table = table,
+                             .seq = wanted.seq,
+                             .num_wanted = wanted.num_wanted,
+                             .num_seqs = num_seqs,
+                             .level = level,
+                             .page_size = config_.page_size,
+                             .tokens = at<int32_t>(at_.top_tokens),
+                             .scores = at<float>(at_.top_scores),
+                             .trees = trees,
+                             .out = rows,
+                             .parent_row = at<int32_t>(at_.parent_row),
+                             .frontier_row = at<int32_t>(at_.frontier_row)});
+      if (level == shape_.depth) break;
+      copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
+      copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), next, rows.num_rows,
+                head_.hidden_size);
+      std::swap(outputs, next);
+      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, outputs);
+      copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
+                head_.hidden_size);
+      find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
+    }
+    ops::pick_drafts(exec, {.trees = trees,
+                            .num_wanted = wanted.num_wanted,
+                            .num_seqs = num_seqs,
+                            .max_drafts = wanted.max_drafts,
+                            .order = at<int32_t>(at_.order),
+                            .drafts = wanted.drafts,
+                            .parents = wanted.parents,
+                            .scores = wanted.scores,
+                            .num_drafts = wanted.num_drafts});
   }
 
- private:
-  struct Places {
-    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, last_row, chosen, features, hidden, hidden_of_slot, logits, choose,
-        total;
-  };
-
+  /// The best drafts after rows, whose outputs are given.
+  void find_best(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                 const int32_t* row, void* outputs, int count) {
+    num_last_logits_ = count;
+    model_->logits(exec, outputs, count, at<float>(at_.logits));
+    ops::top_drafts(exec, {.rows = rows.batch(),
+                           .sample_row = row,
+                           .num_samples = count,
+                           .logits = at<float>(at_.logits),
+                           .vocab_size = head_.draft_vocab_size,
+                           .token_of = model_->token_of(),
+                           .sampling = table.sampling,
+                           .top_k = shape_.top_k,
+                           .tokens = at<int32_t>(at_.top_tokens),
+                           .scores = at<float>(at_.top_scores),
+                           .workspace = memory_.at(at_.top_drafts)});
+  }
   ForwardLimits limits() const {
     ForwardLimits limits = config_.limits;
-    limits.max_logits_rows = max_chains_;
+    limits.max_logits_rows = max_proposals_ * (makes_trees() ? shape_.top_k : 1);
+    limits.max_rows = std::max(limits.max_rows, num_tree_rows());
+    limits.max_tokens += num_tree_rows();
     return limits;
   }
 
@@ -188,7 +299,8 @@ class Eagle3Drafter final : public Drafter {
       places.total += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
       return offset;
     };
-    const int rows = config_.limits.max_rows, seqs = config_.max_num_seqs;
+    const int rows = limits().max_rows, seqs = config_.max_num_seqs;
+    const int logits_rows = limits().max_logits_rows;
     for (size_t* array : {&places.row_token, &places.row_position, &places.row_span,
                           &places.row_parent, &places.source}) {
       *array = take(rows, sizeof(int32_t));
@@ -203,15 +315,28 @@ class Eagle3Drafter final : public Drafter {
     places.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
     places.hidden = take(rows, width);
     places.hidden_of_slot = take(seqs, width);
-    places.logits = take(max_chains_, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
+    places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
     places.choose = take(1, choose_bytes());
+    if (!makes_trees()) return places;
+    for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
+      *array = take(max_proposals_ * shape_.num_nodes(), sizeof(int32_t));
+    }
+    places.row_node = take(max_proposals_ * shape_.num_rows(), sizeof(int32_t));
+    places.order = take(shape_.num_nodes(), sizeof(int32_t));
+    for (size_t* array : {&places.top_tokens, &places.top_scores}) {
+      *array = take(logits_rows * shape_.top_k, sizeof(int32_t));
+    }
+    places.parent_row = take(rows, sizeof(int32_t));
+    places.frontier_row = take(logits_rows, sizeof(int32_t));
+    places.top_drafts =
+        take(1, top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size));
     return places;
   }
 
   size_t choose_bytes() const {
 #ifdef OPENSPEC_CUDA
     if (config_.device == Device::kCuda) {
-      return choose_workspace_bytes_cuda(max_chains_, head_.draft_vocab_size);
+      return choose_workspace_bytes_cuda(max_proposals_, head_.draft_vocab_size);
     }
 #endif
     return choose_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
@@ -236,6 +361,14 @@ class Eagle3Drafter final : public Drafter {
             .span_seq = at<int32_t>(at_.span_seq)};
   }
 
+  DraftTrees draft_trees() {
+    return {.shape = shape_,
+            .node_token = at<int32_t>(at_.node_token),
+            .node_parent = at<int32_t>(at_.node_parent),
+            .node_score = at<float>(at_.node_score),
+            .row_node = at<int32_t>(at_.row_node)};
+  }
+
   /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
                  int num_rows, int width) const {
@@ -250,8 +383,9 @@ class Eagle3Drafter final : public Drafter {
   }
 
   DrafterConfig config_;
-  int num_drafts_, max_chains_;
-  int num_last_chains_ = 0;
+  TreeShape shape_;        // top_k 1: a chain
+  int max_proposals_ = 0;  // sequences that draft at a time
+  int num_last_logits_ = 0;
   Eagle3Config head_;
   DrafterNeeds needs_;
   Places at_;

@@ -1,4 +1,4 @@
-"""EAGLE-3: a head of one layer that reads hidden states of the target and drafts a chain.
+"""EAGLE-3: a head of one layer that reads hidden states of the target and drafts chains or trees.
 
 Published heads come in several formats ("dialects") that differ in keys, tensor names and in how
 they number the target's layers. All of that ends here: the engine gets one geometry, one set of
@@ -23,7 +23,14 @@ from openspec.draft_model import (
     is_same_tensor,
     opened_draft_checkpoint,
 )
-from openspec.drafters import Checkup, DrafterOption, DrafterSpec, OptionValue, Variant
+from openspec.drafters import (
+    Checkup,
+    DrafterOption,
+    DrafterSpec,
+    Options,
+    OptionValue,
+    Variant,
+)
 from openspec.errors import ConfigError
 from openspec.json_keys import JsonKeys
 from openspec.safetensors_reader import TensorInfo
@@ -37,6 +44,8 @@ logger = logging.getLogger(__name__)
 Numbering = Literal["entering", "output"]
 
 CAPTURE_LAYERS = "capture_layers"
+DRAFT_TOP_K = "draft_top_k"
+DRAFT_TREE_SIZE = "draft_tree_size"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 EMBEDDING = "embed_tokens.weight"
 TARGET_EMBEDDING = "model.embed_tokens.weight"
@@ -525,9 +534,38 @@ def _plan_checkup(config: EngineConfig, target: ModelConfig) -> Checkup:
     )
 
 
+def _num_draft_rows(depth: int, options: Options) -> int:
+    """Drafts of a step: K, or the nodes of a tree of depth K."""
+    top_k, wanted = int(options[DRAFT_TOP_K]), int(options[DRAFT_TREE_SIZE])
+    if top_k == 1 or depth == 0:
+        return depth
+    num_candidates = top_k + (depth - 1) * top_k**2
+    # With the last known token a power of two of rows, as far as depth is worth it.
+    return min(wanted or min(4 * depth, 16) - 1, num_candidates)
+
+
+def _check(config: EngineConfig, target: ModelConfig) -> None:
+    options = SPEC.complete_options(config.method_options)
+    if options[DRAFT_TOP_K] == 1 and options[DRAFT_TREE_SIZE] != 0:
+        raise ConfigError("--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)")
+    if config.num_drafts > 0 and config.num_draft_rows < config.num_drafts:
+        raise ConfigError(
+            f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
+            f"or lower --num-speculative-tokens ({config.num_drafts})"
+        )
+
+
+def _check_device(options: Options, device: str) -> None:
+    if device != "cpu" and int(options[DRAFT_TOP_K]) > 1:
+        raise ConfigError(
+            f"--draft-top-k {options[DRAFT_TOP_K]}: trees run on the CPU so far; leave it out on "
+            f"{device}, or use --device cpu"
+        )
+
+
 SPEC = DrafterSpec(
     name="eagle3",
-    summary="a head of one layer reads the target's hidden states and drafts a chain",
+    summary="a head of one layer reads the target's hidden states and drafts chains or trees",
     default_num_speculative_tokens=3,
     max_num_speculative_tokens=8,
     options=(
@@ -537,7 +575,25 @@ SPEC = DrafterSpec(
             help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. "
             "Default: what the head's config.json says.",
         ),
+        DrafterOption(
+            name=DRAFT_TOP_K,
+            default=1,
+            minimum=1,
+            maximum=10,
+            help="Above 1 a tree is drafted: the best so many drafts of a level get so many "
+            "children each. Only on the CPU so far.",
+        ),
+        DrafterOption(
+            name=DRAFT_TREE_SIZE,
+            default=0,
+            minimum=0,
+            maximum=128,
+            help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
+        ),
     ),
+    check=_check,
+    check_device=_check_device,
+    num_draft_rows=_num_draft_rows,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,
 )

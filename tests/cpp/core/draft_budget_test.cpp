@@ -71,3 +71,23 @@ TEST(budget_looks_across_a_step_in_the_cost) {
   const std::vector<DraftOffer> offers{{7, 0.9}};
   CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0).counts, (std::vector<int>{7}));
 }
+
+TEST(known_survivals_take_the_place_of_the_ratio) {
+  const StepTimes times({{1, 1.0}, {64, 1.0}});
+  const std::vector<float> likely = {-0.1f, -0.2f, -3.0f}, unlikely = {-0.15f, -4.0f, -5.0f};
+  const std::vector<DraftOffer> offers{{.num_drafts = 3, .ratio = 0.1, .scores = likely},
+                                       {.num_drafts = 3, .ratio = 0.9, .scores = unlikely}};
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 5, times, 0.0).counts, (std::vector<int>{2, 1}));
+}
+
+TEST(a_tree_promises_what_its_depths_do) {
+  // Twelve drafts of three depths: 0.5 + 0.25 + 0.125 tokens in expectation.
+  const StepTimes times({{1, 1.0}, {64, 1.0}});
+  const DraftOffer tree{.num_drafts = 12, .ratio = 0.5, .num_depths = 3};
+  const RowBudget budget = spend_row_budget(std::vector{tree}, 1, 1, 64, times, 0.0);
+  CHECK_EQ(budget.counts, (std::vector<int>{12}));
+  CHECK_NEAR(budget.tokens_per_second, 1.875, 1e-9);
+  const DraftOffer limited{.num_drafts = 2, .ratio = 0.5, .num_depths = 3};
+  CHECK_NEAR(spend_row_budget(std::vector{limited}, 1, 1, 64, times, 0.0).tokens_per_second, 1.75,
+             1e-9);
+}

@@ -106,3 +106,37 @@ TEST(tree_follows_the_chosen_child) {
   CHECK_EQ(accept_drafts(tree, Ids{5, 0, 7, 0, 8, 9}), (Ids{1, 3, 4}));
   CHECK_EQ(accept_drafts(tree, Ids{4, 5, 7, 0, 8, 9}), (Ids{0}));
 }
+
+TEST(a_cut_tree_is_a_tree) {
+  Draft tree;
+  tree.tokens = {4, 5, 6};
+  tree.parents = {-1, 0, -1};
+  tree.scores = {-0.5f, -0.7f, -0.9f};
+  tree.truncate(2);
+  CHECK_EQ(tree.parents, (Ids{-1, 0}));
+  CHECK_EQ(tree.scores.size(), size_t{2});
+}
+
+TEST(choices_judge_one_depth_more_than_had_rows) {
+  const auto judge = [](const Draft& offered, int num_granted, const Ids& chosen) {
+    const DraftJudgement judgement = judge_drafts(offered, num_granted, chosen);
+    return Ids{judgement.num_judged, judgement.num_right};
+  };
+  const Draft draft = chain({4, 5, 6});
+  CHECK_EQ(judge(draft, 0, {4}), (Ids{1, 1}));
+  CHECK_EQ(judge(draft, 0, {9}), (Ids{1, 0}));
+  CHECK_EQ(judge(draft, 1, {4, 5}), (Ids{2, 2}));
+  CHECK_EQ(judge(draft, 3, {4, 9, 6, 7}), (Ids{2, 1}));
+  CHECK_EQ(judge(draft, 3, {4, 5, 6, 7}), (Ids{3, 3}));
+  CHECK_EQ(judge({}, 0, {4}), (Ids{0, 0}));
+  Draft tree;
+  tree.tokens = {4, 5, 6, 7, 8};
+  tree.parents = {-1, -1, 1, 1, 3};
+  CHECK_EQ(judge(tree, 5, {5, 0, 7, 0, 8, 9}), (Ids{3, 3}));
+  CHECK_EQ(judge(tree, 5, {5, 0, 9, 0, 8, 9}), (Ids{2, 1}));
+  // Draft 0 has no children: nothing more was tried.
+  CHECK_EQ(judge(tree, 5, {4, 9, 9, 9, 9, 9}), (Ids{1, 1}));
+  // The choice after draft 1 is known, that after draft 3 is not.
+  CHECK_EQ(judge(tree, 2, {5, 0, 7}), (Ids{2, 2}));
+  CHECK_EQ(judge(tree, 0, {5}), (Ids{1, 1}));
+}

@@ -38,6 +38,7 @@ struct Sequence {
   std::vector<int> parents;  // within the span; -1: the committed prefix
   Bits k, v;                 // [token, num_kv_heads, kDim]
   Bits q;                    // [row, num_q_heads, kDim]
+  int first_token = 0;       // tokens before it are not seen; the same for all of a step
 
   int num_rows() const { return static_cast<int>(parents.size()); }
   int num_tokens() const { return kv_len + num_rows(); }
@@ -47,7 +48,7 @@ struct Sequence {
     for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
       tokens.push_back(kv_len + node);
     }
-    for (int token = kv_len - 1; token >= 0; --token) tokens.push_back(token);
+    for (int token = kv_len - 1; token >= first_token; --token) tokens.push_back(token);
     std::reverse(tokens.begin(), tokens.end());
     return tokens;
   }
@@ -78,15 +79,18 @@ std::vector<T> slice(const std::vector<T>& all, size_t begin, size_t end) {
           all.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
-// Rows [first, first + num_rows) of a chain that begins at token 0, as a chunk of it.
+// The rows of tokens [first, first + num_rows) of a chain, as a chunk of it.
 inline Sequence chunk_of(const Shape& shape, const Sequence& whole, int first, int num_rows) {
   const auto at = [](int index, size_t width) { return static_cast<size_t>(index) * width; };
   Sequence part;
   part.kv_len = first;
+  part.first_token = whole.first_token;
   for (int row = 0; row < num_rows; ++row) part.parents.push_back(row - 1);
   part.k = slice(whole.k, 0, at(first + num_rows, shape.kv_width()));
   part.v = slice(whole.v, 0, at(first + num_rows, shape.kv_width()));
-  part.q = slice(whole.q, at(first, shape.q_width()), at(first + num_rows, shape.q_width()));
+  const int first_row = first - whole.kv_len;
+  part.q =
+      slice(whole.q, at(first_row, shape.q_width()), at(first_row + num_rows, shape.q_width()));
   return part;
 }
 
@@ -171,7 +175,7 @@ class Step {
         const int above = s.parents[static_cast<size_t>(row)];
         has_trees_ = has_trees_ || above != row - 1;
         parent.push_back(above < 0 ? -1 : begin.back() + above);
-        position.push_back(static_cast<int32_t>(s.visible(row).size()) - 1);
+        position.push_back(static_cast<int32_t>(s.visible(row).size()) + s.first_token - 1);
         span.push_back(static_cast<int32_t>(begin.size()) - 1);
       }
       q.insert(q.end(), s.q.begin(), s.q.end());
@@ -208,6 +212,7 @@ class Step {
     p.scale = 1.0f / std::sqrt(static_cast<float>(kDim));
     p.dtype = DType::kBF16;
     p.max_tokens = max_tokens + layout.spare_context;
+    p.first_token = sequences.empty() ? 0 : sequences.front().first_token;
     p.out = keep(Bits(q.size(), 0xffff));
     out_ = buffers_.back().get();
     buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
@@ -261,6 +266,15 @@ class Step {
 inline Bits run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
                 const Layout& layout = {}) {
   return Step(rng, shape, sequences, layout).run();
+}
+
+// Nothing is known of K before the first token that is seen, and V is finite there.
+inline void hide_first_tokens(Rng& rng, const Shape& shape, Sequence& s, int first_token) {
+  const size_t count = static_cast<size_t>(first_token) * shape.kv_width();
+  s.first_token = first_token;
+  const Bits v = random_bits(rng, count, 1000.0f);
+  std::fill_n(s.k.begin(), count, uint16_t{0xffff});
+  std::copy(v.begin(), v.end(), s.v.begin());
 }
 
 inline void check_same_rows(const Shape& shape, const Bits& a, size_t a_row, const Bits& b,

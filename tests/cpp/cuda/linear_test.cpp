@@ -135,10 +135,7 @@ class Problem {
   }
   std::vector<uint8_t> run(const LinearParams& params, Out out, By by,
                            const cuda::StreamPlan& plan = {}) {
-    const size_t bytes = row_bytes(out) * static_cast<size_t>(params.num_rows) *
-                         static_cast<size_t>(out == Out::kPartials ? shape_.num_splits : 1);
-    const size_t guarded = bytes + 256;
-    CHECK_CUDA(cudaMemset(out_.data(), 0xff, guarded));
+    poison(params.num_rows, out);
     switch (by) {
       case By::kDispatch:
         CHECK_CUDA(linear_cuda(params, nullptr));
@@ -150,15 +147,24 @@ class Problem {
         CHECK_CUDA(cuda::linear_wgmma(params, nullptr));
         break;
     }
+    return output(params.num_rows, out);
+  }
+  /// Before launches that `output` reads the result of.
+  void poison(int num_rows, Out out) {
+    CHECK_CUDA(cudaMemset(out_.data(), 0xff, output_bytes(num_rows, out) + kGuard));
+  }
+  std::vector<uint8_t> output(int num_rows, Out out) const {
+    const size_t bytes = output_bytes(num_rows, out);
     CHECK_CUDA(cudaDeviceSynchronize());
-    std::vector<uint8_t> result(guarded);
-    CHECK_CUDA(cudaMemcpy(result.data(), out_.data(), guarded, cudaMemcpyDeviceToHost));
-    for (size_t i = bytes; i < guarded; ++i) {
-      if (result[i] != 0xff) fail("written behind the last row", params.num_rows);
+    std::vector<uint8_t> result(bytes + kGuard);
+    CHECK_CUDA(cudaMemcpy(result.data(), out_.data(), result.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = bytes; i < result.size(); ++i) {
+      if (result[i] != 0xff) fail("written behind the last row", num_rows);
     }
     result.resize(bytes);
     return result;
   }
+  const void* device_x() const { return device_x_.data(); }
 
   void check_same_rows(const std::vector<uint8_t>& result, int result_row,
                        const std::vector<uint8_t>& expected, int expected_row, int count, Out out,
@@ -198,6 +204,12 @@ class Problem {
   }
 
  private:
+  static constexpr size_t kGuard = 256;
+
+  size_t output_bytes(int num_rows, Out out) const {
+    return row_bytes(out) * static_cast<size_t>(num_rows) *
+           static_cast<size_t>(out == Out::kPartials ? shape_.num_splits : 1);
+  }
   size_t elements(int rows) const {
     return static_cast<size_t>(rows) * static_cast<size_t>(shape_.num_inputs);
   }
@@ -460,6 +472,52 @@ TEST(the_plan_does_not_matter) {
   }
 }
 
+// Blocks that draw their work from one workspace, which every launch leaves as it found it. All
+// shapes follow one another without waiting, as in a model; then some at a time, so that a launch
+// often meets the one that it shares multiprocessors with.
+TEST(drawing_work_does_not_matter) {
+  const DeviceBuffer workspace(std::vector<uint8_t>(kLinearWorkspaceBytesCuda, 0));
+  const auto is_zero = [&] {
+    return workspace.download<uint8_t>() == std::vector<uint8_t>(kLinearWorkspaceBytesCuda, 0);
+  };
+  const auto out_of = [](const Shape& shape) {
+    return shape.num_splits > 1 ? Out::kPartials : Out::kBF16;
+  };
+  for (const int num_rows : {1, 8, 9, 16, 17, 24, 25, 32}) {
+    std::map<std::string, std::vector<uint8_t>> expected;
+    for (const Shape& shape : shapes()) {
+      expected[shape.name] = problem_of(shape).run(0, num_rows, out_of(shape), By::kStream);
+    }
+    for (const int blocks_per_sm : {1, 2}) {
+      for (const size_t at_a_time : {shapes().size(), size_t{3}}) {
+        for (size_t first = 0; first < shapes().size(); first += at_a_time) {
+          const size_t end = std::min(first + at_a_time, shapes().size());
+          for (size_t i = first; i < end; ++i) {
+            problem_of(shapes()[i]).poison(num_rows, out_of(shapes()[i]));
+          }
+          for (int repeat = 0; repeat < 4; ++repeat) {
+            for (size_t i = first; i < end; ++i) {
+              const Problem& problem = problem_of(shapes()[i]);
+              LinearParams params =
+                  problem.params(num_rows, out_of(shapes()[i]), problem.device_x());
+              params.workspace = workspace.as<float>();
+              CHECK_CUDA(cuda::linear_stream(params, nullptr, {.blocks_per_sm = blocks_per_sm}));
+            }
+          }
+          for (size_t i = first; i < end; ++i) {
+            const Problem& problem = problem_of(shapes()[i]);
+            if (problem.output(num_rows, out_of(shapes()[i])) != expected[shapes()[i].name]) {
+              problem.fail("other bits where blocks draw their work", num_rows);
+            }
+          }
+          CHECK(is_zero());
+        }
+      }
+    }
+  }
+  CHECK(workspace.guard_is_whole());
+}
+
 TEST(runs_in_a_graph) {
   Problem& first = problem_named("0.6B gate_up");
   Problem& second = problem_named("4B o");
@@ -474,6 +532,8 @@ TEST(runs_in_a_graph) {
   LinearParams second_params = second.params(16, Out::kPartials, second_x.data());
   first_params.out = first_out.data();
   second_params.partials = second_out.as<float>();
+  const DeviceBuffer workspace(std::vector<uint8_t>(kLinearWorkspaceBytesCuda, 0));
+  first_params.workspace = second_params.workspace = workspace.as<float>();
 
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;

@@ -50,6 +50,22 @@ RunnerConfig small_config() {
   return config;
 }
 
+RunnerConfig config_of(const std::string& method) {
+  RunnerConfig config = small_config();
+  config.method = method;
+  if (method == "none") config.num_speculative_tokens = 0;
+  if (method == "eagle3") {
+    config.method_options = {{"capture_layers", std::string("0,1,2")},
+                             {"num_q_heads", int64_t{4}},
+                             {"num_kv_heads", int64_t{2}},
+                             {"head_dim", int64_t{128}},
+                             {"intermediate_size", int64_t{608}},
+                             {"draft_vocab_size", int64_t{272}},
+                             {"has_token_map", true}};
+  }
+  return config;
+}
+
 struct Output {
   Ids tokens;
   std::vector<float> logprobs;
@@ -236,8 +252,7 @@ TEST(text_does_not_depend_on_drafts_from_the_device) {
   for (const std::string& method : drafter_names()) {
     if (method == "none") continue;
     for (bool adaptive : {false, true}) {
-      RunnerConfig config = small_config();
-      config.method = method;
+      RunnerConfig config = config_of(method);
       config.adaptive = adaptive;
       const auto runner = make_runner(config);
       if (adaptive) CHECK(!runner->measure_step_times(1.0).empty());
@@ -293,9 +308,7 @@ TEST(removal_and_abandoned_steps_change_nothing) {
          {Schedule{.chunk = 33, .max_drafts = 4, .remove_every = 3},
           Schedule{.chunk = 33, .max_drafts = 4, .abandon_every = 3},
           Schedule{.chunk = 9, .max_drafts = 4, .remove_every = 5, .abandon_every = 7}}) {
-      RunnerConfig config = small_config();
-      config.method = method;
-      if (method == "none") config.num_speculative_tokens = 0;
+      RunnerConfig config = config_of(method);
       config.adaptive = false;
       const auto runner = make_runner(config);
       const std::vector<Output> outputs = run(*runner, jobs, schedule);
@@ -317,9 +330,7 @@ TEST(stop_ids_and_limits_end_a_run_on_the_device) {
       int32_t unused = 0;
       while (std::find(text.begin(), text.end(), unused) != text.end()) ++unused;
       job.params.stop_ids = {unused, stop};
-      RunnerConfig config = small_config();
-      for (const std::string& method : drafter_names()) config.method = method;
-      const auto runner = make_runner(config);
+      const auto runner = make_runner(config_of(at == 3 ? "ngram" : "eagle3"));
       CHECK_EQ(run(*runner, {job}, {.chunk = 64, .max_drafts = 4})[0].tokens,
                Ids(text.begin(), first + 1));
       job.params.stop_ids.clear();

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <memory>
-#include <string>
 
-#include "cuda/cuda_testing.h"
+#include "cuda/attention_testing.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -14,256 +12,6 @@ using namespace openspec::testing;
 namespace {
 
 NeedsDevice needs_device;
-
-constexpr int kDim = 128;
-
-struct Shape {
-  int num_q_heads = 8;
-  int num_kv_heads = 2;
-
-  int group() const { return num_q_heads / num_kv_heads; }
-  size_t q_width() const { return static_cast<size_t>(num_q_heads * kDim); }
-  size_t kv_width() const { return static_cast<size_t>(num_kv_heads * kDim); }
-};
-
-using Bits = std::vector<uint16_t>;  // bf16
-
-Bits random_bits(Rng& rng, size_t count, float scale) {
-  Bits bits(count);
-  for (uint16_t& x : bits) x = to_bf16(rng.normal(scale));
-  return bits;
-}
-
-// One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
-struct Sequence {
-  int kv_len = 0;
-  std::vector<int> parents;  // within the span; -1: the committed prefix
-  Bits k, v;                 // [token, num_kv_heads, kDim]
-  Bits q;                    // [row, num_q_heads, kDim]
-
-  int num_rows() const { return static_cast<int>(parents.size()); }
-  int num_tokens() const { return kv_len + num_rows(); }
-  // Tokens that a row sees, in order.
-  std::vector<int> visible(int row) const {
-    std::vector<int> tokens;
-    for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
-      tokens.push_back(kv_len + node);
-    }
-    for (int token = kv_len - 1; token >= 0; --token) tokens.push_back(token);
-    std::reverse(tokens.begin(), tokens.end());
-    return tokens;
-  }
-};
-
-enum class Form { kChain, kBushy, kDeep };  // deep: most rows follow the row before
-
-Sequence random_sequence(Rng& rng, const Shape& shape, int kv_len, int num_rows,
-                         Form form = Form::kChain) {
-  Sequence s;
-  s.kv_len = kv_len;
-  for (int row = 0; row < num_rows; ++row) {
-    int parent = row - 1;
-    if (form == Form::kBushy) parent = rng.integer(std::max(-1, row - 6), row - 1);
-    if (form == Form::kDeep && rng.integer(0, 9) == 0) parent = rng.integer(-1, row - 1);
-    s.parents.push_back(parent);
-  }
-  // Scores of a few units, so that weights are uneven.
-  s.q = random_bits(rng, static_cast<size_t>(num_rows) * shape.q_width(), 2.0f);
-  s.k = random_bits(rng, static_cast<size_t>(s.num_tokens()) * shape.kv_width(), 1.0f);
-  s.v = random_bits(rng, static_cast<size_t>(s.num_tokens()) * shape.kv_width(), 1.0f);
-  return s;
-}
-
-template <typename T>
-std::vector<T> slice(const std::vector<T>& all, size_t begin, size_t end) {
-  return {all.begin() + static_cast<std::ptrdiff_t>(begin),
-          all.begin() + static_cast<std::ptrdiff_t>(end)};
-}
-
-// Rows [first, first + num_rows) of a chain that begins at token 0, as a chunk of it.
-Sequence chunk_of(const Shape& shape, const Sequence& whole, int first, int num_rows) {
-  const auto at = [](int index, size_t width) { return static_cast<size_t>(index) * width; };
-  Sequence part;
-  part.kv_len = first;
-  for (int row = 0; row < num_rows; ++row) part.parents.push_back(row - 1);
-  part.k = slice(whole.k, 0, at(first + num_rows, shape.kv_width()));
-  part.v = slice(whole.v, 0, at(first + num_rows, shape.kv_width()));
-  part.q = slice(whole.q, at(first, shape.q_width()), at(first + num_rows, shape.q_width()));
-  return part;
-}
-
-// The path from the root of a tree to one of its rows, as a chain.
-Sequence path_of(const Shape& shape, const Sequence& tree, int row) {
-  const auto append = [](Bits& to, const Bits& from, int index, size_t width) {
-    const Bits part =
-        slice(from, static_cast<size_t>(index) * width, (static_cast<size_t>(index) + 1) * width);
-    to.insert(to.end(), part.begin(), part.end());
-  };
-  Sequence chain;
-  chain.kv_len = tree.kv_len;
-  for (const int token : tree.visible(row)) {
-    append(chain.k, tree.k, token, shape.kv_width());
-    append(chain.v, tree.v, token, shape.kv_width());
-    if (token < tree.kv_len) continue;
-    append(chain.q, tree.q, token - tree.kv_len, shape.q_width());
-    chain.parents.push_back(chain.num_rows() - 1);
-  }
-  return chain;
-}
-
-struct Layout {
-  int page_size = 16;
-  int spare_rows = 3;
-  int spare_spans = 2;
-  int spare_context = 100;
-  bool has_gaps = false;  // an empty span before every span
-};
-
-// A step on the device. Pages come in random order; what no token fills is NaN, page table entries
-// behind the end are -1.
-class Step {
- public:
-  Step(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences, const Layout& layout)
-      : shape_(shape) {
-    const int ps = layout.page_size;
-    int num_pages = 3, max_pages = 1, max_tokens = 1;
-    for (const Sequence& s : sequences) {
-      const int pages = (s.num_tokens() + ps - 1) / ps;
-      num_pages += pages;
-      max_pages = std::max(max_pages, pages);
-      max_tokens = std::max(max_tokens, s.num_tokens());
-    }
-    std::vector<int32_t> free_pages;
-    for (int page = 0; page < num_pages; ++page) {
-      free_pages.push_back(page);
-      std::swap(free_pages.back(), free_pages[static_cast<size_t>(rng.integer(0, page))]);
-    }
-    Bits kv(static_cast<size_t>(num_pages) * 2 * shape.kv_width() * static_cast<size_t>(ps),
-            0xffff);
-    std::vector<int32_t> pages(sequences.size() * static_cast<size_t>(max_pages), -1);
-    std::vector<int32_t> begin = {0}, kv_len, seq, span, parent, position;
-    Bits q;
-    for (size_t index = 0; index < sequences.size(); ++index) {
-      const Sequence& s = sequences[index];
-      const size_t slot = sequences.size() - 1 - index;
-      for (int token = 0; token < s.num_tokens(); ++token) {
-        int32_t& page =
-            pages[slot * static_cast<size_t>(max_pages) + static_cast<size_t>(token / ps)];
-        if (page < 0) {
-          page = free_pages.back();
-          free_pages.pop_back();
-        }
-        for (int head = 0; head < shape.num_kv_heads; ++head) {
-          const auto line = [&](int is_value) {
-            return static_cast<size_t>(((page * 2 + is_value) * shape.num_kv_heads + head) * ps +
-                                       token % ps);
-          };
-          const size_t from =
-              static_cast<size_t>(token) * shape.kv_width() + static_cast<size_t>(head) * kDim;
-          std::copy_n(&s.k[from], kDim, &kv[line(0) * kDim]);
-          std::copy_n(&s.v[from], kDim, &kv[line(1) * kDim]);
-        }
-      }
-      if (layout.has_gaps) {
-        begin.push_back(begin.back());
-        kv_len.push_back(rng.integer(0, 50));
-        seq.push_back(0);
-      }
-      for (int row = 0; row < s.num_rows(); ++row) {
-        const int above = s.parents[static_cast<size_t>(row)];
-        has_trees_ = has_trees_ || above != row - 1;
-        parent.push_back(above < 0 ? -1 : begin.back() + above);
-        position.push_back(static_cast<int32_t>(s.visible(row).size()) - 1);
-        span.push_back(static_cast<int32_t>(begin.size()) - 1);
-      }
-      q.insert(q.end(), s.q.begin(), s.q.end());
-      begin.push_back(static_cast<int32_t>(span.size()));
-      kv_len.push_back(s.kv_len);
-      seq.push_back(static_cast<int32_t>(slot));
-    }
-    num_rows_ = span.size();
-    for (int i = 0; i < layout.spare_rows; ++i) {
-      parent.push_back(-1);
-      position.push_back(0);
-      span.push_back(-1);
-    }
-    for (int i = 0; i < layout.spare_spans; ++i) {
-      begin.push_back(begin.back());
-      kv_len.push_back(0);
-      seq.push_back(0);
-    }
-    q.resize(span.size() * shape.q_width(), 0xffff);
-
-    SpanAttentionParams& p = params_;
-    p.rows.num_rows = static_cast<int>(span.size());
-    p.rows.num_spans = static_cast<int>(kv_len.size());
-    p.rows.row_position = keep(position);
-    p.rows.row_span = keep(span);
-    p.rows.row_parent = keep(parent);
-    p.rows.span_begin = keep(begin);
-    p.rows.span_kv_len = keep(kv_len);
-    p.rows.span_seq = keep(seq);
-    p.q = keep(q);
-    p.kv = {keep(kv), shape.num_kv_heads, kDim, ps};
-    p.page_table = {keep(pages), max_pages};
-    p.num_q_heads = shape.num_q_heads;
-    p.scale = 1.0f / std::sqrt(static_cast<float>(kDim));
-    p.dtype = DType::kBF16;
-    p.max_tokens = max_tokens + layout.spare_context;
-    p.out = keep(Bits(q.size(), 0xffff));
-    out_ = buffers_.back().get();
-    buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
-        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, kDim, p.max_tokens)));
-    p.workspace = buffers_.back()->as<float>();
-  }
-
-  // Twice over the same plan, as two layers would; steps of chains alone both as what they are and
-  // as steps that might have trees.
-  Bits run() {
-    const Bits first = run_once(params_);
-    if (!has_trees_) {
-      SpanAttentionParams chains = params_;
-      chains.may_have_trees = false;
-      CHECK(run_once(chains) == first);
-    }
-    return first;
-  }
-  Bits output() const {
-    for (const auto& buffer : buffers_) CHECK(buffer->guard_is_whole());
-    return slice(out_->download<uint16_t>(), 0, num_rows_ * shape_.q_width());
-  }
-  const SpanAttentionParams& params() const { return params_; }
-
- private:
-  Bits run_once(const SpanAttentionParams& params) {
-    out_->poison();
-    CHECK_CUDA(span_attention_plan_cuda(params, nullptr));
-    CHECK_CUDA(span_attention_cuda(params, nullptr));
-    const Bits first = output();
-    out_->poison();
-    CHECK_CUDA(span_attention_cuda(params, nullptr));
-    const Bits second = output();
-    CHECK(first == second);
-    return first;
-  }
-  template <typename T>
-  T* keep(const std::vector<T>& values) {
-    buffers_.push_back(std::make_unique<DeviceBuffer>(values));
-    return buffers_.back()->template as<T>();
-  }
-
-  Shape shape_;
-  size_t num_rows_ = 0;
-  bool has_trees_ = false;
-  SpanAttentionParams params_;
-  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
-  DeviceBuffer* out_ = nullptr;
-};
-
-Bits run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
-         const Layout& layout = {}) {
-  return Step(rng, shape, sequences, layout).run();
-}
 
 // Largest errors against fp64, ours and that of plain arithmetic: fp32 softmax, weights rounded to
 // bf16 for the product with V, output rounded to bf16.
@@ -332,18 +80,6 @@ void check_rows(const Shape& shape, const std::vector<Sequence>& sequences, cons
     }
   }
   errors.check();
-}
-
-void check_same_rows(const Shape& shape, const Bits& a, size_t a_row, const Bits& b, size_t b_row,
-                     size_t count) {
-  const size_t width = shape.q_width();
-  CHECK_LE((a_row + count) * width, a.size());
-  CHECK_LE((b_row + count) * width, b.size());
-  for (size_t i = 0; i < count * width; ++i) {
-    if (a[a_row * width + i] == b[b_row * width + i]) continue;
-    FAIL("row " + std::to_string(a_row + i / width) + " against " +
-         std::to_string(b_row + i / width) + ", element " + std::to_string(i % width));
-  }
 }
 
 }  // namespace
@@ -533,6 +269,48 @@ TEST(few_rows_are_invariant_bit_for_bit) {
         check_same_rows(shape, out, at, expected, static_cast<size_t>(begins[i]), num_rows);
         at += num_rows;
       }
+    }
+  }
+}
+
+// A layer without entries for the first tokens: rows of prompts, of few rows and of trees.
+TEST(tokens_before_the_first_are_not_seen) {
+  Rng rng(13);
+  constexpr int kTokens = 600;
+  for (const int group : {4, 5}) {
+    const Shape shape = {2 * group, 2};
+    for (const int first_token : {1, 32}) {
+      Sequence whole = random_sequence(rng, shape, first_token, kTokens - first_token);
+      hide_first_tokens(rng, shape, whole, first_token);
+      const Bits expected = run(rng, shape, {whole});
+      check_rows(shape, {whole}, expected, 41);
+      for (int trial = 0; trial < 12; ++trial) {
+        std::vector<Sequence> batch;
+        std::vector<int> begins;
+        for (int i = 0; i <= trial % 3; ++i) {
+          const int num_rows = trial < 6 ? rng.integer(1, 2) : rng.integer(1, 40);
+          begins.push_back(i == 0 ? first_token + trial / 3
+                                  : rng.integer(first_token, kTokens - num_rows));
+          batch.push_back(chunk_of(shape, whole, begins.back(), num_rows));
+          hide_first_tokens(rng, shape, batch.back(), first_token);
+        }
+        Layout layout;
+        layout.spare_rows = trial % 3;
+        const Bits out = run(rng, shape, batch, layout);
+        size_t at = 0;
+        for (size_t i = 0; i < batch.size(); ++i) {
+          const size_t num_rows = static_cast<size_t>(batch[i].num_rows());
+          check_same_rows(shape, out, at, expected, static_cast<size_t>(begins[i] - first_token),
+                          num_rows);
+          at += num_rows;
+        }
+      }
+      std::vector<Sequence> trees;
+      for (const int kv_len : {first_token, 64, 300}) {
+        trees.push_back(random_sequence(rng, shape, kv_len, 20, Form::kBushy));
+        hide_first_tokens(rng, shape, trees.back(), first_token);
+      }
+      check_rows(shape, trees, run(rng, shape, trees));
     }
   }
 }

@@ -108,6 +108,27 @@ TEST(rows_behind_a_long_prefix_equal_steps_of_few_rows) {
   }
 }
 
+// A layer without entries for the first tokens.
+TEST(prompts_behind_hidden_tokens_equal_steps_of_few_rows) {
+  Rng rng(5);
+  const Shape shape = {16, 4};
+  constexpr int kTokens = 700;
+  for (const int first_token : {1, 32}) {
+    Sequence whole = random_sequence(rng, shape, first_token, kTokens - first_token);
+    hide_first_tokens(rng, shape, whole, first_token);
+    const Bits expected = expected_rows(rng, shape, whole, first_token, kTokens);
+    for (const int first : {first_token, first_token + 1, 64, 500}) {
+      for (const int count : {1, 30, 200}) {
+        const Bits out = run(rng, shape, {chunk_of(shape, whole, first, count)}, kMany);
+        check_same_rows(shape, out, 0, expected, static_cast<size_t>(first - first_token),
+                        static_cast<size_t>(count));
+      }
+    }
+    check_same_rows(shape, run(rng, shape, {whole}, kMany), 0, expected, 0,
+                    static_cast<size_t>(kTokens - first_token));
+  }
+}
+
 // One key takes nearly all the weight and maxima differ widely between blocks; or all are alike.
 TEST(extreme_scores_equal_steps_of_few_rows) {
   Rng rng(4);

@@ -48,6 +48,31 @@ TEST(extended_rows_are_one_position_on) {
   CHECK_EQ(last_row, (Ids{-1, -1, -1, 2}));
 }
 
+TEST(rows_of_an_accepted_path_may_stand_apart) {
+  DraftTable table(1, 16, kPageSize);
+  table.set(0, {100, 101, 102, 103, 104});
+  const Ids span_begin = {0, 6}, span_kv_len = {1}, span_seq = {0};
+  const Ids num_computed = {3}, committed_row = {0, 2, 5, -9, -9, -9};
+  DraftBatch batch(3, 1);
+  Ids last_row(1, 77);
+  extend_rows_cpu({}, {.step = {.num_rows = 6,
+                                .num_spans = 1,
+                                .span_begin = span_begin.data(),
+                                .span_kv_len = span_kv_len.data(),
+                                .span_seq = span_seq.data()},
+                       .num_computed = num_computed.data(),
+                       .committed_row = committed_row.data(),
+                       .table = table.view(),
+                       .page_size = kPageSize,
+                       .out = batch.rows(),
+                       .last_row = last_row.data()});
+  CHECK_EQ(batch.row_token, (Ids{102, 103, 104}));
+  CHECK_EQ(batch.row_position, (Ids{2, 3, 4}));
+  CHECK_EQ(batch.row_parent, (Ids{-1, 0, 1}));
+  CHECK_EQ(batch.source, (Ids{0, 2, 5}));
+  CHECK_EQ(last_row, (Ids{2}));
+}
+
 TEST(a_chain_walks_on_from_the_last_known_token) {
   DraftTable table(3, 16, kPageSize);
   table.set(2, {10, 11, 12});

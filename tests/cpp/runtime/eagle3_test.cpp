@@ -39,6 +39,14 @@ RunnerConfig config_of(const std::string& method) {
   return config;
 }
 
+RunnerConfig tree_config(int depth, int top_k, int num_drafts) {
+  RunnerConfig config = config_of("eagle3");
+  config.draft_depth = depth;
+  config.num_speculative_tokens = num_drafts;
+  config.method_options["draft_top_k"] = int64_t{top_k};
+  return config;
+}
+
 /// Runs the jobs together; returns each one's output.
 std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk) {
   std::vector<int> slots;
@@ -122,13 +130,49 @@ TEST(the_text_is_that_of_plain_decoding) {
   }
 }
 
+TEST(the_text_is_that_of_plain_decoding_with_trees) {
+  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Ids> expected = plain(jobs);
+  struct Shape {
+    int depth, top_k, num_drafts;
+  };
+  for (const Shape shape : {Shape{1, 4, 4}, Shape{3, 2, 7}, Shape{4, 4, 15}, Shape{8, 10, 12}}) {
+    for (const bool adaptive : {false, true}) {
+      RunnerConfig config = tree_config(shape.depth, shape.top_k, shape.num_drafts);
+      config.adaptive = adaptive;
+      Runner runner(config, 400);
+      load_random_weights(runner);
+      if (adaptive) runner.measure_step_times(0.2);
+      for (const int chunk : {32, 7}) CHECK_EQ(run(runner, jobs, chunk), expected);
+    }
+  }
+}
+
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = mixed_jobs(96);
-  RunnerConfig config = config_of("eagle3");
-  config.adaptive = false;
-  Runner runner(config, 300);
+  const std::vector<Ids> expected = plain(jobs);
+  for (RunnerConfig config : {config_of("eagle3"), tree_config(8, 4, 15)}) {
+    config.adaptive = false;
+    Runner runner(config, 400);
+    load_random_weights(runner);
+    CHECK_EQ(run(runner, jobs, 32), expected);
+  }
+}
+
+TEST(a_tree_has_a_depth_and_pages_for_it) {
+  RunnerConfig config = tree_config(8, 4, 15);
+  Runner runner(config, 60);
   load_random_weights(runner);
-  CHECK_EQ(run(runner, jobs, 32), plain(jobs));
+  // Seven levels of four rows run behind the known tokens, though fifteen drafts are wanted.
+  CHECK_EQ(runner.num_rows_ahead(), 28);
+  const Ids prompt = testing::random_prompt(1, 8, kVocab);
+  const int slot = runner.add_sequence(prompt, 8, {}, {});
+  CHECK_EQ(runner.num_pages_needed(slot, 8), 3);  // and the drafter's last entry
+  CHECK_EQ(runner.num_pages_needed(slot, 9), 9);
+  config.num_speculative_tokens = 117;  // 4 + 7 * 16 are made
+  CHECK_THROWS(plan_memory(config), ArgumentError, "116 are made");
+  CHECK_THROWS(plan_memory(tree_config(9, 4, 15)), ArgumentError, "[1, 8]");
+  CHECK_THROWS(plan_memory(tree_config(4, 11, 15)), ArgumentError, "draft_top_k");
 }
 
 TEST(geometry_that_cannot_be_is_refused) {

@@ -9,6 +9,7 @@ using testing::Ids;
 using testing::Job;
 using testing::load_random_weights;
 using testing::ScriptedDrafter;
+using testing::TreeDrafter;
 
 namespace {
 
@@ -156,6 +157,53 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
       CHECK_EQ(runner.stats().num_drafter_failures > 0, k == 4);
     }
   }
+}
+
+TEST(trees_change_no_text_and_leave_the_kv_of_plain_decoding) {
+  const std::vector<Job> jobs = mixed_jobs();
+  const std::vector<Ids> expected = plain(jobs);
+  const auto oracle = [&](std::span<const int32_t> known, int count) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      Ids text = jobs[i].prompt;
+      text.insert(text.end(), expected[i].begin(), expected[i].end());
+      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
+        continue;
+      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count / 3));
+      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
+                 text.begin() + static_cast<std::ptrdiff_t>(end));
+    }
+    return Ids{};
+  };
+  const auto run_with = [&](const std::function<Ids(std::span<const int32_t>, int)>& script,
+                            int max_drafts, int& num_steps) {
+    RunnerConfig config = small_config();
+    config.num_speculative_tokens = 16;
+    config.adaptive = false;
+    config.enable_prefix_caching = false;
+    auto drafter = std::make_unique<TreeDrafter>(script);
+    TreeDrafter& observer = *drafter;
+    observer.width = static_cast<size_t>(2 * config.target.hidden_size);
+    Runner runner(config, 200, std::move(drafter));
+    load_random_weights(runner);
+    runner.set_capture({0, 2});
+    CHECK(run(runner, jobs, 5, max_drafts) == expected);
+    CHECK_EQ(runner.stats().num_drafter_failures, 0);
+    num_steps = static_cast<int>(runner.stats().num_steps);
+    return observer.seen;
+  };
+  int num_plain_steps = 0, num_steps = 0;
+  const auto plain_rows = run_with(oracle, 0, num_plain_steps);
+  for (const int max_drafts : {16, 14, 4}) {
+    CHECK(run_with(oracle, max_drafts, num_steps) == plain_rows);
+    CHECK_LT(num_steps, num_plain_steps);
+  }
+  // No token at all ends the tree.
+  const auto half_right = [&](std::span<const int32_t> known, int count) {
+    Ids tokens = oracle(known, count);
+    if (known.size() % 2 == 0 && tokens.size() > 1) tokens[1] = -5;
+    return tokens;
+  };
+  CHECK(run_with(half_right, 16, num_steps) == plain_rows);
 }
 
 TEST(prefix_hit_equals_miss) {

@@ -5,7 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "runtime/runner.h"
@@ -82,6 +84,48 @@ class ScriptedDrafter final : public Drafter {
     for (const CommittedRows& row : rows) num_observed += static_cast<int>(row.tokens.size());
   }
   int num_observed = 0;
+
+ private:
+  DrafterNeeds needs_;
+  std::function<Ids(std::span<const int32_t>, int)> script_;
+};
+
+/// Hides what a script says among siblings that are wrong.
+class TreeDrafter final : public Drafter {
+ public:
+  explicit TreeDrafter(std::function<Ids(std::span<const int32_t>, int)> script)
+      : script_(std::move(script)) {
+    needs_.num_speculative_tokens = 16;
+  }
+  const DrafterNeeds& needs() const override { return needs_; }
+  void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
+                       std::span<Draft> drafts) override {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const std::span<const int32_t> known = table.tokens(requests[i].slot);
+      int32_t above = -1;
+      for (int32_t token : script_(known, requests[i].num_wanted)) {
+        const size_t place = (known.size() + drafts[i].tokens.size()) % 3;
+        for (size_t k = 0; k < 3; ++k) {
+          drafts[i].tokens.push_back(k == place ? token : token ^ static_cast<int32_t>(k + 1));
+          drafts[i].parents.push_back(above);
+        }
+        above = drafts[i].size() - 3 + static_cast<int32_t>(place);
+      }
+    }
+  }
+  /// Tokens and features of all committed rows.
+  void observe(std::span<const CommittedRows> committed) override {
+    for (const CommittedRows& part : committed) {
+      const auto* features = static_cast<const float*>(part.features);
+      for (size_t i = 0; i < part.tokens.size(); ++i) {
+        const auto row = static_cast<size_t>(part.rows[i]);
+        seen[{part.slot, part.first_position + static_cast<int>(i)}] = {
+            part.tokens[i], features == nullptr ? 0.0f : features[row * width]};
+      }
+    }
+  }
+  std::map<std::pair<int, int>, std::pair<int32_t, float>> seen;
+  size_t width = 0;
 
  private:
   DrafterNeeds needs_;

@@ -1,0 +1,93 @@
+"""How many drafts are accepted by step, for several settings of one method, on GSM8K.
+
+    python -m bench.draft_acceptance --problems gsm8k_test.jsonl --method METHOD --json FILE \\
+        num_speculative_tokens=7 num_speculative_tokens=7,draft_top_k=4,draft_tree_size=7
+
+Drafts are made and verified at every step (no adaptive speculation), one request at a time. The
+text must be that of plain decoding, or the program ends with status 1. What it shows is acceptance:
+how long steps take is the question of `python -m openspec.bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from openspec.drafters import plain_method
+from openspec.llm import LLM
+from openspec.messages import SpecDecodeStats
+from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
+from openspec.outputs import RequestOutput
+from openspec.sampling_params import SamplingParams
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """name=value,name=value; numbers are numbers."""
+    pairs = (part.split("=", 1) for part in text.split(","))
+    return {name: int(value) if value.isdigit() else value for name, value in pairs}
+
+
+def answers(
+    settings: dict[str, Any], questions: list[str], temperature: float, max_tokens: int
+) -> list[RequestOutput]:
+    """Of an engine with these settings, thinking off."""
+    with LLM(max_num_seqs=1, adaptive_speculation=False, stats_interval_s=0.0, **settings) as llm:
+        return llm.chat(
+            [[{"role": "user", "content": question}] for question in questions],
+            [
+                SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+                for seed in range(len(questions))
+            ],
+            use_tqdm=False,
+            chat_template_kwargs={"enable_thinking": False},
+        )
+
+
+def figures(outputs: list[RequestOutput]) -> dict[str, Any]:
+    """Of all answers together."""
+    total = SpecDecodeStats()
+    add_counters(total, [output.metrics.spec_decode or SpecDecodeStats() for output in outputs])
+    return {
+        "mean_acceptance_length": round(mean_acceptance_length(total), 3),
+        "draft_tokens_per_step": round(total.num_draft_tokens / max(total.num_drafts, 1), 2),
+        "accepted_at_depth": [round(share, 3) for share in acceptance_per_position(total)],
+    }
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("settings", nargs="+", help="of the engine: name=value,name=value")
+    parser.add_argument("--problems", type=Path, required=True, help="GSM8K's jsonl")
+    parser.add_argument("--method", required=True)
+    parser.add_argument("--count", type=int, default=48, help="problems")
+    parser.add_argument("--temperatures", default="0,0.6,1")
+    parser.add_argument("--max-tokens", type=int, default=288)
+    parser.add_argument("--json", type=Path, help="where to record the figures")
+    args = parser.parse_args()
+    lines = args.problems.read_text(encoding="utf-8").splitlines()[: args.count]
+    questions = [json.loads(line)["question"] for line in lines]
+    result: dict[str, Any] = {"command": " ".join(sys.argv[1:]), "temperatures": {}}
+    is_equal = True
+    for temperature in map(float, args.temperatures.split(",")):
+        rest = (questions, temperature, args.max_tokens)
+        plain = answers({"method": plain_method()}, *rest)
+        tokens = [output.outputs[0].token_ids for output in plain]
+        kind: dict[str, Any] = {"new_tokens": sum(map(len, tokens))}
+        for settings in args.settings:
+            outputs = answers({"method": args.method, **read_settings(settings)}, *rest)
+            equal = [output.outputs[0].token_ids for output in outputs] == tokens
+            is_equal = is_equal and equal
+            kind[settings] = {"text_is_plain_decodings": equal, **figures(outputs)}
+            print(temperature, settings, json.dumps(kind[settings]), flush=True)
+        result["temperatures"][f"{temperature:g}"] = kind
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

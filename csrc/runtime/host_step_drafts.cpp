@@ -1,0 +1,134 @@
+// What the host's step does with a drafter before there are rows.
+
+#include <algorithm>
+
+#include "runtime/host_step.h"
+
+namespace openspec {
+
+namespace {
+
+/// How many leading drafts can have rows: a draft that is no token, or stands before the one that
+/// it follows, ends them.
+int num_valid(const Draft& draft, int most, int vocab_size) {
+  int count = 0;
+  for (; count < std::min(draft.size(), most); ++count) {
+    const auto i = static_cast<size_t>(count);
+    if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) break;
+    if (draft.parents[i] < -1 || draft.parents[i] >= count) break;
+  }
+  return count;
+}
+
+}  // namespace
+
+void HostStep::offer_drafts(StepLease& lease) {
+  lease.offered.assign(lease.requests.size(), {});
+  std::vector<ProposeRequest> wanted;
+  std::vector<size_t> span_of;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    if (request.max_drafts == 0) continue;
+    wanted.push_back({request.slot, request.max_drafts});
+    span_of.push_back(i);
+  }
+  if (wanted.empty() || !drafts_pay(lease)) return;
+  std::vector<Draft> drafts;
+  try {
+    drafts = proposals(wanted);
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+    return;
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Draft& draft = drafts[i];
+    draft.truncate(num_valid(draft, wanted[i].num_wanted, context_.config.target.vocab_size));
+    lease.offered[span_of[i]] = std::move(draft);
+  }
+}
+
+bool HostStep::drafts_pay(const StepLease& lease) {
+  const RunnerConfig& config = context_.config;
+  if (!context_.drafter.needs().is_costly || !config.adaptive || step_times_.empty()) return true;
+  int num_rows = 0, num_sampled = 0, num_seqs = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    num_rows += request.num_new_tokens;
+    num_sampled += lease.is_sampled[i];
+    num_seqs += request.max_drafts > 0;
+    offers.push_back({.num_drafts = request.max_drafts,
+                      .ratio = context_.table.acceptance(request.slot).ratio(),
+                      .num_depths = config.num_depths()});
+  }
+  const double seconds = proposing_seconds(num_seqs, config.num_speculative_tokens);
+  const RowBudget budget =
+      spend_row_budget(offers, num_rows, num_sampled, config.max_num_batched_tokens, step_times_,
+                       host_seconds_ + seconds);
+  return gate_.opens(budget.tokens_per_second,
+                     num_sampled / (step_times_.seconds(num_rows) + host_seconds_));
+}
+
+std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
+  std::vector<Draft> drafts(wanted.size());
+  if (!context_.drafter.works_on_arrays()) {
+    context_.drafter.propose_on_host(context_.table, wanted, drafts);
+    return drafts;
+  }
+  const auto most = static_cast<size_t>(context_.config.num_speculative_tokens);
+  seq_.clear();
+  num_wanted_.clear();
+  for (const ProposeRequest& request : wanted) {
+    seq_.push_back(request.slot);
+    num_wanted_.push_back(request.num_wanted);
+  }
+  num_drafts_.assign(wanted.size(), 0);
+  drafts_.assign(wanted.size() * most, -1);
+  const bool has_trees = context_.drafter.needs().makes_trees;
+  parents_.resize(has_trees ? wanted.size() * most : 0);
+  scores_.resize(parents_.size());
+  context_.drafter.propose(exec_, context_.table.view(),
+                           {.seq = seq_.data(),
+                            .num_wanted = num_wanted_.data(),
+                            .num_seqs = static_cast<int>(wanted.size()),
+                            .max_drafts = static_cast<int>(most),
+                            .drafts = drafts_.data(),
+                            .num_drafts = num_drafts_.data(),
+                            .parents = has_trees ? parents_.data() : nullptr,
+                            .scores = has_trees ? scores_.data() : nullptr});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    for (size_t k = i * most; k < i * most + static_cast<size_t>(num_drafts_[i]); ++k) {
+      drafts[i].append(drafts_[k]);
+      if (!has_trees) continue;
+      drafts[i].parents.back() = parents_[k];
+      drafts[i].scores.push_back(scores_[k]);
+    }
+  }
+  return drafts;
+}
+
+void HostStep::grant_drafts(StepLease& lease) {
+  int num_rows = 0, num_sampled = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    lease.spans.push_back({.slot = request.slot,
+                           .num_new_tokens = request.num_new_tokens,
+                           .kv_len = context_.table.kv_len(request.slot),
+                           .num_tokens = context_.table.num_tokens(request.slot),
+                           .draft = lease.offered[i]});
+    num_rows += request.num_new_tokens;
+    num_sampled += lease.spans.back().is_sampled();
+    offers.push_back({.num_drafts = lease.offered[i].size(),
+                      .ratio = context_.table.acceptance(request.slot).ratio(),
+                      .scores = lease.offered[i].scores});
+  }
+  if (!context_.config.adaptive || step_times_.empty()) return;
+  const std::vector<int> counts =
+      spend_row_budget(offers, num_rows, num_sampled, context_.config.max_num_batched_tokens,
+                       step_times_, host_seconds_)
+          .counts;
+  for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
+}
+
+}  // namespace openspec
