@@ -25,9 +25,12 @@ from openspec.sampling_params import SamplingParams
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """name=value,name=value; numbers are numbers."""
+    """name=value,name=value; numbers are numbers, and true and false what they say."""
+    words: dict[str, Any] = {"true": True, "false": False}
     pairs = (part.split("=", 1) for part in text.split(","))
-    return {name: int(value) if value.isdigit() else value for name, value in pairs}
+    return {
+        name: int(value) if value.isdigit() else words.get(value, value) for name, value in pairs
+    }
 
 
 def answers(

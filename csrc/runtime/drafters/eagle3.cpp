@@ -75,6 +75,7 @@ class Eagle3Drafter final : public Drafter {
     head_.validate();
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
+    has_noise_ = config.flag("draft_noise", true);
     needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
@@ -164,13 +165,18 @@ class Eagle3Drafter final : public Drafter {
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
         span_kv_len, span_seq, last_row, chosen, features, hidden, hidden_of_slot, logits, choose,
-        total;
+        greedy, total;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
         frontier_row, top_drafts;
   };
 
   bool makes_trees() const { return shape_.top_k > 1; }
+  /// How drafts are drawn: as the requests are, with the noise of the choice to be guessed, or
+  /// always the best, for which zeros stand.
+  const SamplingParams* sampling(const TableView& table) {
+    return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
+  }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
 
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
@@ -206,7 +212,7 @@ class Eagle3Drafter final : public Drafter {
                          .vocab_size = head_.draft_vocab_size,
                          .is_draft = true,
                          .token_of = model_->token_of(),
-                         .sampling = table.sampling,
+                         .sampling = sampling(table),
                          .chosen = at<int32_t>(at_.chosen),
                          .workspace = at<float>(at_.choose)});
     }
@@ -278,7 +284,7 @@ class Eagle3Drafter final : public Drafter {
                            .logits = at<float>(at_.logits),
                            .vocab_size = head_.draft_vocab_size,
                            .token_of = model_->token_of(),
-                           .sampling = table.sampling,
+                           .sampling = sampling(table),
                            .top_k = shape_.top_k,
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),
@@ -317,6 +323,7 @@ class Eagle3Drafter final : public Drafter {
     places.hidden_of_slot = take(seqs, width);
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
     places.choose = take(1, choose_bytes());
+    places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
     if (!makes_trees()) return places;
     for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
       *array = take(max_proposals_ * shape_.num_nodes(), sizeof(int32_t));
@@ -383,7 +390,8 @@ class Eagle3Drafter final : public Drafter {
   }
 
   DrafterConfig config_;
-  TreeShape shape_;        // top_k 1: a chain
+  TreeShape shape_;  // top_k 1: a chain
+  bool has_noise_ = true;
   int max_proposals_ = 0;  // sequences that draft at a time
   int num_last_logits_ = 0;
   Eagle3Config head_;

@@ -590,6 +590,12 @@ SPEC = DrafterSpec(
             maximum=128,
             help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
         ),
+        DrafterOption(
+            name="draft_noise",
+            default=True,
+            help="Draw the drafts of sampled requests with the noise that the target's choice will be "
+            "drawn with; off: always the head's best.",
+        ),
     ),
     check=_check,
     check_device=_check_device,
