@@ -593,8 +593,8 @@ SPEC = DrafterSpec(
         DrafterOption(
             name="draft_noise",
             default=True,
-            help="Draw the drafts of sampled requests with the noise that the target's choice will be "
-            "drawn with; off: always the head's best.",
+            help="Draw the drafts of sampled requests with the noise that the target's choice will "
+            "be drawn with; off: always the head's best.",
         ),
     ),
     check=_check,

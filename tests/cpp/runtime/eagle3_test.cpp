@@ -148,6 +148,16 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
   }
 }
 
+TEST(drafts_without_noise_change_no_text) {
+  const std::vector<Job> jobs = mixed_jobs(30);
+  RunnerConfig config = config_of("eagle3");
+  config.adaptive = false;
+  config.method_options["draft_noise"] = false;
+  Runner runner(config, 300);
+  load_random_weights(runner);
+  CHECK_EQ(run(runner, jobs, 32), plain(jobs));
+}
+
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = mixed_jobs(96);
   const std::vector<Ids> expected = plain(jobs);
