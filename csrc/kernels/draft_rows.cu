@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/block_sum.cuh"
 #include "kernels/draft_rows.h"
 #include "kernels/launch.cuh"
 #include "kernels/step_rows.h"
@@ -10,31 +11,7 @@ namespace openspec {
 namespace {
 
 constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each span
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-/// Sum of the values of all threads before this one; `total` of all.
-__device__ int sum_before(int value, int& total) {
-  __shared__ int warp_sums[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, inclusive, offset);
-    if (lane >= offset) inclusive += before;
-  }
-  if (lane == 31) warp_sums[warp] = inclusive;
-  __syncthreads();
-  int of_warps = warp_sums[lane];
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, of_warps, offset);
-    if (lane >= offset) of_warps += before;
-  }
-  total = __shfl_sync(kAllLanes, of_warps, 31);
-  const int before_warp = __shfl_sync(kAllLanes, of_warps, warp == 0 ? 0 : warp - 1);
-  return inclusive - value + (warp == 0 ? 0 : before_warp);
-}
-static_assert(kThreads == 1024, "one warp adds the sums of all warps");
+static_assert(kThreads == 1024, "as block_exclusive_sum has it");
 
 __device__ int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
   const int64_t page =
@@ -55,6 +32,7 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   __shared__ int begin_of[kThreads + 1];
+  __shared__ int warp_sums[kThreads / 32];
   const RowBatch& step = params.step;
   const TableView& table = params.table;
   const DraftRows& out = params.out;
@@ -63,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
 
   const int count = thread < step.num_spans ? params.num_computed[thread] : 0;
   int num_rows;
-  const int begin = sum_before(count, num_rows);
+  const int begin = cuda::block_exclusive_sum(count, warp_sums, &num_rows);
   begin_of[thread] = begin;
   if (thread == 0) begin_of[kThreads] = num_rows;
   if (thread < step.num_spans) {
@@ -95,12 +73,13 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
 __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
+  __shared__ int warp_sums[kThreads / 32];
   const TableView& table = params.table;
   const DraftRows& out = params.out;
   const int i = threadIdx.x;
   const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
   int num_rows;
-  const int row = sum_before(num_wanted > 0 ? 1 : 0, num_rows);
+  const int row = cuda::block_exclusive_sum(num_wanted > 0 ? 1 : 0, warp_sums, &num_rows);
   if (i < params.num_seqs && params.depth == 0) params.num_drafts[i] = num_wanted;
   int32_t token = 0;
   if (num_wanted > 0 && params.depth > 0) {

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "kernels/block_sum.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/step_rows.h"
 
@@ -31,30 +32,6 @@ __device__ unsigned block_max(unsigned value, int* warp_values) {
   __syncthreads();
   return result;
 }
-
-/// Sum of the values of all threads before this one; `total` of all.
-__device__ int block_exclusive_sum(int value, int* warp_sums, int* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, inclusive, offset);
-    if (lane >= offset) inclusive += before;
-  }
-  if (lane == 31) warp_sums[warp] = inclusive;
-  __syncthreads();
-  int of_warps = warp_sums[lane];
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, of_warps, offset);
-    if (lane >= offset) of_warps += before;
-  }
-  *total = __shfl_sync(kAllLanes, of_warps, kWarps - 1);
-  const int before_warp = __shfl_sync(kAllLanes, of_warps, warp == 0 ? 0 : warp - 1);
-  __syncthreads();
-  return inclusive - value + (warp == 0 ? 0 : before_warp);
-}
-static_assert(kWarps == 32, "one warp adds the sums of all warps");
 
 __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams params) {
   cuda::allow_next_kernel();
@@ -128,7 +105,7 @@ __device__ int grant(float acceptance, int offered, int room, int* shared) {
     const unsigned best = block_max(bits, shared);
     if (best == 0) break;
     int total;
-    const int before = block_exclusive_sum(bits == best ? 1 : 0, shared, &total);
+    const int before = cuda::block_exclusive_sum(bits == best ? 1 : 0, shared, &total);
     granted += bits == best && before < left ? 1 : 0;
     left -= min(left, total);
   }
@@ -178,9 +155,9 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   const int room = min(header.row_budget, params.num_rows) - block_sum(span.num_new, warp_values);
   const int granted = grant(acceptance, offered, max(room, 0), warp_values);
   int num_rows, num_samples;
-  const int row_begin = block_exclusive_sum(span.num_new + granted, warp_values, &num_rows);
+  const int row_begin = cuda::block_exclusive_sum(span.num_new + granted, warp_values, &num_rows);
   const int of_samples = span.num_scored + (is_sampled ? 1 + granted : 0);
-  span.sample_begin = block_exclusive_sum(of_samples, warp_values, &num_samples);
+  span.sample_begin = cuda::block_exclusive_sum(of_samples, warp_values, &num_samples);
   if (is_sampled) span.first_choice = span.sample_begin + span.num_scored;
   begin_of[s] = row_begin;
   rows_of[s] = span;
