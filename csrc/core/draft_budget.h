@@ -79,7 +79,7 @@ class DraftGate {
 
  private:
   static constexpr int kProbeInterval = 64;  // steps
-  int num_closed_ = 0;
+  int num_closed_ = kProbeInterval - 1;      // at first nothing is known: the first step tries
 };
 
 }  // namespace openspec

@@ -100,6 +100,7 @@ class DeviceStep final : public StepBackend {
   SpanResult result_of(const StepLease& lease, size_t span) const;
   void upload_params(int slot);
   static size_t index(int i) { return static_cast<size_t>(i); }
+  static constexpr int kLogprobWidth = 1 + kMaxLogprobs;
 
   StepContext context_;
   device::Stream stream_;

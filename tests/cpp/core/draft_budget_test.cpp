@@ -91,3 +91,13 @@ TEST(a_tree_promises_what_its_depths_do) {
   CHECK_NEAR(spend_row_budget(std::vector{limited}, 1, 1, 64, times, 0.0).tokens_per_second, 1.75,
              1e-9);
 }
+
+TEST(a_gate_tries_at_first_and_then_now_and_then) {
+  DraftGate gate;
+  CHECK(gate.opens(1.0, 2.0));
+  int num_closed = 0;
+  while (!gate.opens(1.0, 2.0)) ++num_closed;
+  CHECK_EQ(num_closed, 63);
+  CHECK(gate.opens(2.0, 1.0));
+  CHECK(!gate.opens(2.0, 2.0));  // drafts that win nothing are no use
+}

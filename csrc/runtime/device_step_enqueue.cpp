@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/ops.h"
+#include "runtime/device_step.h"
+
+// What DeviceStep enqueues on the device: the five parts of a step, and their recording.
+
+namespace openspec {
+
+int DeviceStep::num_spans_of(const Shape& shape) const {
+  // Where drafts cost time per sequence, a step that proposes has two rows for each at least.
+  const bool has_pairs = shape.proposes && context_.drafter.needs().is_costly;
+  return std::min(has_pairs ? shape.num_rows / 2 : shape.num_rows, context_.config.max_num_seqs);
+}
+
+void DeviceStep::enqueue(const Shape& shape, int num_samples) {
+  const Scratch& s = scratch_at_;
+  const int num_spans = num_spans_of(shape);
+  const RowBatch rows = {.num_rows = shape.num_rows,
+                         .num_spans = num_spans,
+                         .row_token = at<int32_t>(s.row_token),
+                         .row_position = at<int32_t>(s.row_position),
+                         .row_span = at<int32_t>(s.row_span),
+                         .row_parent = at<int32_t>(s.row_parent),
+                         .row_kv_slot = at<int64_t>(s.row_kv_slot),
+                         .span_begin = at<int32_t>(s.span_begin),
+                         .span_kv_len = at<int32_t>(s.span_kv_len),
+                         .span_seq = at<int32_t>(s.span_seq)};
+  begin(num_spans);
+  if (shape.proposes) propose(num_spans);
+  lay_out(num_spans, shape.num_rows, num_samples);
+  score(rows);
+  choose(rows, num_samples);
+  commit(num_spans);
+  extend(rows);
+}
+
+#ifdef OPENSPEC_CUDA
+
+StepInput DeviceStep::input() {
+  const auto* block = at<std::byte>(scratch_at_.input);
+  return {.header = reinterpret_cast<const StepHeader*>(block + input_.header),
+          .spans = reinterpret_cast<const StepSpan*>(block + input_.spans),
+          .slot_updates = reinterpret_cast<const SlotUpdate*>(block + input_.slot_updates),
+          .page_updates = reinterpret_cast<const PageUpdate*>(block + input_.page_updates)};
+}
+
+DeviceStep::Proposals DeviceStep::proposals() {
+  const Scratch& s = scratch_at_;
+  if (num_steps_ahead() > 0) return {at<int32_t>(s.drafts), at<int32_t>(s.num_drafts)};
+  return {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts)};
+}
+
+TableView DeviceStep::table_view() const {
+  return {.tokens = table_.tokens,
+          .tokens_stride = table_.tokens_stride,
+          .num_tokens = table_.num_tokens,
+          .sampling = table_.sampling,
+          .pages = {table_.pages, table_.max_pages_per_seq},
+          .max_num_seqs = context_.config.max_num_seqs};
+}
+
+void DeviceStep::begin(int num_spans) {
+  const Scratch& s = scratch_at_;
+  device::check(begin_step_cuda({.input = input(),
+                                 .table = table_,
+                                 .seq = at<int32_t>(s.seq),
+                                 .num_wanted = at<int32_t>(s.num_wanted),
+                                 .max_spans = num_spans},
+                                exec_.stream),
+                "begin_step");
+}
+
+void DeviceStep::propose(int num_spans) {
+  const Scratch& s = scratch_at_;
+  context_.drafter.propose(exec_, table_view(),
+                           {.seq = at<int32_t>(s.seq),
+                            .num_wanted = at<int32_t>(s.num_wanted),
+                            .num_seqs = num_spans,
+                            .max_drafts = context_.config.num_speculative_tokens,
+                            .drafts = at<int32_t>(s.drafts),
+                            .num_drafts = at<int32_t>(s.num_drafts)});
+}
+
+void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
+  const Scratch& s = scratch_at_;
+  device::check(layout_rows_cuda({.input = input(),
+                                  .table = table_,
+                                  .num_wanted = at<int32_t>(s.num_wanted),
+                                  .drafts = proposals().tokens,
+                                  .num_drafts = proposals().counts,
+                                  .max_spans = num_spans,
+                                  .max_drafts = std::max(1, context_.config.num_speculative_tokens),
+                                  .page_size = context_.config.page_size,
+                                  .vocab_size = context_.config.target.vocab_size,
+                                  .num_rows = num_rows,
+                                  .num_samples = num_samples,
+                                  .row_token = at<int32_t>(s.row_token),
+                                  .row_position = at<int32_t>(s.row_position),
+                                  .row_span = at<int32_t>(s.row_span),
+                                  .row_parent = at<int32_t>(s.row_parent),
+                                  .row_kv_slot = at<int64_t>(s.row_kv_slot),
+                                  .span_begin = at<int32_t>(s.span_begin),
+                                  .span_kv_len = at<int32_t>(s.span_kv_len),
+                                  .span_seq = at<int32_t>(s.span_seq),
+                                  .num_offered = at<int32_t>(s.num_offered),
+                                  .num_granted = at<int32_t>(s.num_granted),
+                                  .first_choice = at<int32_t>(s.first_choice),
+                                  .sample_begin = at<int32_t>(s.sample_begin),
+                                  .sample_row = at<int32_t>(s.sample_row),
+                                  .score_token = at<int32_t>(s.score_token)},
+                                 exec_.stream),
+                "layout_rows");
+}
+
+void DeviceStep::score(const RowBatch& rows) {
+  context_.target.forward(exec_, rows, {table_.pages, table_.max_pages_per_seq}, context_.kv_layers,
+                          capture_layers_, captured_.data());
+}
+
+void DeviceStep::choose(const RowBatch& rows, int num_samples) {
+  const Scratch& s = scratch_at_;
+  const int block = context_.config.max_num_logits_rows;
+  for (int first = 0; first < num_samples; first += block) {
+    const int count = std::min(block, num_samples - first);
+    context_.target.logits(exec_, at<int32_t>(s.sample_row) + first, count, at<float>(s.logits));
+    ops::choose(exec_, {.rows = rows,
+                        .sample_row = at<int32_t>(s.sample_row) + first,
+                        .score_token = at<int32_t>(s.score_token) + first,
+                        .num_samples = count,
+                        .logits = at<float>(s.logits),
+                        .vocab_size = context_.config.target.vocab_size,
+                        .sampling = table_.sampling,
+                        .tokens = table_.tokens,
+                        .tokens_stride = table_.tokens_stride,
+                        .num_tokens = table_.num_tokens,
+                        .prompt_len = table_.prompt_len,
+                        .chosen = at<int32_t>(s.chosen) + first,
+                        .logprob_ids = at<int32_t>(s.logprob_ids) + first * kLogprobWidth,
+                        .logprobs = at<float>(s.logprobs) + first * kLogprobWidth,
+                        .ranks = at<int32_t>(s.ranks) + first,
+                        .workspace = at<float>(s.choose)});
+  }
+}
+
+void DeviceStep::commit(int num_spans) {
+  const Scratch& s = scratch_at_;
+  const RunnerConfig& config = context_.config;
+  device::check(commit_rows_cuda({.input = input(),
+                                  .table = table_,
+                                  .drafts = proposals().tokens,
+                                  .num_offered = at<int32_t>(s.num_offered),
+                                  .num_granted = at<int32_t>(s.num_granted),
+                                  .first_choice = at<int32_t>(s.first_choice),
+                                  .sample_begin = at<int32_t>(s.sample_begin),
+                                  .chosen = at<int32_t>(s.chosen),
+                                  .logprob_ids = at<int32_t>(s.logprob_ids),
+                                  .logprobs = at<float>(s.logprobs),
+                                  .ranks = at<int32_t>(s.ranks),
+                                  .num_spans = num_spans,
+                                  .max_spans = config.max_num_seqs,
+                                  .max_drafts = std::max(1, config.num_speculative_tokens),
+                                  .max_samples = config.max_num_batched_tokens,
+                                  .num_computed = at<int32_t>(s.num_computed),
+                                  .outcomes = outcomes_.as<StepOutcome>(),
+                                  .tokens = tokens_.as<int32_t>(),
+                                  .out_logprob_ids = logprob_ids_.as<int32_t>(),
+                                  .out_logprobs = logprobs_.as<float>(),
+                                  .out_ranks = ranks_.as<int32_t>()},
+                                 exec_.stream),
+                "commit_rows");
+}
+
+void DeviceStep::extend(const RowBatch& rows) {
+  if (!context_.drafter.works_on_arrays()) return;
+  context_.drafter.extend(exec_, table_view(),
+                          {.rows = rows,
+                           .num_computed = at<int32_t>(scratch_at_.num_computed),
+                           .num_committed = rows.num_rows,
+                           .features = captured_.data()});
+}
+
+#else
+
+void DeviceStep::begin(int) {}
+
+void DeviceStep::propose(int) {}
+void DeviceStep::lay_out(int, int, int) {}
+void DeviceStep::score(const RowBatch&) {}
+void DeviceStep::choose(const RowBatch&, int) {}
+void DeviceStep::commit(int) {}
+void DeviceStep::extend(const RowBatch&) {}
+
+#endif
+
+void DeviceStep::prepare() {
+  graphs_.clear();
+  const bool has_drafts = context_.config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
+  const bool is_costly = context_.drafter.needs().is_costly;
+  for (int rows : row_sizes()) {
+    for (const bool proposes : {false, true}) {
+      // A drafter that costs nothing is always asked.
+      if (proposes ? !has_drafts || (is_costly && rows < 2) : has_drafts && !is_costly) continue;
+      const Shape shape{rows, proposes};
+      // Once for real, without sequences: kernels are loaded and their limits set before recording.
+      StepHeader header;
+      std::memcpy(input_at(0) + input_.header, &header, sizeof header);
+      device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
+                             stream_.handle());
+      enqueue(shape, rows);
+      synchronize();
+      graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, rows); });
+    }
+  }
+  synchronize();
+}
+
+}  // namespace openspec
