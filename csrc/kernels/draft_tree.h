@@ -74,7 +74,7 @@ struct GrowTreesParams {
   const int32_t* tokens = nullptr;  // [trees * (level == 1 ? 1 : top_k), top_k]
   const float* scores = nullptr;    // the same
   DraftTrees trees;
-  // out, below the last level. `source` is the slot for children of the last known token, else -1;
+  // out, below the last level. `source` is the tree for children of the last known token, else -1;
   // num_rows = num_seqs * level * top_k, num_spans = num_seqs, padding included.
   DraftRows out;
   int32_t* parent_row = nullptr;    // [num_rows] the parent's row at the level before, or -1

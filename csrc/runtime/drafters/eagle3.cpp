@@ -38,9 +38,9 @@ std::vector<int> parse_layers(const std::string& text, int num_layers) {
 /// Autoregressive drafts from a one-layer head over the target's features: chains, or with
 /// draft_top_k above 1 trees.
 ///
-/// Its state per sequence: entries in the page pool up to the last known token, and the output of
-/// that token's row, from which the first draft is drawn. Entries of drafts behind it are
-/// overwritten as soon as the step is known.
+/// Its state per sequence: entries in the page pool up to the last known token, and the feature of
+/// that token's row. The row itself runs when drafts are wanted, so that a step without costs
+/// little more than the entries. Entries of drafts are overwritten as soon as the step is known.
 class Eagle3Drafter final : public Drafter {
  public:
   explicit Eagle3Drafter(const DrafterConfig& config)
@@ -156,19 +156,19 @@ class Eagle3Drafter final : public Drafter {
     copy_rows(exec, rows.source, step.features, features, num_rows,
               head_.num_captures * head_.hidden_size);
     model_->project(exec, features, num_rows, hidden);
-    model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
-    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.hidden_of_slot),
+    model_->append(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
+    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
 
  private:
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, last_row, chosen, features, hidden, hidden_of_slot, logits, choose,
+        span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits, choose,
         greedy, total;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
-        frontier_row, top_drafts;
+        frontier_row, root_outputs, top_drafts;
   };
 
   bool makes_trees() const { return shape_.top_k > 1; }
@@ -199,11 +199,10 @@ class Eagle3Drafter final : public Drafter {
                              .num_drafts = wanted.num_drafts});
       if (depth == wanted.max_drafts) break;
       if (depth == 0) {
-        copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), hidden, rows.num_rows,
+        copy_rows(exec, rows.source, memory_.at(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
-      } else {
-        model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
       }
+      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
       model_->logits(exec, hidden, rows.num_rows, at<float>(at_.logits));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
@@ -235,9 +234,11 @@ class Eagle3Drafter final : public Drafter {
                            .out = roots,
                            .drafts = wanted.drafts,
                            .num_drafts = wanted.num_drafts});
-    copy_rows(exec, roots.source, memory_.at(at_.hidden_of_slot), outputs, num_seqs,
+    void* root_outputs = memory_.at(at_.root_outputs);
+    copy_rows(exec, roots.source, memory_.at(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
-    find_best(exec, table, roots, roots.row_span, outputs, num_seqs);
+    model_->forward(exec, roots.batch(), table.pages, kv_, embedding_, root_outputs);
+    find_best(exec, table, roots, roots.row_span, root_outputs, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
       ops::grow_trees(exec, {.table = table,
@@ -254,8 +255,7 @@ class Eagle3Drafter final : public Drafter {
                              .frontier_row = at<int32_t>(at_.frontier_row)});
       if (level == shape_.depth) break;
       copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
-      copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), next, rows.num_rows,
-                head_.hidden_size);
+      copy_rows(exec, rows.source, root_outputs, next, rows.num_rows, head_.hidden_size);
       std::swap(outputs, next);
       model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, outputs);
       copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
@@ -320,7 +320,7 @@ class Eagle3Drafter final : public Drafter {
     const size_t width = static_cast<size_t>(head_.hidden_size) * dtype_bytes(config_.dtype);
     places.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
     places.hidden = take(rows, width);
-    places.hidden_of_slot = take(seqs, width);
+    places.feature_of_slot = take(seqs, width);
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
     places.choose = take(1, choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
@@ -335,6 +335,7 @@ class Eagle3Drafter final : public Drafter {
     }
     places.parent_row = take(rows, sizeof(int32_t));
     places.frontier_row = take(logits_rows, sizeof(int32_t));
+    places.root_outputs = take(max_proposals_, width);
     places.top_drafts =
         take(1, top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size));
     return places;
