@@ -5,6 +5,7 @@
 #include "kernels/device.h"
 #include "kernels/draft_rows.h"
 #include "kernels/draft_tree.h"
+#include "kernels/draft_window.h"
 #include "kernels/embedding.h"
 #include "kernels/gather_rows.h"
 #include "kernels/linear.h"
@@ -45,6 +46,7 @@ OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
+OPENSPEC_DEFINE_OP(window_spans, WindowSpansParams)
 
 /// op(exec, params) of ops that have no form for CUDA yet.
 #define OPENSPEC_DEFINE_CPU_OP(op, Params)                                    \

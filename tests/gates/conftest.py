@@ -59,6 +59,12 @@ class BushDrafter(_C.Drafter):
 PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush)": BushDrafter}
 
 TREES: dict[str, dict[str, object]] = {"eagle3 tree": {"method": "eagle3", "draft_top_k": 4}}
+"""Compiled drafters that draft trees."""
+
+VARIANTS: dict[str, dict[str, object]] = {
+    **TREES,
+    "eagle3 window": {"method": "eagle3", "draft_window": 24},
+}
 """Compiled drafters with other options than their defaults."""
 
 
@@ -74,12 +80,12 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         }
     if name == plain_method():
         return {"method": name}
-    settings = TREES.get(name, {"method": name})
+    settings = VARIANTS.get(name, {"method": name})
     most = get_drafter(str(settings["method"])).max_num_speculative_tokens
     return {**settings, "num_speculative_tokens": min(num_drafts, most)}
 
 
-@pytest.fixture(params=[*available_drafters(), *TREES, *PYTHON_DRAFTERS])
+@pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])
 def drafter_name(request: pytest.FixtureRequest) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
     if harness.DEVICE != "cpu" and request.param in TREES:

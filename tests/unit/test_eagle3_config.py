@@ -156,7 +156,7 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
 
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     spec = get_drafter("eagle3")
-    names = ["capture_layers", "draft_top_k", "draft_tree_size", "draft_noise"]
+    names = ["capture_layers", "draft_top_k", "draft_tree_size", "draft_noise", "draft_window"]
     assert [option.name for option in spec.options] == names
     assert spec.needs_draft_model
 

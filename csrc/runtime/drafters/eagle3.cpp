@@ -76,6 +76,7 @@ class Eagle3Drafter final : public Drafter {
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
     has_noise_ = config.flag("draft_noise", true);
+    window_ = config.integer("draft_window", 0, 0, kMost);
     needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
@@ -165,7 +166,7 @@ class Eagle3Drafter final : public Drafter {
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
         span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits, choose,
-        greedy, total;
+        window_kv_len, window_seq, window_pages, greedy, total;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
         frontier_row, root_outputs, top_drafts;
@@ -178,6 +179,33 @@ class Eagle3Drafter final : public Drafter {
     return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
   }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
+
+  /// A pass over draft rows, which see the last tokens only where there is a window.
+  void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+               void* hidden) {
+    RowBatch batch = rows.batch();
+    PageTableView pages = table.pages;
+    if (window_ > 0) {
+      ops::window_spans(exec, {.span_begin = batch.span_begin,
+                               .span_kv_len = batch.span_kv_len,
+                               .span_seq = batch.span_seq,
+                               .from = table.pages,
+                               .num_spans = batch.num_spans,
+                               .window = window_,
+                               .page_size = config_.page_size,
+                               .max_pages = max_window_pages(),
+                               .out_kv_len = at<int32_t>(at_.window_kv_len),
+                               .out_seq = at<int32_t>(at_.window_seq),
+                               .out_pages = at<int32_t>(at_.window_pages)});
+      batch.span_kv_len = at<int32_t>(at_.window_kv_len);
+      batch.span_seq = at<int32_t>(at_.window_seq);
+      pages = {at<int32_t>(at_.window_pages), max_window_pages()};
+    }
+    model_->forward(exec, batch, pages, kv_, embedding_, hidden);
+  }
+  int max_window_pages() const {
+    return window_pages(window_, std::max(1, num_tree_rows()), config_.page_size);
+  }
 
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     num_last_logits_ = wanted.num_seqs;
@@ -202,7 +230,7 @@ class Eagle3Drafter final : public Drafter {
         copy_rows(exec, rows.source, memory_.at(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
       }
-      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
+      forward(exec, table, rows, hidden);
       model_->logits(exec, hidden, rows.num_rows, at<float>(at_.logits));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
@@ -237,7 +265,7 @@ class Eagle3Drafter final : public Drafter {
     void* root_outputs = memory_.at(at_.root_outputs);
     copy_rows(exec, roots.source, memory_.at(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
-    model_->forward(exec, roots.batch(), table.pages, kv_, embedding_, root_outputs);
+    forward(exec, table, roots, root_outputs);
     find_best(exec, table, roots, roots.row_span, root_outputs, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
@@ -257,7 +285,7 @@ class Eagle3Drafter final : public Drafter {
       copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
       copy_rows(exec, rows.source, root_outputs, next, rows.num_rows, head_.hidden_size);
       std::swap(outputs, next);
-      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, outputs);
+      forward(exec, table, rows, outputs);
       copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
                 head_.hidden_size);
       find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
@@ -324,6 +352,11 @@ class Eagle3Drafter final : public Drafter {
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
     places.choose = take(1, choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
+    if (window_ > 0) {
+      places.window_kv_len = take(seqs, sizeof(int32_t));
+      places.window_seq = take(seqs, sizeof(int32_t));
+      places.window_pages = take(seqs * max_window_pages(), sizeof(int32_t));
+    }
     if (!makes_trees()) return places;
     for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
       *array = take(max_proposals_ * shape_.num_nodes(), sizeof(int32_t));
@@ -393,6 +426,7 @@ class Eagle3Drafter final : public Drafter {
   DrafterConfig config_;
   TreeShape shape_;  // top_k 1: a chain
   bool has_noise_ = true;
+  int window_ = 0;         // tokens that a draft row sees; 0: all
   int max_proposals_ = 0;  // sequences that draft at a time
   int num_last_logits_ = 0;
   Eagle3Config head_;

@@ -596,6 +596,14 @@ SPEC = DrafterSpec(
             help="Draw the drafts of sampled requests with the noise that the target's choice will "
             "be drawn with; off: always the head's best.",
         ),
+        DrafterOption(
+            name="draft_window",
+            default=0,
+            minimum=0,
+            maximum=1 << 24,
+            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
+            "far longer than those that it was trained on.",
+        ),
     ),
     check=_check,
     check_device=_check_device,
