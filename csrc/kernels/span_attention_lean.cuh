@@ -4,9 +4,10 @@
 /// of bytes. Everything else in the step runs between two launches, so the code comes from memory
 /// again every time: little of it, and each loop that costs nothing stays one.
 ///
-/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block as
-/// those of attend<1, 1> do, for 16 pairs at a time, and write the block's result straight into the
-/// shared memory of the CTAs that merge it, each of them kLeanColumns columns.
+/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block
+/// for 16 pairs at a time, each a quarter of the keys and then of the columns, and write the
+/// block's result straight into the shared memory of the CTAs that merge it, each of them
+/// kLeanColumns columns.
 
 #include <cuda_runtime.h>
 

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     }
     int total;
     sum_before(num_items, warp_sums, total);
-    if (total * args.num_kv_heads * kLeanCtas <= args.num_split_ctas / kSplitCtasPerSm) break;
+    if (total * args.num_kv_heads * kLeanCtas <= args.num_sms) break;
   }
 
   int slot_end = 0, item_end = 0, tile_end = 0;

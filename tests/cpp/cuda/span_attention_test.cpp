@@ -315,6 +315,42 @@ TEST(tokens_before_the_first_are_not_seen) {
   }
 }
 
+// Steps of one to many sequences, with as many KV heads as a model has: contexts are cut into
+// ranges of every length, for they follow the number of tiles.
+TEST(ranges_of_every_length_are_invariant_bit_for_bit) {
+  Rng rng(14);
+  const Shape shape = {32, 8};
+  constexpr int kTokens = 1700;
+  const Sequence whole = random_sequence(rng, shape, 0, kTokens);
+  const Bits expected = run(rng, shape, {whole});
+  const Sequence tree = random_sequence(rng, shape, 1000, 24, Form::kBushy);
+  const Bits expected_tree = run(rng, shape, {tree});
+  for (const int num_sequences : {1, 2, 3, 5, 9, 17, 31}) {
+    for (const int max_rows : {1, 6, 16}) {
+      std::vector<Sequence> batch;
+      std::vector<int> begins;
+      for (int i = 0; i < num_sequences; ++i) {
+        const int num_rows = rng.integer(std::min(max_rows, 4), max_rows);
+        begins.push_back(rng.integer(max_rows == 6 ? 1000 : 0, kTokens - num_rows));
+        batch.push_back(chunk_of(shape, whole, begins.back(), num_rows));
+      }
+      const bool has_tree = max_rows == 16 && num_sequences % 3 != 0;
+      if (has_tree) batch.push_back(tree);
+      Layout layout;
+      layout.spare_rows = rng.integer(0, 40);
+      layout.spare_spans = rng.integer(0, 3);
+      const Bits out = run(rng, shape, batch, layout);
+      size_t at = 0;
+      for (size_t i = 0; i < begins.size(); ++i) {
+        const size_t num_rows = static_cast<size_t>(batch[i].num_rows());
+        check_same_rows(shape, out, at, expected, static_cast<size_t>(begins[i]), num_rows);
+        at += num_rows;
+      }
+      if (has_tree) check_same_rows(shape, out, at, expected_tree, 0, 24);
+    }
+  }
+}
+
 // A captured graph stays right as lengths, page tables and KV change on the device.
 TEST(captured_graph_follows_the_lengths) {
   Rng rng(9);
