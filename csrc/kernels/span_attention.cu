@@ -322,6 +322,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.tile_pairs = kMinTilePairs * split.num_tiles;
   args.has_wide = has_wide(params);
   args.has_wgmma = has_wgmma();
+  args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {

@@ -30,6 +30,8 @@ struct SpanAttentionParams {
   // CUDA: false promises that every span is a chain, for then few rows are attended to faster. Rows
   // of trees would come out as if they were chains.
   bool may_have_trees = true;
+  // False: every row of a span sees all rows of its span, whatever row_parent says.
+  bool is_causal = true;
 };
 
 /// Scratch for every thread, and room for the blocks of one long context that several threads

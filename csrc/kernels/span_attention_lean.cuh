@@ -306,7 +306,8 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int pair = min(first_pair + row + half * 8, num_pairs - 1);
-          const int num_visible = tile.z + (pair * args.group_reciprocal >> 16) - first_key;
+          const int in_tile = pair * args.group_reciprocal >> 16;
+          const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll

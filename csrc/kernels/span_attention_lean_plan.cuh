@@ -38,8 +38,8 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
   LeanItem item = {};
   item.tile_row = spans.row[span] + first_row;
   item.num_pairs = rows_here * args.group;
-  item.first_visible = kv_len + first_row + 1;
-  item.end = kv_len + first_row + rows_here;
+  item.end = kv_len + (args.is_causal ? first_row + rows_here : num_rows);
+  item.first_visible = args.is_causal ? kv_len + first_row + 1 : item.end;
   const int num_blocks = ceil_div(item.end, kBlockTokens);
   item.block = in_span / cut.num_tiles * kLeanBlocks;
   item.num_blocks = max(min(kLeanBlocks, num_blocks - item.block), 0);

@@ -22,6 +22,7 @@ struct PlanArgs {
   int tile_pairs;
   bool has_wide;
   bool has_wgmma;  // wide tiles are those of sm_90a
+  bool is_causal;
   Workspace workspace;
 };
 
@@ -191,8 +192,7 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   const int first_row = tile * cut.tile_rows;  // in the span
 
   WorkItem item;
-  item.span_row = spans.row[span];
-  item.tile_row = item.span_row + first_row;
+  item.tile_row = spans.row[span] + first_row;
   item.tile_rows = min(cut.tile_rows, num_rows - first_row);
   item.kv_len = spans.kv_len[span];
   item.seq = args.rows.span_seq[span];
@@ -206,19 +206,22 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   item.tile_index = spans.tile[span] + tile;
   item.is_tree = (flags & kIsTree) != 0;
   if (is_tail) {
-    item.tail_row = item.span_row + in_span - num_shared_items;
+    item.tail_row = spans.row[span] + in_span - num_shared_items;
     item.end = item.kv_len;
     const uint32_t* words =
         args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
 #pragma unroll
     for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+    item.first_visible = item.end;
     item.block_begin = cut.num_shared_blocks;
     item.block_end = ceil_div(item.end, kBlockTokens);
     item.first_slot = num_slots_of(cut.num_shared_blocks, cut.range_blocks);
   } else {
     item.tail_row = -1;
-    item.end = item.is_tree ? cut.num_shared_blocks * kBlockTokens
-                            : item.kv_len + first_row + item.tile_rows;
+    item.end = item.is_tree     ? cut.num_shared_blocks * kBlockTokens
+               : args.is_causal ? item.kv_len + first_row + item.tile_rows
+                                : item.kv_len + num_rows;
+    item.first_visible = args.is_causal && !item.is_tree ? item.kv_len + first_row + 1 : item.end;
     const int num_blocks = ceil_div(item.end, kBlockTokens);
     item.block_begin = in_span / cut.num_tiles * cut.range_blocks;
     item.block_end =
@@ -237,13 +240,13 @@ __device__ void write_wide_item(const PlanArgs& args, const SpanTable& spans, in
   const int tile = cut.num_tiles - 1 - in_span % cut.num_tiles, range = in_span / cut.num_tiles;
   const int first_row = tile * cut.tile_rows;
   WorkItem item = {};
-  item.span_row = spans.row[span];
-  item.tile_row = item.span_row + first_row;
+  item.tile_row = spans.row[span] + first_row;
   item.tile_rows = min(cut.tile_rows, spans.num_rows(span) - first_row);
   item.tail_row = -1;
   item.kv_len = spans.kv_len[span];
   item.seq = args.rows.span_seq[span];
-  item.end = item.kv_len + first_row + item.tile_rows;
+  item.end = item.kv_len + (args.is_causal ? first_row + item.tile_rows : spans.num_rows(span));
+  item.first_visible = args.is_causal ? item.kv_len + first_row + 1 : item.end;
   item.block_end = ceil_div(item.end, kBlockTokens);
   item.num_shared_blocks = cut.num_blocks;
   item.range_blocks = kSegmentBlocks;
@@ -412,7 +415,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __syncthreads();
   const int num_rows = spans.row[num_spans];
   bool has_tree = false;
-  for (int row = thread; row < num_rows; row += kPlanThreads) {
+  for (int row = thread; row < num_rows && args.is_causal; row += kPlanThreads) {
     const int span = args.rows.row_span[row];
     const int chain_parent = row == spans.row[span] ? -1 : row - 1;
     if (args.rows.row_parent[row] != chain_parent) {

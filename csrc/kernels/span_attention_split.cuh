@@ -168,10 +168,10 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int pair = min(first_pair + half * 8 + lane / 4, num_pairs - 1);
-    const int row = item.tile_row - item.span_row + (pair * group_reciprocal >> 16);
-    num_visible[half] = is_tail ? item.end : item.kv_len + row + 1;
+    const int row = pair * group_reciprocal >> 16;
+    num_visible[half] = min(item.first_visible + row, item.end);
   }
-  const int all_visible = is_tail ? item.end : item.kv_len + item.tile_row - item.span_row + 1;
+  const int all_visible = item.first_visible;
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
   // One tile of 8 keys: two steps at a time.

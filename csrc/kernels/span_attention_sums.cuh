@@ -145,7 +145,7 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   constexpr int kLoads = 4;  // in flight together
   const int lane = opaque_thread() % 32;
   const int row = item.tile_row + pair / args.group;
-  int num_visible = item.kv_len + row - item.span_row + 1;
+  int num_visible = min(item.first_visible + pair / args.group, item.end);
   if (item.is_tree) {
     const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
     num_visible = item.kv_len;

@@ -114,11 +114,10 @@ __device__ __forceinline__ void attend_wide(const AttentionArgs& args, const Wor
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, num_pairs - 1);
-      const int row = item.tile_row - item.span_row + pair / args.group;
-      num_visible[tile][half] = item.kv_len + row + 1;
+      num_visible[tile][half] = min(item.first_visible + pair / args.group, item.end);
     }
   }
-  const int all_visible = item.kv_len + item.tile_row - item.span_row + 1;
+  const int all_visible = item.first_visible;
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
   const int matrix = lane / 8, matrix_row = lane % 8;

@@ -58,13 +58,14 @@ constexpr int kMaxPairSlots = 128 * 1024;
 
 /// One row tile and one range of blocks, for every KV head; one cache line.
 struct alignas(128) WorkItem {
-  int32_t span_row;   // first row of the span
-  int32_t tile_row;   // first row of the tile
-  int32_t tile_rows;  // rows of the tile: whole rows, all q heads of the KV head
-  int32_t tail_row;   // -1: the tile's rows share the keys. Else: this row alone, over its own
-                      // ancestors, which follow the committed prefix at their depth
-  int32_t kv_len;     // tokens before the span
-  int32_t seq;        // slot in the sequence table
+  int32_t tile_row;       // first row of the tile
+  int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
+  int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
+                          // no more than `end`
+  int32_t tail_row;       // -1: the tile's rows share the keys. Else: this row alone, over its own
+                          // ancestors, which follow the committed prefix at their depth
+  int32_t kv_len;         // tokens before the span
+  int32_t seq;            // slot in the sequence table
   int32_t block_begin, block_end;  // empty for tiles that end before the range
   int32_t end;                     // tokens that the last row sees; keys from here on count as zero
   int32_t num_shared_blocks;       // blocks that all items but tails cover
@@ -123,7 +124,7 @@ constexpr int kMaxLeanSpans = 4;
 struct alignas(128) LeanItem {
   int32_t tile_row;       // first row of the tile
   int32_t num_pairs;      // of the tile
-  int32_t first_visible;  // tokens that the tile's first row sees; the next one sees one more
+  int32_t first_visible;  // as WorkItem
   int32_t end;            // tokens that the last row sees; keys from here on count as zero
   int32_t block;          // of the item, the first
   int32_t num_blocks;     // 0 for tiles that end before the item's blocks
