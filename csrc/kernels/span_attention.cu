@@ -246,9 +246,8 @@ bool device_is_lean() {
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
 bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  const int max_rows = params.rows.num_spans == 1 ? kMaxLeanRows : kMaxLeanBatchRows;
-  return !params.may_have_trees && params.rows.num_spans <= kMaxLeanSpans &&
-         params.rows.num_rows <= max_rows &&
+  const int max_rows = params.rows.num_spans <= kMaxLeanSpans ? kMaxLeanRows : kMaxLeanBatchRows;
+  return !params.may_have_trees && params.rows.num_rows <= max_rows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
          device_is_lean();
 }

@@ -107,18 +107,16 @@ struct MergeItem {
   int32_t first_pair;
 };
 
-/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kLeanPairs pairs and
+/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMinTilePairs pairs and
 /// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
-constexpr int kLeanPairs = 64;
-// Room for rows in a lean step: of one sequence, or of up to kMaxLeanSpans. Measured in a step, 600
-// tokens each: 16 rows of one sequence 9 us, 4 sequences of a row 10 us; more rows cost 3 us for
-// each 16 pairs, more sequences several rounds of clusters.
-constexpr int kMaxLeanRows = 16;
-constexpr int kMaxLeanBatchRows = 8;
+// Room for rows in a lean step: in up to kMaxLeanSpans spans, and in any number. More items take
+// several rounds of clusters, and where there are many sequences bytes count, not latencies.
+constexpr int kMaxLeanRows = 32;
 constexpr int kMaxLeanSpans = 4;
+constexpr int kMaxLeanBatchRows = 8;
 
 /// What one CTA of an item needs, one cache line.
 struct alignas(128) LeanItem {
