@@ -11,6 +11,7 @@
 #include "kernels/span_attention_lean_plan.cuh"
 #include "kernels/span_attention_plan.cuh"
 #include "kernels/span_attention_split.cuh"
+#include "kernels/span_attention_tails.cuh"
 #include "kernels/span_attention_tile.cuh"
 #include "kernels/span_attention_wgmma.h"
 
@@ -132,7 +133,9 @@ __global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kCtasPerSm
   for (;;) {
     queue.prefetch();
     const int kv_head = index % args.num_kv_heads;
-    if (item.block_begin < item.block_end) {
+    if (item.is_tile_tail) {
+      attend_tails<kTiles>(args, item, kv_head, shared);
+    } else if (item.block_begin < item.block_end) {
       attend_split<kTiles>(args, item, kv_head, shared, scratch);
     }
     if (item.num_slots > 0) {
@@ -200,20 +203,21 @@ int log2_of(int value) {
 struct SplitKernel {
   void (*kernel)(AttentionArgs);
   int num_tiles;  // of 16 pairs
-  int shared_bytes;
+  int shared_bytes, tree_shared_bytes;
   int num_ctas;  // as many as fit at once; 0: the device lacks shared memory
 
   template <int kTiles>
   static SplitKernel of() {
     using Layout = SplitLayout<kTiles>;
-    SplitKernel split = {split_kernel<kTiles>, kTiles, Layout::kBytes, 0};
+    constexpr int kTreeBytes = std::max(Layout::kBytes, TailLayout<kTiles>::kBytes);
+    SplitKernel split = {split_kernel<kTiles>, kTiles, Layout::kBytes, kTreeBytes, 0};
     int device = 0, most_bytes = 0, ctas_per_sm = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (most_bytes < split.shared_bytes ||
-        cuda::allow_shared_bytes(split.kernel, split.shared_bytes) != cudaSuccess ||
+    if (most_bytes < kTreeBytes ||
+        cuda::allow_shared_bytes(split.kernel, kTreeBytes) != cudaSuccess ||
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, split.kernel, kSplitThreads,
-                                                      split.shared_bytes) != cudaSuccess) {
+                                                      kTreeBytes) != cudaSuccess) {
       return split;
     }
     split.num_ctas = std::min(ctas_per_sm, Layout::kCtasPerSm) * cuda::num_sms();
@@ -221,13 +225,12 @@ struct SplitKernel {
   }
 };
 
-/// By what a span has room for on average. Small tiles for trees, where most items are one row's.
+/// By what a span has room for on average.
 const SplitKernel& split_kernel_of(const SpanAttentionParams& params) {
   static const SplitKernel kernels[] = {SplitKernel::of<1>(), SplitKernel::of<2>(),
                                         SplitKernel::of<4>()};
   const int group = params.num_q_heads / params.kv.num_kv_heads;
-  int num_pairs = ceil_div(params.rows.num_rows, std::max(params.rows.num_spans, 1)) * group;
-  if (params.may_have_trees) num_pairs /= 4;
+  const int num_pairs = ceil_div(params.rows.num_rows, std::max(params.rows.num_spans, 1)) * group;
   const int size = num_pairs <= 16 ? 0 : num_pairs <= 32 ? 1 : 2;
   return kernels[kernels[size].num_ctas > 0 ? size : size - (size > 0)];
 }
@@ -354,8 +357,9 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
   args.workspace = workspace;
-  const int status =
-      cuda::launch(split.kernel, split.num_ctas, kSplitThreads, split.shared_bytes, stream, args);
+  const int status = cuda::launch(
+      split.kernel, split.num_ctas, kSplitThreads,
+      params.may_have_trees ? split.tree_shared_bytes : split.shared_bytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
   if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,

@@ -49,7 +49,7 @@ struct SpanCut {
   int tile_rows, num_tiles;
   int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
   int num_slots;                                    // 0: each item is a whole tile
-  int num_tails;                                    // items of one row each, behind the others
+  int num_tile_tails, num_tails;  // tails of the first tiles, and in all; behind the other items
 
   __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
@@ -57,22 +57,31 @@ struct SpanCut {
     tile_rows = is_tree && !has_slots ? 1 : strategy.tile_pairs / group;
     num_tiles = ceil_div(num_rows, tile_rows);
     range_blocks = strategy.range_blocks;
+    num_tile_tails = num_tails = 0;
     if (is_tree) {
       num_shared_blocks = has_slots ? kv_len / kBlockTokens : 0;
       num_ranges = ceil_div(num_shared_blocks, range_blocks);
       num_slots =
           has_slots ? num_slots_of(num_shared_blocks, range_blocks) + num_blocks - num_shared_blocks
                     : 0;
-      num_tails = num_rows;
+      if (has_slots) {
+        const int room = tail_lines_of(strategy.tile_pairs / 16) - kv_len % kBlockTokens;
+        num_tile_tails = num_rows <= room ? num_tiles : room / tile_rows;
+      }
+      num_tails = num_tile_tails + max(num_rows - num_tile_tails * tile_rows, 0);
     } else {
       const bool is_split = has_slots && num_blocks > range_blocks;
       num_shared_blocks = num_blocks;
       num_ranges = is_split ? ceil_div(num_blocks, range_blocks) : 1;
       num_slots = is_split ? num_slots_of(num_blocks, range_blocks) : 0;
-      num_tails = 0;
     }
   }
   __device__ int num_items() const { return num_tiles * num_ranges + num_tails; }
+  /// The row of the span that a tail begins with.
+  __device__ int tail_row(int tail) const {
+    return tail < num_tile_tails ? tail * tile_rows
+                                 : num_tile_tails * tile_rows + tail - num_tile_tails;
+  }
 };
 
 /// A span's rows cut into wide tiles.
@@ -187,8 +196,9 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   const SpanCut cut(strategy, num_rows, spans.kv_len[span], flags, args.group);
   const int in_span = index - spans.item[span], num_shared_items = cut.num_tiles * cut.num_ranges;
   const bool is_tail = in_span >= num_shared_items;
+  const int tail_row = is_tail ? cut.tail_row(in_span - num_shared_items) : 0;
   // Tiles of one range follow each other: they share K and V in L2.
-  const int tile = is_tail ? (in_span - num_shared_items) / cut.tile_rows : in_span % cut.num_tiles;
+  const int tile = is_tail ? tail_row / cut.tile_rows : in_span % cut.num_tiles;
   const int first_row = tile * cut.tile_rows;  // in the span
 
   WorkItem item;
@@ -200,24 +210,28 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   item.num_slots = cut.num_slots;
   item.range_blocks = cut.range_blocks;
   item.slot_base = spans.slot[span] + first_row * args.group * args.num_kv_heads * cut.num_slots;
-  item.num_arrivals = cut.num_ranges + (cut.num_tails > 0 ? item.tile_rows : 0);
-  item.arrival = is_tail ? cut.num_ranges + (in_span - num_shared_items) % cut.tile_rows
-                         : in_span / cut.num_tiles;
+  item.num_arrivals = cut.num_ranges;
+  if (cut.num_tails > 0) item.num_arrivals += tile < cut.num_tile_tails ? 1 : item.tile_rows;
+  item.arrival = is_tail ? cut.num_ranges + tail_row - first_row : in_span / cut.num_tiles;
   item.tile_index = spans.tile[span] + tile;
   item.is_tree = (flags & kIsTree) != 0;
+  item.is_tile_tail = is_tail && tile < cut.num_tile_tails;
+  item.tail_row = is_tail && !item.is_tile_tail ? spans.row[span] + tail_row : -1;
   if (is_tail) {
-    item.tail_row = spans.row[span] + in_span - num_shared_items;
     item.end = item.kv_len;
-    const uint32_t* words =
-        args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
+    if (item.is_tile_tail) {
+      item.end += first_row + item.tile_rows;
+    } else {
+      const uint32_t* words =
+          args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
 #pragma unroll
-    for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+      for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+    }
     item.first_visible = item.end;
     item.block_begin = cut.num_shared_blocks;
     item.block_end = ceil_div(item.end, kBlockTokens);
     item.first_slot = num_slots_of(cut.num_shared_blocks, cut.range_blocks);
   } else {
-    item.tail_row = -1;
     item.end = item.is_tree     ? cut.num_shared_blocks * kBlockTokens
                : args.is_causal ? item.kv_len + first_row + item.tile_rows
                                 : item.kv_len + num_rows;
@@ -361,8 +375,8 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
     const int tile_rows = min(cut.tile_rows, num_rows);
     const int pair_slots = cut.num_slots * tile_rows * args.group;
     mine.most_pair_slots = max(mine.most_pair_slots, pair_slots);
-    mine.most_share =
-        max(mine.most_share, pair_slots / (cut.num_ranges + (cut.num_tails > 0 ? tile_rows : 0)));
+    const int num_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
+    mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + num_tails));
     mine.num_pair_slots +=
         min(cut.num_slots * num_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
   }

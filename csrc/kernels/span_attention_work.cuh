@@ -25,6 +25,11 @@ constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
 constexpr int kMaxSpans = 1024;
 constexpr int kMaxTreeRows = 256;  // rows of a span that is no chain
+/// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all behind the
+/// shared blocks up to the tile's last row. Rows of tiles with more have a tail each.
+__host__ __device__ constexpr int tail_lines_of(int num_tiles) {
+  return num_tiles == 4 ? 192 : 144;
+}
 constexpr int kAncestorWords = kMaxTreeRows / 32;
 constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
 
@@ -62,13 +67,16 @@ struct alignas(128) WorkItem {
   int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
   int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
                           // no more than `end`
-  int32_t tail_row;       // -1: the tile's rows share the keys. Else: this row alone, over its own
-                          // ancestors, which follow the committed prefix at their depth
-  int32_t kv_len;         // tokens before the span
-  int32_t seq;            // slot in the sequence table
+  // Of trees, behind the shared blocks, rows have keys of their own: the rest of the committed
+  // prefix, then their ancestors by depth. An item of these is a tail, of one row or of the tile.
+  int32_t tail_row;                // -1: not of one row
+  int32_t is_tile_tail;            // boolean
+  int32_t kv_len;                  // tokens before the span
+  int32_t seq;                     // slot in the sequence table
   int32_t block_begin, block_end;  // empty for tiles that end before the range
-  int32_t end;                     // tokens that the last row sees; keys from here on count as zero
-  int32_t num_shared_blocks;       // blocks that all items but tails cover
+  int32_t end;  // tokens that the last row sees; keys from here on count as zero. Of a tile's tail:
+                // tokens up to its last row
+  int32_t num_shared_blocks;  // blocks that all items but tails cover
   // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
   int32_t num_slots;     // partial results per pair
   int32_t first_slot;    // of block_begin
