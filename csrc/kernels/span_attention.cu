@@ -239,11 +239,47 @@ bool has_wide(const SpanAttentionParams& params) {
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
 }
 
-/// Clusters, and as much shared memory as the lean kernel needs.
-bool device_is_lean() {
-  static const bool is = cuda::overlaps_kernels() &&
-                         cuda::allow_shared_bytes(lean_kernel, kLeanSharedBytes) == cudaSuccess;
-  return is;
+/// How lean tiles are computed.
+struct LeanKernel {
+  void (*kernel)(LeanArgs);
+  int num_tiles;  // of 16 pairs
+  int shared_bytes;
+  int num_clusters;  // as many as fit at once; 0: the device lacks clusters or shared memory
+
+  template <int kTiles>
+  static LeanKernel of() {
+    LeanKernel lean = {lean_kernel<kTiles>, kTiles, LeanLayout<kTiles>::kBytes, 0};
+    if (!cuda::overlaps_kernels() ||
+        cuda::allow_shared_bytes(lean.kernel, lean.shared_bytes) != cudaSuccess) {
+      return lean;
+    }
+    cudaLaunchAttribute cluster = cluster_attribute();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = kLeanCtas;
+    config.blockDim = kLeanThreads;
+    config.dynamicSmemBytes = lean.shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&lean.num_clusters, lean.kernel, &config) != cudaSuccess) {
+      lean.num_clusters = 0;
+    }
+    return lean;
+  }
+  static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = kLeanCtas;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    return attribute;
+  }
+};
+
+/// By what the step has room for.
+const LeanKernel& lean_kernel_of(const SpanAttentionParams& params) {
+  static const LeanKernel kernels[] = {LeanKernel::of<1>(), LeanKernel::of<4>()};
+  const int num_pairs = params.rows.num_rows * (params.num_q_heads / params.kv.num_kv_heads);
+  return kernels[num_pairs <= kMinTilePairs ? 0 : 1];
 }
 
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
@@ -252,7 +288,7 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int max_rows = params.rows.num_spans <= kMaxLeanSpans ? kMaxLeanRows : kMaxLeanBatchRows;
   return !params.may_have_trees && params.rows.num_rows <= max_rows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
-         device_is_lean();
+         lean_kernel_of(params).num_clusters > 0;
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -273,31 +309,20 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.num_arrived = workspace.lean_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
+  const LeanKernel& lean = lean_kernel_of(params);
+  cudaLaunchAttribute attributes[2] = {LeanKernel::cluster_attribute(), {}};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
+  // No more than fit at once: those left over would come last, with their full share of the work.
+  config.gridDim =
+      kLeanCtas * std::min(lean.num_clusters, workspace.max_lean_items * params.kv.num_kv_heads);
   config.blockDim = kLeanThreads;
-  config.dynamicSmemBytes = kLeanSharedBytes;
+  config.dynamicSmemBytes = lean.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = kLeanCtas;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = 2;
-  // As many as fit at once: those left over would come last, with their full share of the work.
-  config.gridDim = kLeanCtas;
-  static const int at_once = [&] {
-    cudaLaunchConfig_t alone = config;
-    alone.attrs = attributes + 1;
-    alone.numAttrs = 1;
-    int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &alone) != cudaSuccess) return 1;
-    return std::max(count, 1);
-  }();
-  config.gridDim = kLeanCtas * std::min(at_once, workspace.max_lean_items * params.kv.num_kv_heads);
-  return cudaLaunchKernelEx(&config, lean_kernel, args);
+  return cudaLaunchKernelEx(&config, lean.kernel, args);
 }
 
 }  // namespace
@@ -328,6 +353,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
+    args.tile_pairs = kMinTilePairs * lean_kernel_of(params).num_tiles;
     return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
   }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);

@@ -115,14 +115,14 @@ struct MergeItem {
   int32_t first_pair;
 };
 
-/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMinTilePairs pairs and
+/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMaxTilePairs pairs and
 /// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
 // Room for rows in a lean step: in up to kMaxLeanSpans spans, and in any number. More items take
 // several rounds of clusters, and where there are many sequences bytes count, not latencies.
-constexpr int kMaxLeanRows = 32;
+constexpr int kMaxLeanRows = 64;
 constexpr int kMaxLeanSpans = 4;
 constexpr int kMaxLeanBatchRows = 8;
 
