@@ -285,7 +285,7 @@ const LeanKernel& lean_kernel_of(const SpanAttentionParams& params) {
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
 bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  const int max_rows = params.rows.num_spans <= kMaxLeanSpans ? kMaxLeanRows : kMaxLeanBatchRows;
+  const int max_rows = params.rows.num_spans <= kFewSpans ? kMaxLeanRows : kMaxLeanBatchRows;
   return !params.may_have_trees && params.rows.num_rows <= max_rows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
          lean_kernel_of(params).num_clusters > 0;

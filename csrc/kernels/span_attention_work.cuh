@@ -17,6 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/span_attention.h"
+
 namespace openspec::span_attention {
 
 constexpr int kHeadDim = 128;
@@ -120,11 +122,10 @@ struct MergeItem {
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
-// Room for rows in a lean step: in up to kMaxLeanSpans spans, and in any number. More items take
-// several rounds of clusters, and where there are many sequences bytes count, not latencies.
-constexpr int kMaxLeanRows = 64;
-constexpr int kMaxLeanSpans = 4;
-constexpr int kMaxLeanBatchRows = 8;
+// Room for rows in a lean step, of few spans and of any number. More items take several rounds of
+// clusters, and where there are many sequences bytes count, not latencies.
+constexpr int kMaxLeanRows = kMaxRowsOfFewSpans;
+constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.
 struct alignas(128) LeanItem {

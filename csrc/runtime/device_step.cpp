@@ -326,9 +326,12 @@ DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease) {
     shape.num_rows = std::max(shape.num_rows, 2 * num_spans);
     if (shape.num_rows > config.max_num_batched_tokens) shape = {num_known, false};
   }
+  shape.num_spans = num_spans;
   for (auto graph = graphs_.lower_bound(shape); graph != graphs_.end(); ++graph) {
-    if (graph->first.proposes == shape.proposes) return graph->first;
+    const Shape& next = graph->first;
+    if (next.proposes == shape.proposes && next.num_spans >= num_spans) return next;
   }
+  shape.num_spans = most_spans(shape.num_rows, shape.proposes);
   return shape;
 }
 
@@ -449,7 +452,13 @@ double DeviceStep::time_rows(int slot, int num_rows, bool proposes) {
                          row.size_bytes(), stream_.handle());
   upload_params(slot);
   // A drafter that costs nothing proposes in every step.
-  const Shape shape{num_rows, graphs_.contains({num_rows, proposes}) ? proposes : !proposes};
+  Shape shape{num_rows, proposes, most_spans(num_rows, proposes)};
+  for (const bool with_drafts : {!proposes, proposes}) {
+    const auto graph = graphs_.lower_bound({num_rows, with_drafts, 1});
+    if (graph == graphs_.end()) continue;
+    const Shape& next = graph->first;
+    if (next.num_rows == num_rows && next.proposes == with_drafts) shape = next;
+  }
   start(0, shape, num_rows);
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);

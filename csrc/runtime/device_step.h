@@ -15,8 +15,9 @@ namespace openspec {
 /// ring in pinned memory. The device holds the sequence table that counts; the host's own is what
 /// it has heard of so far, so the next step can be launched before this one is known.
 ///
-/// A graph is recorded for each number of rows in kGraphRows; a step takes the next larger one, its
-/// surplus rows are padding. Larger steps (prompts) are launched op by op, through the same code.
+/// A graph is recorded for each number of rows in kGraphRows, and for few spans another where that
+/// is faster; a step takes the next larger one, its surplus rows are padding. Larger steps
+/// (prompts) are launched op by op, through the same code.
 class DeviceStep final : public StepBackend {
  public:
   explicit DeviceStep(StepContext context);
@@ -64,10 +65,11 @@ class DeviceStep final : public StepBackend {
     return reinterpret_cast<T*>(scratch_.at(offset));
   }
 
-  /// What a step launches, and its graph.
+  /// What a step launches, and its graph. Rows and spans are what it has room for.
   struct Shape {
     int num_rows = 0;
     bool proposes = false;
+    int num_spans = 0;
     auto operator<=>(const Shape&) const = default;
   };
 
@@ -89,7 +91,7 @@ class DeviceStep final : public StepBackend {
     const int32_t *tokens, *counts;
   };
   Proposals proposals();
-  int num_spans_of(const Shape& shape) const;
+  int most_spans(int num_rows, bool proposes) const;
   /// The step that serves the lease best, with at least the rows that its known tokens need.
   Shape choose_shape(const StepLease& lease);
   int num_samples_of(const StepLease& lease, const Shape& shape) const;

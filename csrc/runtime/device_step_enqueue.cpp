@@ -8,15 +8,15 @@
 
 namespace openspec {
 
-int DeviceStep::num_spans_of(const Shape& shape) const {
+int DeviceStep::most_spans(int num_rows, bool proposes) const {
   // Where drafts cost time per sequence, a step that proposes has two rows for each at least.
-  const bool has_pairs = shape.proposes && context_.drafter.needs().is_costly;
-  return std::min(has_pairs ? shape.num_rows / 2 : shape.num_rows, context_.config.max_num_seqs);
+  const bool has_pairs = proposes && context_.drafter.needs().is_costly;
+  return std::min(has_pairs ? num_rows / 2 : num_rows, context_.config.max_num_seqs);
 }
 
 void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
-  const int num_spans = num_spans_of(shape);
+  const int num_spans = shape.num_spans;
   const RowBatch rows = {.num_rows = shape.num_rows,
                          .num_spans = num_spans,
                          .row_token = at<int32_t>(s.row_token),
@@ -202,15 +202,23 @@ void DeviceStep::prepare() {
     for (const bool proposes : {false, true}) {
       // A drafter that costs nothing is always asked.
       if (proposes ? !has_drafts || (is_costly && rows < 2) : has_drafts && !is_costly) continue;
-      const Shape shape{rows, proposes};
-      // Once for real, without sequences: kernels are loaded and their limits set before recording.
-      StepHeader header;
-      std::memcpy(input_at(0) + input_.header, &header, sizeof header);
-      device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
-                             stream_.handle());
-      enqueue(shape, rows);
-      synchronize();
-      graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, rows); });
+      const int most = most_spans(rows, proposes);
+      std::vector<int> sizes = {most};
+      if (most > kFewSpans && rows >= kMinRowsOfFewSpans && rows <= kMaxRowsOfFewSpans) {
+        sizes.push_back(kFewSpans);
+      }
+      for (const int num_spans : sizes) {
+        const Shape shape{rows, proposes, num_spans};
+        // Once for real, without sequences: kernels are loaded and their limits set before
+        // recording.
+        StepHeader header;
+        std::memcpy(input_at(0) + input_.header, &header, sizeof header);
+        device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
+                               stream_.handle());
+        enqueue(shape, rows);
+        synchronize();
+        graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, rows); });
+      }
     }
   }
   synchronize();
