@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/span_attention.h"
+
 namespace openspec::span_attention {
 
 constexpr int kHeadDim = 128;
@@ -25,7 +27,6 @@ constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
 constexpr int kMaxSpans = 1024;
-constexpr int kMaxTreeRows = 256;  // rows of a span that is no chain
 constexpr int kAncestorWords = kMaxTreeRows / 32;
 constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
 

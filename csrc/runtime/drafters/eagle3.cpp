@@ -257,7 +257,8 @@ class Eagle3Drafter final : public Drafter {
       copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), next, rows.num_rows,
                 head_.hidden_size);
       std::swap(outputs, next);
-      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, outputs);
+      model_->forward(exec, rows.batch(/*may_have_trees=*/true), table.pages, kv_, embedding_,
+                      outputs);
       copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
                 head_.hidden_size);
       find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
@@ -322,7 +323,7 @@ class Eagle3Drafter final : public Drafter {
     places.hidden = take(rows, width);
     places.hidden_of_slot = take(seqs, width);
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
-    places.choose = take(1, choose_bytes());
+    places.choose = take(1, makes_trees() ? 0 : choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
     if (!makes_trees()) return places;
     for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
@@ -335,8 +336,7 @@ class Eagle3Drafter final : public Drafter {
     }
     places.parent_row = take(rows, sizeof(int32_t));
     places.frontier_row = take(logits_rows, sizeof(int32_t));
-    places.top_drafts =
-        take(1, top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size));
+    places.top_drafts = take(1, top_drafts_bytes());
     return places;
   }
 
@@ -347,6 +347,15 @@ class Eagle3Drafter final : public Drafter {
     }
 #endif
     return choose_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
+  }
+
+  size_t top_drafts_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return top_drafts_workspace_bytes_cuda(limits().max_logits_rows, head_.draft_vocab_size);
+    }
+#endif
+    return top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
   }
 
   template <typename T>
