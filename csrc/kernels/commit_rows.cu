@@ -21,15 +21,15 @@ struct Verdict {
 __device__ Verdict judge_chain(const int32_t* drafts, int offered, int granted,
                                const int32_t* chosen) {
   const int lane = threadIdx.x % 32;
+  const int most = min(offered, granted + 1);
   Verdict verdict;
-  verdict.num_judged = min(offered, granted + 1);
-  for (int base = 0; base < verdict.num_judged; base += 32) {
+  for (int base = 0; base < most; base += 32) {
     const int i = base + lane;
-    const bool is_right = i < verdict.num_judged && drafts[i] == chosen[i];
-    const unsigned wrong = __ballot_sync(kAllLanes, !is_right);
+    const unsigned wrong = __ballot_sync(kAllLanes, !(i < most && drafts[i] == chosen[i]));
     verdict.num_right += wrong == 0 ? 32 : __ffs(wrong) - 1;
     if (wrong != 0) break;
   }
+  verdict.num_judged = min(most, verdict.num_right + 1);
   verdict.num_accepted = min(verdict.num_right, granted);
   return verdict;
 }
@@ -49,8 +49,9 @@ __device__ Verdict judge_tree(const int32_t* drafts, const int32_t* parents, int
     const int32_t parent = i < offered ? parents[i] : -2, token = i < offered ? drafts[i] : -1;
     while (at < granted) {
       const bool is_child = parent == at;
+      const unsigned children = __ballot_sync(kAllLanes, is_child);
       const unsigned right = __ballot_sync(kAllLanes, is_child && token == chosen[at + 1]);
-      has_child = has_child || __any_sync(kAllLanes, is_child);
+      has_child = has_child || children != 0;
       if (right == 0) break;
       at = base + __ffs(right) - 1;
       has_child = false;
