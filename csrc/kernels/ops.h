@@ -1,6 +1,5 @@
 #pragma once
 
-#include "core/check.h"
 #include "kernels/choose.h"
 #include "kernels/device.h"
 #include "kernels/draft_rows.h"
@@ -47,18 +46,10 @@ OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 OPENSPEC_DEFINE_OP(window_spans, WindowSpansParams)
-
-/// op(exec, params) of ops that have no form for CUDA yet.
-#define OPENSPEC_DEFINE_CPU_OP(op, Params)                                    \
-  inline void op(const ExecContext& exec, const Params& params) {             \
-    OPENSPEC_CHECK(exec.device == Device::kCpu, #op " runs on the CPU only"); \
-    op##_cpu(exec, params);                                                   \
-  }
-
-OPENSPEC_DEFINE_CPU_OP(top_drafts, TopDraftsParams)
-OPENSPEC_DEFINE_CPU_OP(grow_trees, GrowTreesParams)
-OPENSPEC_DEFINE_CPU_OP(pick_drafts, PickDraftsParams)
-OPENSPEC_DEFINE_CPU_OP(move_kv, MoveKvParams)
+OPENSPEC_DEFINE_OP(top_drafts, TopDraftsParams)
+OPENSPEC_DEFINE_OP(grow_trees, GrowTreesParams)
+OPENSPEC_DEFINE_OP(pick_drafts, PickDraftsParams)
+OPENSPEC_DEFINE_OP(move_kv, MoveKvParams)
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
@@ -66,7 +57,6 @@ inline void span_attention_plan(const ExecContext& exec, const SpanAttentionPara
 }
 
 #undef OPENSPEC_DEFINE_OP
-#undef OPENSPEC_DEFINE_CPU_OP
 #undef OPENSPEC_ON_CUDA
 
 }  // namespace openspec::ops

@@ -43,6 +43,8 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
 /// that has room for kFewSpans spans at most; with fewer rows the number of spans does not count.
 inline constexpr int kFewSpans = 4;
 inline constexpr int kMinRowsOfFewSpans = 9, kMaxRowsOfFewSpans = 64;
+/// CUDA: rows of a span that is no chain, at most.
+inline constexpr int kMaxTreeRows = 256;
 
 #ifdef OPENSPEC_CUDA
 /// bf16, head_dim 128, num_q_heads / num_kv_heads in [1, 8].

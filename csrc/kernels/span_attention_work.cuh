@@ -26,7 +26,6 @@ constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
 constexpr int kMaxSpans = 1024;
-constexpr int kMaxTreeRows = 256;  // rows of a span that is no chain
 /// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all behind the
 /// shared blocks up to the tile's last row. Rows of tiles with more have a tail each.
 __host__ __device__ constexpr int tail_lines_of(int num_tiles) {

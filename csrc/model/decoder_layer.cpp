@@ -159,7 +159,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .may_have_trees = false};  // every draft is a chain so far
+                .may_have_trees = rows.may_have_trees};
   ops::rope_angles(exec_, {.position = rows.row_position,
                            .inv_freq = inv_freq,
                            .cos_sin = at<float>(places.cos_sin),

@@ -8,7 +8,6 @@ import pytest
 
 from openspec import _C
 from openspec.drafters import available_drafters, get_drafter, plain_method
-from tests.gates import harness
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 
 Reference = Callable[[Sequence[Job]], list[Result]]
@@ -88,8 +87,6 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
 @pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])
 def drafter_name(request: pytest.FixtureRequest) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
-    if harness.DEVICE != "cpu" and request.param in TREES:
-        pytest.skip("trees are for the CPU so far")
     return str(request.param)
 
 

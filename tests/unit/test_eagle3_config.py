@@ -469,13 +469,3 @@ def test_trees_that_cannot_be(
     config = EngineConfig(method="eagle3", draft_model=folder, method_options=options)
     with pytest.raises(ConfigError, match=message):
         get_drafter("eagle3").validate(config, target)
-
-
-def test_trees_are_for_the_cpu() -> None:
-    spec = get_drafter("eagle3")
-    assert spec.check_device is not None
-    chain, tree = (spec.complete_options({"draft_top_k": top_k}) for top_k in (1, 4))
-    for options, device in ((chain, "cpu"), (chain, "cuda"), (tree, "cpu")):
-        spec.check_device(options, device)
-    with pytest.raises(ConfigError, match=r"--draft-top-k 4: trees run on the CPU.*--device cpu"):
-        spec.check_device(tree, "cuda")

@@ -181,9 +181,9 @@ class Eagle3Drafter final : public Drafter {
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
 
   /// A pass over draft rows, which see the last tokens only where there is a window.
-  void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-               void* hidden) {
-    RowBatch batch = rows.batch();
+  void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows, void* hidden,
+               bool may_have_trees = false) {
+    RowBatch batch = rows.batch(may_have_trees);
     PageTableView pages = table.pages;
     if (window_ > 0) {
       ops::window_spans(exec, {.span_begin = batch.span_begin,
@@ -285,7 +285,7 @@ class Eagle3Drafter final : public Drafter {
       copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
       copy_rows(exec, rows.source, root_outputs, next, rows.num_rows, head_.hidden_size);
       std::swap(outputs, next);
-      forward(exec, table, rows, outputs);
+      forward(exec, table, rows, outputs, /*may_have_trees=*/true);
       copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
                 head_.hidden_size);
       find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
@@ -350,7 +350,7 @@ class Eagle3Drafter final : public Drafter {
     places.hidden = take(rows, width);
     places.feature_of_slot = take(seqs, width);
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
-    places.choose = take(1, choose_bytes());
+    places.choose = take(1, makes_trees() ? 0 : choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
     if (window_ > 0) {
       places.window_kv_len = take(seqs, sizeof(int32_t));
@@ -369,8 +369,7 @@ class Eagle3Drafter final : public Drafter {
     places.parent_row = take(rows, sizeof(int32_t));
     places.frontier_row = take(logits_rows, sizeof(int32_t));
     places.root_outputs = take(max_proposals_, width);
-    places.top_drafts =
-        take(1, top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size));
+    places.top_drafts = take(1, top_drafts_bytes());
     return places;
   }
 
@@ -381,6 +380,15 @@ class Eagle3Drafter final : public Drafter {
     }
 #endif
     return choose_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
+  }
+
+  size_t top_drafts_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return top_drafts_workspace_bytes_cuda(limits().max_logits_rows, head_.draft_vocab_size);
+    }
+#endif
+    return top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
   }
 
   template <typename T>

@@ -555,14 +555,6 @@ def _check(config: EngineConfig, target: ModelConfig) -> None:
         )
 
 
-def _check_device(options: Options, device: str) -> None:
-    if device != "cpu" and int(options[DRAFT_TOP_K]) > 1:
-        raise ConfigError(
-            f"--draft-top-k {options[DRAFT_TOP_K]}: trees run on the CPU so far; leave it out on "
-            f"{device}, or use --device cpu"
-        )
-
-
 SPEC = DrafterSpec(
     name="eagle3",
     summary="a head of one layer reads the target's hidden states and drafts chains or trees",
@@ -581,7 +573,7 @@ SPEC = DrafterSpec(
             minimum=1,
             maximum=10,
             help="Above 1 a tree is drafted: the best so many drafts of a level get so many "
-            "children each. Only on the CPU so far.",
+            "children each.",
         ),
         DrafterOption(
             name=DRAFT_TREE_SIZE,
@@ -606,7 +598,6 @@ SPEC = DrafterSpec(
         ),
     ),
     check=_check,
-    check_device=_check_device,
     num_draft_rows=_num_draft_rows,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,
