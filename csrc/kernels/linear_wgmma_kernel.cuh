@@ -46,9 +46,9 @@ struct WeightMaps {
   CUtensorMap shorter;  // one less, where some runs are shorter
 };
 
-/// What the kernel is told. Where a cluster's tile has all rows, every cluster works on a run of
-/// units, all runs as long or one unit shorter, in tiles of `tile_units` and a last one of what is
-/// left. Otherwise clusters take one tile after the other, in bands.
+/// What the kernel is told. Either every cluster works on one tile of rows and a run of units, all
+/// runs as long or one unit shorter, in tiles of `tile_units` and a last one of what is left; or
+/// clusters take one tile after the other, in bands.
 struct Job {
   void* out;
   int num_rows;
@@ -60,7 +60,7 @@ struct Job {
   bool is_split;  // out is [num_splits, num_rows, num_outputs]
   int num_stages;
   int tile_units;
-  int num_runs;    // of a split; 0: bands of tiles
+  int num_runs;    // of a split and tile of rows; 0: bands of tiles
   int last_units;  // of the last tile of a longest run
   // Tiles of all blocks of a cluster.
   int num_unit_tiles;
@@ -101,11 +101,12 @@ class TileCursor {
   __device__ __forceinline__ TileCursor(const Job& job, int rank)
       : job_(job), rank_(rank), index_(blockIdx.x / kCluster) {
     if (job.num_runs > 0) {
-      const int split = index_ / job.num_runs;
-      const int run = index_ - split * job.num_runs;
+      const int row_tile = index_ % job.num_row_tiles;
+      const int run = index_ / job.num_row_tiles % job.num_runs;
+      const int split = index_ / (job.num_row_tiles * job.num_runs);
       tile.first_unit = job.num_units * run / job.num_runs;
       last_unit_ = job.num_units * (run + 1) / job.num_runs;
-      tile.first_row = rank * kRows;
+      tile.first_row = (row_tile * kCluster + rank) * kRows;
       find_splits(split);
       tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
     } else {
@@ -229,7 +230,7 @@ template <int kRows, int kCluster>
 __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& job,
                                              const Ring& ring, int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
-  const uint64_t policy = wgmma::cache_policy(job.num_runs > 0);
+  const uint64_t policy = wgmma::cache_policy(job.num_row_tiles == 1);
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     const uint32_t to = ring.stages + stage * ring.stage_bytes;
     const uint32_t barrier = ring.full + stage * 8;
@@ -261,7 +262,7 @@ __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& jo
 }
 
 /// A warpgroup's way through the ring. With one warp on each scheduler of the SM, every instruction
-/// between two products shows: chains of whole stages, the common ones, have a loop of their own.
+/// between two products shows: whole stages of a chain have a loop of their own.
 template <int kRows, int kCluster>
 class ChainReader {
  public:
@@ -279,30 +280,24 @@ class ChainReader {
   /// sums = the chain of the next `num_steps` steps.
   __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
     int keep = 0;
-    if (step_ == 0) {
-#pragma unroll 1
-      for (; num_steps >= kStageSteps; num_steps -= kStageSteps) {
-        wgmma::wait(full_, parity_);
-        multiply_steps<kStageSteps>(sums, keep);
-        keep = 1;
-        wgmma::wait_products<1>();
-        release();
-        leave_stage();
-      }
-    }
 #pragma unroll 1
     while (num_steps > 0) {
-      if (step_ == 0) wgmma::wait(full_, parity_);
-      const int count = min(num_steps, kStageSteps - step_);
-      if (count == 3) {
-        multiply_steps<3>(sums, keep);
-      } else if (count == 2) {
-        multiply_steps<2>(sums, keep);
-      } else if (count == 1) {
-        multiply_steps<1>(sums, keep);
-      } else {
-        multiply_steps<kStageSteps>(sums, keep);
+      if (step_ == 0) {
+#pragma unroll 1
+        for (; num_steps >= kStageSteps; num_steps -= kStageSteps) {
+          const Operands operands = find_operands();
+          wgmma::wait(full_, parity_);
+          multiply_steps<kStageSteps>(sums, keep, operands);
+          keep = 1;
+          wgmma::wait_products<1>();
+          release();
+          leave_stage();
+        }
+        if (num_steps == 0) break;
+        wgmma::wait(full_, parity_);
       }
+      const int count = min(num_steps, kStageSteps - step_);
+      multiply_part(sums, keep, count);
       keep = 1;
       num_steps -= count;
       step_ += count;
@@ -338,21 +333,48 @@ class ChainReader {
   static constexpr int kCoreBytes = 128;                 // of 8 outputs x 8 k
   static constexpr int kRowStep = 2 * kLinearStep / 16;  // in a descriptor
 
+  /// Of the next step: the lower halves of its descriptors, and from there to the next weights.
+  struct Operands {
+    uint32_t weights;
+    uint32_t rows;
+    int weight_step;
+  };
+
+  /// Before the wait for the stage, since this takes as long as a product of few rows. Descriptors
+  /// lie in uniform registers: what the compiler knows to be the same in all lanes is worked out
+  /// there, anything else moved there piece by piece between one product and the next.
+  __device__ __forceinline__ Operands find_operands() const {
+    const auto uniform = [](auto value) { return __shfl_sync(0xffffffffu, value, 0); };
+    return {uniform((weights_ | weight_form_) + step_ * weight_step_),
+            uniform(rows_ + step_ * kRowStep), uniform(weight_step_)};
+  }
+
+  /// Less than a stage.
+  __device__ __forceinline__ void multiply_part(float (&sums)[kRows / 2], int keep, int count) {
+    const Operands operands = find_operands();
+    if (count == 1) {
+      multiply_steps<1>(sums, keep, operands);
+    } else if (count == 2) {
+      multiply_steps<2>(sums, keep, operands);
+    } else {
+      multiply_steps<3>(sums, keep, operands);
+    }
+  }
+
   /// The next kCount steps of the stage, as one group: straight-line code from fence to commit, as
   /// ptxas needs it to leave products in flight.
   template <int kCount>
-  __device__ __forceinline__ void multiply_steps(float (&sums)[kRows / 2], int keep) {
+  __device__ __forceinline__ void multiply_steps(float (&sums)[kRows / 2], int keep,
+                                                 const Operands& operands) {
     static_assert(kCount <= kStageSteps);
     constexpr uint64_t kWeightForm = wgmma::describe_form(kCoreBytes, false);
     constexpr uint64_t kRowForm = wgmma::describe_form(8 * kRowBytes, true);
-    const uint32_t weights = (weights_ | weight_form_) + step_ * weight_step_;
-    const uint32_t rows = rows_ + step_ * kRowStep;
     wgmma::pin(sums);
     wgmma::begin_products();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      wgmma::multiply<kRows>(sums, kWeightForm | (weights + i * weight_step_),
-                             kRowForm | (rows + i * kRowStep), i == 0 ? keep : 1);
+      wgmma::multiply<kRows>(sums, kWeightForm | (operands.weights + i * operands.weight_step),
+                             kRowForm | (operands.rows + i * kRowStep), i == 0 ? keep : 1);
     }
     wgmma::end_products();
   }
