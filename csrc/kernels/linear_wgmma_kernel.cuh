@@ -268,9 +268,7 @@ class ChainReader {
  public:
   __device__ __forceinline__ ChainReader(const Ring& ring, int group, int lane,
                                          uint32_t max_weight_bytes)
-      : ring_(ring), group_(group), lane_(lane), max_weight_bytes_(max_weight_bytes) {
-    enter_stage(0);
-  }
+      : ring_(ring), group_(group), lane_(lane), max_weight_bytes_(max_weight_bytes) {}
 
   __device__ __forceinline__ void begin_tile(int box_units) {
     weight_form_ = wgmma::describe_place(0, box_units * kOctetUnitBytes);
@@ -280,52 +278,52 @@ class ChainReader {
   /// sums = the chain of the next `num_steps` steps.
   __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
     int keep = 0;
+    Operands operands = find_operands();
 #pragma unroll 1
     while (num_steps > 0) {
       if (step_ == 0) {
 #pragma unroll 1
         for (; num_steps >= kStageSteps; num_steps -= kStageSteps) {
-          const Operands operands = find_operands();
-          wgmma::wait(full_, parity_);
+          wait_for_stage();
           multiply_steps<kStageSteps>(sums, keep, operands);
           keep = 1;
+          const uint32_t before = leave_stage();
+          operands = find_operands();
           wgmma::wait_products<1>();
-          release();
-          leave_stage();
+          release(before);
         }
         if (num_steps == 0) break;
-        wgmma::wait(full_, parity_);
+        wait_for_stage();
       }
       const int count = min(num_steps, kStageSteps - step_);
-      multiply_part(sums, keep, count);
+      multiply_part(sums, keep, count, operands);
       keep = 1;
       num_steps -= count;
       step_ += count;
       if (step_ == kStageSteps) {
+        const uint32_t before = leave_stage();
+        operands = find_operands();
         wgmma::wait_products<1>();
-        release();
-        leave_stage();
+        release(before);
       }
     }
     wgmma::wait_products<0>();
     wgmma::pin(sums);
-    release();
+    release(left_);
+    left_ = 0;
   }
 
   /// After the last chain of a tile: what is left of the stage is of no use.
   __device__ __forceinline__ void finish_tile() {
-    if (step_ == 0) return;
-    leave_stage();
-    release();
+    if (step_ > 0) give_back_stage();
   }
 
   /// Past stages of a tile that has nothing for this group.
   __device__ __forceinline__ void skip(int num_steps) {
 #pragma unroll 1
     for (; num_steps > 0; num_steps -= kStageSteps) {
-      wgmma::wait(full_, parity_);
-      leave_stage();
-      release();
+      wait_for_stage();
+      give_back_stage();
     }
   }
 
@@ -340,18 +338,22 @@ class ChainReader {
     int weight_step;
   };
 
-  /// Before the wait for the stage, since this takes as long as a product of few rows. Descriptors
-  /// lie in uniform registers: what the compiler knows to be the same in all lanes is worked out
-  /// there, anything else moved there piece by piece between one product and the next.
+  /// While products are under way, since this takes as long as one of few rows. Descriptors lie in
+  /// uniform registers: what the compiler knows to be the same in all lanes is worked out there,
+  /// anything else moved there piece by piece between one product and the next.
   __device__ __forceinline__ Operands find_operands() const {
     const auto uniform = [](auto value) { return __shfl_sync(0xffffffffu, value, 0); };
-    return {uniform((weights_ | weight_form_) + step_ * weight_step_),
-            uniform(rows_ + step_ * kRowStep), uniform(weight_step_)};
+    const uint32_t at = ring_.stages + stage_ * ring_.stage_bytes;
+    const uint32_t weights =
+        wgmma::describe_place(at + group_ * (kGroupUnits * kOctetUnitBytes), 0) | weight_form_;
+    const uint32_t rows = wgmma::describe_place(at + max_weight_bytes_, 16);
+    return {uniform(weights + step_ * weight_step_), uniform(rows + step_ * kRowStep),
+            uniform(weight_step_)};
   }
 
   /// Less than a stage.
-  __device__ __forceinline__ void multiply_part(float (&sums)[kRows / 2], int keep, int count) {
-    const Operands operands = find_operands();
+  __device__ __forceinline__ void multiply_part(float (&sums)[kRows / 2], int keep, int count,
+                                                const Operands& operands) {
     if (count == 1) {
       multiply_steps<1>(sums, keep, operands);
     } else if (count == 2) {
@@ -379,33 +381,37 @@ class ChainReader {
     wgmma::end_products();
   }
 
-  __device__ __forceinline__ void enter_stage(int stage) {
-    const uint32_t at = ring_.stages + stage * ring_.stage_bytes;
-    stage_ = stage;
-    full_ = ring_.full + stage * 8;
-    weights_ = wgmma::describe_place(at + group_ * (kGroupUnits * kOctetUnitBytes), 0);
-    rows_ = wgmma::describe_place(at + max_weight_bytes_, 16);
+  __device__ __forceinline__ void wait_for_stage() const {
+    wgmma::wait(ring_.full + stage_ * 8, parity_);
   }
 
-  /// The stage is read once the products that were started on it are done: one stage later, or at
-  /// the end of the chain.
-  __device__ __forceinline__ void leave_stage() {
-    left_ = full_ + (ring_.empty - ring_.full);
+  /// Returns the stage to release when all products but those of this one are done: 0 for none. A
+  /// stage is read once the products that were started on it are done, one stage later or at the
+  /// end of the chain.
+  __device__ __forceinline__ uint32_t leave_stage() {
+    const uint32_t before = left_;
+    left_ = ring_.empty + stage_ * 8;
     step_ = 0;
     const bool wraps = stage_ + 1 == ring_.num_stages;
     parity_ ^= wraps ? 1 : 0;
-    enter_stage(wraps ? 0 : stage_ + 1);
+    stage_ = wraps ? 0 : stage_ + 1;
+    return before;
   }
 
-  __device__ __forceinline__ void release() {
-    if (left_ != 0) {
-      if constexpr (kCluster == 1) {
-        if (lane_ == 0) wgmma::arrive(left_);
-      } else {
-        if (lane_ < kCluster) wgmma::arrive_at(left_, lane_);
-      }
-      left_ = 0;
+  __device__ __forceinline__ void release(uint32_t left) const {
+    if (left == 0) return;
+    if constexpr (kCluster == 1) {
+      if (lane_ == 0) wgmma::arrive(left);
+    } else {
+      if (lane_ < kCluster) wgmma::arrive_at(left, lane_);
     }
+  }
+
+  /// Of a stage on which no product is under way.
+  __device__ __forceinline__ void give_back_stage() {
+    leave_stage();
+    release(left_);
+    left_ = 0;
   }
 
   const Ring& ring_;
@@ -414,13 +420,9 @@ class ChainReader {
   uint32_t max_weight_bytes_;
   uint32_t weight_form_ = 0;  // of the descriptors' lower halves
   int weight_step_ = 0;
-  // Of the stage: its barrier and the lower halves of its descriptors.
-  int stage_;
-  uint32_t full_;
-  uint32_t weights_;
-  uint32_t rows_;
+  int stage_ = 0;
   uint32_t parity_ = 0;
-  int step_ = 0;
+  int step_ = 0;       // of the stage
   uint32_t left_ = 0;  // barrier of the stage that is left but not released
 };
 
