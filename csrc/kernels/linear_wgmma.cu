@@ -72,7 +72,7 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   return std::min(kMaxStages, bytes / stage_bytes(plan));
 }
 
-/// All of the memory as shared memory, or blocks of the next kernel would not start beside these.
+/// All of the memory as shared memory, or blocks of a small kernel would not start beside these.
 template <typename Kernel>
 int prepare(Kernel* kernel) {
   const int raised = allow_shared_bytes(kernel, kSharedKib * 1024);
@@ -192,16 +192,12 @@ constexpr struct RunForm {
   int tile_rows, cluster;
 } kRunForms[] = {{32, 1}, {64, 1}, {96, 1}, {128, 1}, {96, 2}, {128, 2}};
 
-/// Shared memory of a block with a run.
-int run_shared_kib(const WgmmaPlan& plan, const LinearParams& params) {
+/// Shared memory of a block with a run. Of few rows, so much that no two blocks share an SM: stages
+/// under way are worth more than an early start, and where two of a kind might meet, another SM
+/// would have none.
+int run_shared_kib(const WgmmaPlan& plan) {
   if (plan.tile_rows > 64) return kSharedKib;
-  if (plan.tile_rows > 32) return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
-  // So little that blocks of the next linear start beside these. Matrices whose splits stay apart
-  // take more than half of an SM's, the others less: see linear_stream.
-  if (params.partials != nullptr) return 114;
-  WgmmaPlan tried = plan;
-  tried.shared_kib = 104;
-  return num_stages(tried, params) > kMinStages ? 104 : 120;
+  return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
 }
 
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
@@ -253,7 +249,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   if (plan.tile_rows > 64 && num_tiles > 1) {  // multiplying takes the time: whole warpgroups
     plan.tile_units = ceil_div(plan.tile_units, kGroupUnits) * kGroupUnits;
   }
-  plan.shared_kib = run_shared_kib(plan, params);
+  plan.shared_kib = run_shared_kib(plan);
   return plan;
 }
 
