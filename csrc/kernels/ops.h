@@ -1,8 +1,10 @@
 #pragma once
 
 #include "core/check.h"
+#include "kernels/block_tree.h"
 #include "kernels/choose.h"
 #include "kernels/device.h"
+#include "kernels/draft_block.h"
 #include "kernels/draft_rows.h"
 #include "kernels/draft_tree.h"
 #include "kernels/embedding.h"
@@ -45,6 +47,11 @@ OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
+OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
+OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
+OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
+OPENSPEC_DEFINE_OP(add_rows, AddRowsParams)
+OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
 
 /// op(exec, params) of ops that have no form for CUDA yet.
 #define OPENSPEC_DEFINE_CPU_OP(op, Params)                                    \
@@ -57,6 +64,7 @@ OPENSPEC_DEFINE_CPU_OP(top_drafts, TopDraftsParams)
 OPENSPEC_DEFINE_CPU_OP(grow_trees, GrowTreesParams)
 OPENSPEC_DEFINE_CPU_OP(pick_drafts, PickDraftsParams)
 OPENSPEC_DEFINE_CPU_OP(move_kv, MoveKvParams)
+OPENSPEC_DEFINE_CPU_OP(block_confidence, BlockConfidenceParams)
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {

@@ -28,7 +28,7 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .span_kv_len = at<int32_t>(s.span_kv_len),
                          .span_seq = at<int32_t>(s.span_seq)};
   begin(num_spans);
-  if (shape.proposes) propose(num_spans);
+  if (shape.proposes) propose(num_spans, shape.num_rows);
   lay_out(num_spans, shape.num_rows, num_samples);
   score(rows);
   choose(rows, num_samples);
@@ -72,13 +72,14 @@ void DeviceStep::begin(int num_spans) {
                 "begin_step");
 }
 
-void DeviceStep::propose(int num_spans) {
+void DeviceStep::propose(int num_spans, int num_rows) {
   const Scratch& s = scratch_at_;
   context_.drafter.propose(exec_, table_view(),
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
                             .num_seqs = num_spans,
                             .max_drafts = context_.config.num_speculative_tokens,
+                            .max_rows = num_rows,
                             .drafts = at<int32_t>(s.drafts),
                             .num_drafts = at<int32_t>(s.num_drafts)});
 }
@@ -185,7 +186,7 @@ void DeviceStep::extend(const RowBatch& rows) {
 
 void DeviceStep::begin(int) {}
 
-void DeviceStep::propose(int) {}
+void DeviceStep::propose(int, int) {}
 void DeviceStep::lay_out(int, int, int) {}
 void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}
