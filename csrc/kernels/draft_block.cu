@@ -99,8 +99,54 @@ __global__ void __launch_bounds__(kThreads) store_blocks_kernel(StoreBlocksParam
   const int i = threadIdx.x;
   if (i >= params.num_seqs) return;
   const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int64_t to = int64_t{i} * params.max_drafts;
+  float score = 0.0f;
   for (int d = 0; d < count; ++d) {
-    params.drafts[int64_t{i} * params.max_drafts + d] = params.chosen[first + d];
+    params.drafts[to + d] = params.chosen[first + d];
+    if (params.confidence == nullptr) continue;
+    const float x = params.confidence[first + d];
+    score += fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
+    params.scores[to + d] = score;
+  }
+}
+
+constexpr int kConfidenceThreads = 128;
+
+__device__ float dot(const void* values, const float* weight, int count) {
+  const auto* bits = static_cast<const uint16_t*>(values);
+  float sum = 0.0f;
+  for (int k = threadIdx.x % 32; k < count; k += 32) {
+    sum = fmaf(__uint_as_float(uint32_t{bits[k]} << 16), weight[k], sum);
+  }
+  return sum;
+}
+
+/// A warp for each draft of a sequence, sequences along blockIdx.x.
+__global__ void __launch_bounds__(kConfidenceThreads)
+    block_confidence_kernel(BlockConfidenceParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const TableView& table = params.table;
+  const int i = blockIdx.x;
+  const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int slot = params.seq[i];
+  for (int d = threadIdx.x / 32; d < count; d += kConfidenceThreads / 32) {
+    const auto* output =
+        static_cast<const uint16_t*>(params.outputs) + int64_t{first + d} * params.width;
+    float sum = dot(output, params.weight, params.width);
+    if (params.states != nullptr) {
+      const int32_t before =
+          d > 0 ? params.chosen[first + d - 1]
+                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+      const auto* state =
+          static_cast<const uint16_t*>(params.states) + int64_t{before} * params.state_width;
+      sum += dot(state, params.weight + params.width, params.state_width);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if (threadIdx.x % 32 == 0) params.confidence[first + d] = sum + *params.bias;
   }
 }
 
@@ -153,9 +199,15 @@ int block_rows_cuda(const BlockRowsParams& params, void* stream) {
 }
 
 int store_blocks_cuda(const StoreBlocksParams& params, void* stream) {
-  // Confidences are for the row budget, which a step on CUDA does not spend by scores.
-  if (params.num_seqs > kThreads || params.confidence != nullptr) return cudaErrorInvalidValue;
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
   return cuda::launch(store_blocks_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int block_confidence_cuda(const BlockConfidenceParams& params, void* stream) {
+  if (params.dtype != DType::kBF16) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  return cuda::launch(block_confidence_kernel, dim3(params.num_seqs), dim3(kConfidenceThreads), 0,
+                      stream, params);
 }
 
 int block_step_cuda(const BlockStepParams& params, void* stream) {

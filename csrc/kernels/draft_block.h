@@ -103,6 +103,10 @@ struct BlockConfidenceParams {
 };
 
 void block_confidence_cpu(const ExecContext& exec, const BlockConfidenceParams& params);
+#ifdef OPENSPEC_CUDA
+/// bf16. Another order of summation than the CPU's: only the number of drafts hangs on it.
+int block_confidence_cuda(const BlockConfidenceParams& params, void* stream);
+#endif
 
 /// out[row[i]] += in[i]; rows of -1 are left out. No row comes twice.
 struct AddRowsParams {

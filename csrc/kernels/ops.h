@@ -49,6 +49,7 @@ OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
 OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
+OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
 OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
 OPENSPEC_DEFINE_OP(add_rows, AddRowsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
@@ -64,7 +65,6 @@ OPENSPEC_DEFINE_CPU_OP(top_drafts, TopDraftsParams)
 OPENSPEC_DEFINE_CPU_OP(grow_trees, GrowTreesParams)
 OPENSPEC_DEFINE_CPU_OP(pick_drafts, PickDraftsParams)
 OPENSPEC_DEFINE_CPU_OP(move_kv, MoveKvParams)
-OPENSPEC_DEFINE_CPU_OP(block_confidence, BlockConfidenceParams)
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
