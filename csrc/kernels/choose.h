@@ -66,8 +66,9 @@ inline constexpr int kMaxLogprobs = 20;
 /// (where every logit is -inf: its first token).
 struct ChooseParams {
   RowBatch rows;
-  const int32_t* sample_row =
-      nullptr;  // [num_samples] row of the batch that each logits row belongs to
+  // [num_samples] row of the batch that each logits row belongs to; -1: padding, for which nothing
+  // is written.
+  const int32_t* sample_row = nullptr;
   const int32_t* score_token = nullptr;  // [num_samples] token to score, or -1: choose
   int num_samples = 0;
   const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
@@ -97,9 +98,8 @@ size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
 void choose_cpu(const ExecContext& exec, const ChooseParams& params);
 
 #ifdef OPENSPEC_CUDA
-/// The same result, bit for bit. Samples whose sample_row is -1 are padding: nothing is written for
-/// them. Log-probabilities go to pinned host memory or to the device. What the workspace holds
-/// before a call does not matter; it begins at a multiple of 128 bytes.
+/// The same result, bit for bit. Log-probabilities go to pinned host memory or to the device. What
+/// the workspace holds before a call does not matter; it begins at a multiple of 128 bytes.
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size);
 int choose_cuda(const ChooseParams& params, void* stream);
 #endif

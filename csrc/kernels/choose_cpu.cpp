@@ -318,6 +318,7 @@ void RowChooser::write_report(int32_t id, float logit, const Best& best, int num
 bool counts_tokens(const ChooseParams& params) {
   if (params.is_draft) return false;
   for (int i = 0; i < params.num_samples; ++i) {
+    if (params.sample_row[i] < 0) continue;
     const int span = params.rows.row_span[params.sample_row[i]];
     const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
     if (sampling.repetition_penalty != 1.0f || sampling.frequency_penalty != 0.0f ||
@@ -332,6 +333,7 @@ bool counts_tokens(const ChooseParams& params) {
 int64_t work_of(const ChooseParams& params) {
   int64_t work = 0;
   for (int i = 0; i < params.num_samples; ++i) {
+    if (params.sample_row[i] < 0) continue;
     const int span = params.rows.row_span[params.sample_row[i]];
     const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
     const bool is_reported = sampling.num_logprobs >= 0 && !params.is_draft;
@@ -354,7 +356,7 @@ void choose(const ExecContext& exec, const ChooseParams& params) {
     const Arrays arrays(scratch, params.vocab_size);
     if (has_counts) std::memset(arrays.counts, 0, params.vocab_size * sizeof(int32_t));
     for (int64_t i = claim(); i < params.num_samples; i = claim()) {
-      RowChooser(params, i, arrays).run();
+      if (params.sample_row[i] >= 0) RowChooser(params, i, arrays).run();
     }
   });
 }

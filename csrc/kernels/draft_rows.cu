@@ -22,7 +22,9 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
   const TableView& table = params.table;
   const DraftRows& out = params.out;
   const int thread = threadIdx.x;
-  for (int slot = thread; slot < table.max_num_seqs; slot += kThreads) params.last_row[slot] = -1;
+  if (params.last_row != nullptr) {
+    for (int slot = thread; slot < table.max_num_seqs; slot += kThreads) params.last_row[slot] = -1;
+  }
 
   const int count = thread < step.num_spans ? params.num_computed[thread] : 0;
   int num_rows;
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
   if (thread < step.num_spans) {
     out.span_begin[thread] = begin;
     out.span_seq[thread] = step.span_seq[thread];
-    out.span_kv_len[thread] = count > 0 ? step.span_kv_len[thread] + 1 : 0;
+    out.span_kv_len[thread] = count > 0 ? step.span_kv_len[thread] + params.shift : 0;
   }
   __syncthreads();
   for (int row = thread; row < num_rows; row += kThreads) {
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     }
     const int i = row - begin_of[span];
     const int slot = step.span_seq[span];
-    const int position = step.span_kv_len[span] + 1 + i;
+    const int position = step.span_kv_len[span] + params.shift + i;
     out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
     out.row_position[row] = position;
     out.row_span[row] = span;
@@ -50,7 +52,9 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     out.row_kv_slot[row] = cuda::kv_slot_of(table, slot, position, params.page_size);
     const int source = step.span_begin[span] + i;
     out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
-    if (position == table.num_tokens[slot] - 1) params.last_row[slot] = row;
+    if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
+      params.last_row[slot] = row;
+    }
   }
   cuda::pad_rows(out, num_rows, thread, kThreads);
 }

@@ -9,8 +9,9 @@
 /// The rows of a drafter that is itself a small model with KV in the page pool: those that teach it
 /// what a step has committed, and those on which it draws its drafts one after another.
 ///
-/// A drafter's entry at position p is made of the token at p and the target's features at p - 1, so
-/// it depends on no later token and pages may be shared by their tokens. Position 0 has no entry.
+/// A drafter's entry at position p is made of the token at p and the target's features at p - 1
+/// (position 0 then has none) or of the features at p, so it depends on no later token and pages
+/// may be shared by their tokens.
 namespace openspec {
 
 /// The sequence table as arrays by slot, on the device that runs the step.
@@ -43,8 +44,8 @@ struct DraftRows {
   }
 };
 
-/// Rows that the committed rows of a step become: one position on, with the token that was known or
-/// chosen there. `source` is the row of the step whose features they take.
+/// Rows that the committed rows of a step become: `shift` positions on, with the token that was
+/// known or chosen there. `source` is the row of the step whose features they take.
 struct ExtendRowsParams {
   RowBatch step;
   const int32_t* num_computed = nullptr;  // [step.num_spans] rows of a span that count
@@ -53,8 +54,10 @@ struct ExtendRowsParams {
   const int32_t* committed_row = nullptr;
   TableView table;  // after the commit
   int page_size = 0;
+  int shift = 1;  // 1, or 0: a row keeps its position
   DraftRows out;  // num_rows and num_spans as in the step
   /// out [max_num_seqs] by slot: the row of the last known token; -1: the step did not reach it.
+  /// Null where it has none, that is without a shift.
   int32_t* last_row = nullptr;
 };
 

@@ -8,7 +8,7 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
   const RowBatch& step = params.step;
   const TableView& table = params.table;
   const DraftRows& out = params.out;
-  std::fill_n(params.last_row, table.max_num_seqs, -1);
+  if (params.last_row != nullptr) std::fill_n(params.last_row, table.max_num_seqs, -1);
   int row = 0;
   for (int span = 0; span < step.num_spans; ++span) {
     const int slot = step.span_seq[span];
@@ -16,9 +16,9 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
     const int count = params.num_computed[span];
     out.span_begin[span] = row;
     out.span_seq[span] = slot;
-    out.span_kv_len[span] = count > 0 ? step.span_kv_len[span] + 1 : 0;
+    out.span_kv_len[span] = count > 0 ? step.span_kv_len[span] + params.shift : 0;
     for (int i = 0; i < count; ++i, ++row) {
-      const int position = step.span_kv_len[span] + 1 + i;
+      const int position = step.span_kv_len[span] + params.shift + i;
       out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
       out.row_position[row] = position;
       out.row_span[row] = span;
@@ -26,7 +26,9 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
       out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
       out.source[row] =
           params.committed_row != nullptr ? params.committed_row[first + i] : first + i;
-      if (position == table.num_tokens[slot] - 1) params.last_row[slot] = row;
+      if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
+        params.last_row[slot] = row;
+      }
     }
   }
   pad_rows(out, row, step.num_spans);

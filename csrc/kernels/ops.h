@@ -1,7 +1,9 @@
 #pragma once
 
+#include "kernels/block_tree.h"
 #include "kernels/choose.h"
 #include "kernels/device.h"
+#include "kernels/draft_block.h"
 #include "kernels/draft_rows.h"
 #include "kernels/draft_tree.h"
 #include "kernels/draft_window.h"
@@ -50,6 +52,12 @@ OPENSPEC_DEFINE_OP(top_drafts, TopDraftsParams)
 OPENSPEC_DEFINE_OP(grow_trees, GrowTreesParams)
 OPENSPEC_DEFINE_OP(pick_drafts, PickDraftsParams)
 OPENSPEC_DEFINE_OP(move_kv, MoveKvParams)
+OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
+OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
+OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
+OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
+OPENSPEC_DEFINE_OP(add_rows, AddRowsParams)
+OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {

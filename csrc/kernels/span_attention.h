@@ -6,7 +6,8 @@
 namespace openspec {
 
 /// Grouped-query attention of every row over its committed prefix [0, span_kv_len) and, inside its
-/// span, over itself and its ancestors (row_parent), whose KV is already in the pages.
+/// span, over itself and its ancestors (row_parent), or over all rows (is_causal), whose KV is
+/// already in the pages.
 ///
 /// Row r of a span keeps its KV at token index span_kv_len + (r - span_begin). For a chain that is
 /// the row's position, so a row sees the same tokens in the same order whether they are committed
@@ -30,7 +31,8 @@ struct SpanAttentionParams {
   // CUDA: false promises that every span is a chain, for then few rows are attended to faster. Rows
   // of trees would come out as if they were chains.
   bool may_have_trees = true;
-  // False: every row of a span sees all rows of its span, whatever row_parent says.
+  // False: every row of a span sees all of its rows, before and behind it, as those of a block that
+  // is drafted at once. Spans are no trees then.
   bool is_causal = true;
 };
 

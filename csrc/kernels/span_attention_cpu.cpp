@@ -89,8 +89,13 @@ class Attention {
   void write(const Item& item, const Partial& total) const;
 
  private:
-  // Tokens that a row sees: its own is the last.
-  int num_visible(int row) const { return params_.rows.row_position[row] + 1; }
+  // Tokens that a row sees: its own is the last, or that of its span's last row.
+  int num_visible(int row) const {
+    if (params_.is_causal) return params_.rows.row_position[row] + 1;
+    const int span = params_.rows.row_span[row];
+    const int32_t* begin = params_.rows.span_begin + span;
+    return params_.rows.span_kv_len[span] + begin[1] - begin[0];
+  }
 
   bool enter_span(Item& item, int span) const {
     for (; span < params_.rows.num_spans; ++span) {
@@ -102,8 +107,10 @@ class Attention {
     }
     return false;
   }
-  // Whether the item's rows follow each other, so that a row sees tokens [0, position].
+  // Whether the item's rows follow each other, so that a row sees tokens [0, position], or see all
+  // tokens of their span.
   bool sees_contiguous_tokens(const Item& item) const {
+    if (!params_.is_causal) return true;
     const int first = params_.rows.span_begin[item.span];
     bool is_chain = params_.rows.row_parent[first] < 0;
     for (int row = first + 1; row < item.first_row + item.num_rows; ++row) {

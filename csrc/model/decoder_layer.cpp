@@ -117,8 +117,8 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
 #else
   (void)device;
 #endif
-  const int widest =
-      std::max({g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size});
+  const int widest = std::max(
+      {g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs});
   size_t linear_bytes = 0;
   for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest, DType::kBF16)}) {
     linear_bytes = std::max(
@@ -144,7 +144,7 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const float* inv_freq, float rope_scale, int first_token)
+                         const float* inv_freq, float rope_scale, int first_token, bool is_causal)
     : exec_(exec), scratch_(scratch) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
@@ -159,7 +159,8 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .may_have_trees = rows.may_have_trees};
+                .may_have_trees = rows.may_have_trees,
+                .is_causal = is_causal};
   ops::rope_angles(exec_, {.position = rows.row_position,
                            .inv_freq = inv_freq,
                            .cos_sin = at<float>(places.cos_sin),

@@ -84,10 +84,10 @@ class DecoderScratch {
 class DecoderPass {
  public:
   /// `inv_freq` [head_dim / 2] lies on the device; `kv` is any of the layers'. Attention does not
-  /// see tokens before `first_token`.
+  /// see tokens before `first_token`; where it is not causal, a row sees its whole span.
   DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              float rope_scale, int first_token = 0);
+              float rope_scale, int first_token = 0, bool is_causal = true);
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);

@@ -53,6 +53,8 @@ class Qwen3 {
 
   /// [vocab_size, hidden_size] bf16.
   const void* embedding() const { return embedding_; }
+  /// Hidden states, normed, to logits.
+  const PackedLinear& head() const { return head_; }
 
   /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
   /// lies on the device; what stands at a row of -1 is left undefined.

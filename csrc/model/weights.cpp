@@ -121,6 +121,12 @@ const float* Weights::add_norm(const std::string& name, int width) {
   return static_cast<const float*>(weight);
 }
 
+const float* Weights::add_row(const std::string& name, int width) {
+  const float* row = add_norm(name, width);
+  destinations_.at(name).shape = {1, width};
+  return row;
+}
+
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
   const size_t bytes = table_bytes(num_rows, width);
   void* table = take(bytes);
@@ -175,7 +181,7 @@ void Weights::load(const std::string& name, const void* data, size_t bytes, DTyp
   const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
   OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
                      expected);
-  const bool is_matrix = destination.shape.size() == 2;
+  const bool is_matrix = destination.shape.size() == 2 && destination.shape[0] > 1;
   OPENSPEC_CHECK_ARG(!is_matrix || dtype == kMatrixType, "tensor ", name,
                      " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
   for (const Store& store : destination.stores) store(data, dtype);

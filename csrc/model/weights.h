@@ -33,6 +33,8 @@ class Weights {
                           bool may_split = false);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
+  /// The same of a matrix with one row.
+  const float* add_row(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
   /// [count] int32 token ids, from offsets: id i is i + offset i. They must rise, within

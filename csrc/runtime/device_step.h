@@ -77,7 +77,7 @@ class DeviceStep final : public StepBackend {
   // The step, by stages, on the device's stream.
   void enqueue(const Shape& shape, int num_samples);
   void begin(int num_spans);
-  void propose(int num_spans);
+  void propose(int num_spans, int num_rows);
   void lay_out(const Shape& shape, int num_samples);
   void score(const RowBatch& rows);
   void choose(const RowBatch& rows, int num_samples);

@@ -64,7 +64,7 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .span_seq = at<int32_t>(s.span_seq),
                          .may_have_trees = shape.has_trees};
   begin(num_spans);
-  if (shape.proposes) propose(num_spans);
+  if (shape.proposes) propose(num_spans, shape.num_rows);
   lay_out(shape, num_samples);
   score(rows);
   choose(rows, num_samples);
@@ -117,7 +117,7 @@ void DeviceStep::begin(int num_spans) {
                 "begin_step");
 }
 
-void DeviceStep::propose(int num_spans) {
+void DeviceStep::propose(int num_spans, int num_rows) {
   const Scratch& s = scratch_at_;
   const bool has_trees = context_.drafter.needs().makes_trees;
   context_.drafter.propose(exec_, table_view(),
@@ -125,6 +125,7 @@ void DeviceStep::propose(int num_spans) {
                             .num_wanted = at<int32_t>(s.num_wanted),
                             .num_seqs = num_spans,
                             .max_drafts = context_.config.num_speculative_tokens,
+                            .max_rows = num_rows,
                             .drafts = at<int32_t>(s.drafts),
                             .num_drafts = at<int32_t>(s.num_drafts),
                             .parents = has_trees ? at<int32_t>(s.parents) : nullptr,
@@ -252,7 +253,7 @@ void DeviceStep::extend(const RowBatch& rows) {
 #else
 
 void DeviceStep::begin(int) {}
-void DeviceStep::propose(int) {}
+void DeviceStep::propose(int, int) {}
 void DeviceStep::lay_out(const Shape&, int) {}
 void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}

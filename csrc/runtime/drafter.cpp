@@ -1,5 +1,7 @@
 #include "runtime/drafter.h"
 
+#include <charconv>
+
 #include "core/check.h"
 
 namespace openspec {
@@ -47,6 +49,26 @@ bool DrafterConfig::flag(const std::string& name, bool fallback) const {
   const auto* value = std::get_if<bool>(&found->second);
   OPENSPEC_CHECK_ARG(value != nullptr, name, " must be true or false");
   return *value;
+}
+
+std::vector<int> DrafterConfig::layers(const std::string& name) const {
+  const std::string list = text(name, "");
+  std::vector<int> layers;
+  const char* at = list.data();
+  const char* end = at + list.size();
+  while (at < end) {
+    int layer = 0;
+    const auto [next, error] = std::from_chars(at, end, layer);
+    OPENSPEC_CHECK_ARG(error == std::errc() && (next == end || *next == ','), name,
+                       " must be numbers with commas between, got ", list);
+    OPENSPEC_CHECK_ARG(layer >= 0 && layer < target.num_layers, name, ": layer ", layer,
+                       " is outside the target's ", target.num_layers);
+    OPENSPEC_CHECK_ARG(layers.empty() || layer > layers.back(), name, " must rise, got ", list);
+    layers.push_back(layer);
+    at = next == end ? end : next + 1;
+  }
+  OPENSPEC_CHECK_ARG(!layers.empty(), name, " is empty");
+  return layers;
 }
 
 DrafterRegistration::DrafterRegistration(const std::string& name, DrafterFactory factory) {

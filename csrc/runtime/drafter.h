@@ -26,6 +26,7 @@ struct KvLayerSpec {
 struct DrafterNeeds {
   int num_speculative_tokens = 0;      // rows of look-ahead per sequence
   bool makes_trees = false;            // with parents and scores; else chains
+  bool has_scores = false;             // of chains; trees always have them
   std::vector<int> capture_layers;     // target layers whose output it reads, rising
   std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
                                        // last known token too
@@ -48,11 +49,13 @@ struct WantedDrafts {
   const int32_t* num_wanted = nullptr;  // [num_seqs] drafts wanted, at most max_drafts; 0: none
   int num_seqs = 0;                     // on CUDA room: entries behind the last want nothing
   int max_drafts = 0;
+  int max_rows = 0;  // of the step that the drafts are for, with a row for each last known token
   int32_t* drafts = nullptr;      // out [num_seqs, max_drafts]
   int32_t* num_drafts = nullptr;  // out [num_seqs]
   // Of drafters that make trees, see Draft; else null, and drafts are chains.
   int32_t* parents = nullptr;  // out [num_seqs, max_drafts]
-  float* scores = nullptr;     // out [num_seqs, max_drafts]
+  // Of drafters that make trees or have scores, where the step looks at them; else null.
+  float* scores = nullptr;  // out [num_seqs, max_drafts]
 };
 
 /// A step after its commit, on the device that ran it.
@@ -131,6 +134,8 @@ struct DrafterConfig {
   std::string text(const std::string& name, const std::string& fallback) const;
   double number(const std::string& name, double fallback) const;
   bool flag(const std::string& name, bool fallback) const;
+  /// Layers of the target, rising, written as "1,17,32".
+  std::vector<int> layers(const std::string& name) const;
 };
 
 using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);

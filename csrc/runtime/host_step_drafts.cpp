@@ -89,23 +89,24 @@ std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
   num_drafts_.assign(wanted.size(), 0);
   drafts_.assign(wanted.size() * most, -1);
   const bool has_trees = context_.drafter.needs().makes_trees;
+  const bool has_scores = has_trees || context_.drafter.needs().has_scores;
   parents_.resize(has_trees ? wanted.size() * most : 0);
-  scores_.resize(parents_.size());
+  scores_.resize(has_scores ? wanted.size() * most : 0);
   context_.drafter.propose(exec_, context_.table.view(),
                            {.seq = seq_.data(),
                             .num_wanted = num_wanted_.data(),
                             .num_seqs = static_cast<int>(wanted.size()),
                             .max_drafts = static_cast<int>(most),
+                            .max_rows = context_.config.max_num_batched_tokens,
                             .drafts = drafts_.data(),
                             .num_drafts = num_drafts_.data(),
                             .parents = has_trees ? parents_.data() : nullptr,
-                            .scores = has_trees ? scores_.data() : nullptr});
+                            .scores = has_scores ? scores_.data() : nullptr});
   for (size_t i = 0; i < wanted.size(); ++i) {
     for (size_t k = i * most; k < i * most + static_cast<size_t>(num_drafts_[i]); ++k) {
       drafts[i].append(drafts_[k]);
-      if (!has_trees) continue;
-      drafts[i].parents.back() = parents_[k];
-      drafts[i].scores.push_back(scores_[k]);
+      if (has_trees) drafts[i].parents.back() = parents_[k];
+      if (has_scores) drafts[i].scores.push_back(scores_[k]);
     }
   }
   return drafts;

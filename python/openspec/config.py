@@ -94,7 +94,11 @@ class EngineConfig:
         """K: drafts one after another, the method's default filled in."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return drafters.get_drafter(self.method).default_num_speculative_tokens
+        spec = drafters.get_drafter(self.method)
+        if spec.num_drafts_of is not None and self.draft_model_path is not None:
+            options = spec.complete_options(self.method_options)
+            return spec.num_drafts_of(self.draft_model_path, options)
+        return spec.default_num_speculative_tokens
 
     @property
     def num_draft_rows(self) -> int:

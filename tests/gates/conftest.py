@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from openspec import _C
+from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
+from tests.gates import random_heads
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 
 Reference = Callable[[Sequence[Job]], list[Result]]
@@ -57,7 +59,10 @@ class BushDrafter(_C.Drafter):
 
 PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush)": BushDrafter}
 
-TREES: dict[str, dict[str, object]] = {"eagle3 tree": {"method": "eagle3", "draft_top_k": 4}}
+TREES: dict[str, dict[str, object]] = {
+    "eagle3 tree": {"method": "eagle3", "draft_top_k": 4},
+    "dflash tree": {"method": "dflash", "draft_top_k": 4},
+}
 """Compiled drafters that draft trees."""
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -80,7 +85,14 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     if name == plain_method():
         return {"method": name}
     settings = VARIANTS.get(name, {"method": name})
-    most = get_drafter(str(settings["method"])).max_num_speculative_tokens
+    spec = get_drafter(str(settings["method"]))
+    most = spec.max_num_speculative_tokens
+    if spec.needs_draft_model:
+        folder = EMBEDDED_MODEL / spec.name
+        folder = folder if folder.is_dir() else random_heads.folder(spec.name)
+        settings = {**settings, "draft_model": str(folder)}
+        if spec.num_drafts_of is not None:
+            most = spec.num_drafts_of(folder, spec.complete_options({}))
     return {**settings, "num_speculative_tokens": min(num_drafts, most)}
 
 

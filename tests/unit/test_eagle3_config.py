@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
+from openspec.draft_head import LayerIds
 from openspec.draft_model import DraftModel
 from openspec.drafters import OptionValue, get_drafter
-from openspec.drafters.eagle3 import _LayerIds, captured_layers
+from openspec.drafters.eagle3 import captured_layers
 from openspec.errors import ConfigError
 from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import (
@@ -172,10 +173,10 @@ def test_default_layers(num_layers: int, expected: tuple[int, ...]) -> None:
 
 
 def test_two_ways_to_count_the_same_layers() -> None:
-    entering = _LayerIds((2, 18, 33), "entering", "")
-    output = _LayerIds((1, 17, 32), "output", "")
+    entering = LayerIds((2, 18, 33), "entering", "")
+    output = LayerIds((1, 17, 32), "output", "")
     assert captured_layers(entering, 36) == captured_layers(output, 36) == (1, 17, 32)
-    assert captured_layers(_LayerIds((36,), "entering", ""), 36) == (35,)
+    assert captured_layers(LayerIds((36,), "entering", ""), 36) == (35,)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_two_ways_to_count_the_same_layers() -> None:
 )
 def test_impossible_layers(ids: tuple[int, ...], numbering: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        captured_layers(_LayerIds(ids, numbering, "config.json: key"), 36)
+        captured_layers(LayerIds(ids, numbering, "config.json: key"), 36)
 
 
 def test_no_default_for_few_layers() -> None:

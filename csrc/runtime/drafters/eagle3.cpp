@@ -1,7 +1,6 @@
 #include "model/eagle3.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "core/check.h"
@@ -13,27 +12,6 @@ namespace {
 
 constexpr int kMaxDepth = 8;
 constexpr int kMaxTopK = 10;
-
-/// "1,17,32".
-std::vector<int> parse_layers(const std::string& text, int num_layers) {
-  std::vector<int> layers;
-  const char* at = text.data();
-  const char* end = at + text.size();
-  while (at < end) {
-    int layer = 0;
-    const auto [next, error] = std::from_chars(at, end, layer);
-    OPENSPEC_CHECK_ARG(error == std::errc() && (next == end || *next == ','),
-                       "capture_layers must be numbers with commas between, got ", text);
-    OPENSPEC_CHECK_ARG(layer >= 0 && layer < num_layers, "capture_layers: layer ", layer,
-                       " is outside the target's ", num_layers);
-    OPENSPEC_CHECK_ARG(layers.empty() || layer > layers.back(), "capture_layers must rise, got ",
-                       text);
-    layers.push_back(layer);
-    at = next == end ? end : next + 1;
-  }
-  OPENSPEC_CHECK_ARG(!layers.empty(), "capture_layers is empty");
-  return layers;
-}
 
 /// Autoregressive drafts from a one-layer head over the target's features: chains, or with
 /// draft_top_k above 1 trees.
@@ -56,7 +34,7 @@ class Eagle3Drafter final : public Drafter {
     if (makes_trees() && shape_.depth > 1) {
       max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
     }
-    needs_.capture_layers = parse_layers(config.text("capture_layers", ""), target.num_layers);
+    needs_.capture_layers = config.layers("capture_layers");
     head_ = {.hidden_size = target.hidden_size,
              .num_captures = static_cast<int>(needs_.capture_layers.size()),
              .num_q_heads = config.integer("num_q_heads", target.num_q_heads, 1, kMost),

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from openspec.errors import ConfigError, EngineError
@@ -61,6 +62,21 @@ class DrafterOption:
             if self.maximum is not None and not value <= self.maximum:
                 raise ConfigError(f"{self.name} must be at most {self.maximum}, got {value}")
         return value
+
+
+CAPTURE_LAYERS_OPTION = DrafterOption(
+    name="capture_layers",
+    default="",
+    help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. Default: "
+    "what the head's config.json says.",
+)
+DRAFT_NOISE_OPTION = DrafterOption(
+    name="draft_noise",
+    default=True,
+    help="Draw the drafts of sampled requests with the noise that the target's choice will be "
+    "drawn with; off: always the head's best.",
+)
+"""Options that several drafters have are one flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +131,9 @@ class DrafterSpec:
     """Fits defaults (second argument, by name) to the options that were given (first)."""
     check: Callable[[EngineConfig, ModelConfig], None] | None = None
     """Crosses the drafter's needs with the configuration; raises ConfigError with the remedy."""
+    num_drafts_of: Callable[[Path, Options], int] | None = None
+    """K by default where it depends on the draft checkpoint, from its folder and the completed
+    options; raises ConfigError if there is none in it."""
     num_draft_rows: Callable[[int, Options], int] | None = None
     """Drafts of a sequence and step, from K and the completed options, where these are not K drafts
     one after another but a tree of depth K."""

@@ -7,23 +7,44 @@ tensor names and one numbering.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from openspec.draft_head import (
+    CAPTURE_LAYERS,
+    EMBEDDING,
+    HEAD,
+    TARGET_EMBEDDING,
+    TOKEN_MAP,
+    TOKEN_MASK,
+    LayerIds,
+    Numbering,
+    check_captures,
+    check_computation,
+    check_target,
+    check_token_map,
+    copies_of_target,
+    entering,
+    layers_of_user,
+    listed,
+    neighbouring_layers,
+    num_parameters,
+    rope_theta,
+    trained_for,
+)
+from openspec.draft_head import captured_layers as layers_of_ids
 from openspec.draft_model import (
     DraftCheckpoint,
     DraftModel,
     check_same_tokenizer,
-    is_same_tensor,
     opened_draft_checkpoint,
 )
 from openspec.drafters import (
+    CAPTURE_LAYERS_OPTION,
+    DRAFT_NOISE_OPTION,
     Checkup,
     DrafterOption,
     DrafterSpec,
@@ -33,7 +54,6 @@ from openspec.drafters import (
 )
 from openspec.errors import ConfigError
 from openspec.json_keys import JsonKeys
-from openspec.safetensors_reader import TensorInfo
 
 if TYPE_CHECKING:
     from openspec.config import EngineConfig
@@ -41,16 +61,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Numbering = Literal["entering", "output"]
-
-CAPTURE_LAYERS = "capture_layers"
 DRAFT_TOP_K = "draft_top_k"
 DRAFT_TREE_SIZE = "draft_tree_size"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
-EMBEDDING = "embed_tokens.weight"
-TARGET_EMBEDDING = "model.embed_tokens.weight"
-TOKEN_MAP = "d2t"
-TOKEN_MASK = "t2d"
 INNER_LAYER = "midlayer."
 """The layer's prefix in the names that the runner expects."""
 LAYER_PREFIXES = (INNER_LAYER, "layers.0.")
@@ -67,19 +80,7 @@ LAYER_TENSORS = (
     "mlp.down_proj.weight",
 )
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-OUTER_TENSORS = ("fc.weight", "norm.weight", "lm_head.weight")
-DEFAULT_ROPE_THETA = 10_000.0  # of transformers' LlamaConfig and Qwen3Config
-OTHER_TARGET = "the head was trained for another target; give one made for this model"
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerIds:
-    """Layer ids as a checkpoint or user wrote them."""
-
-    ids: tuple[int, ...]
-    numbering: Numbering
-    origin: str
-    """Where they stand, for messages."""
+OUTER_TENSORS = ("fc.weight", "norm.weight", HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +92,19 @@ class _Dialect:
     """Top level."""
     layer: JsonKeys
     """Where the layer's geometry stands."""
-    layer_ids: _LayerIds | None
+    layer_ids: LayerIds | None
 
 
-def captured_layers(layer_ids: _LayerIds | None, num_layers: int) -> tuple[int, ...]:
-    """The target's layers, from 0, whose outputs the head reads, in rising order.
-
-    An output is the residual stream behind a layer, before the next layer's norm. Code bases count
-    in two ways: "output of layer i", and "state that enters layer i", which is the output of layer
-    i - 1 (so that entering L, the number of layers, is the output of the last one). For a head that
-    reads the outputs of layers 1, 17 and 32 of a target with 36 layers:
-
-    | where the ids stand | written by | numbering | example |
-    |---|---|---|---|
-    | nowhere; [2, L//2, L-3] holds | SafeAILab, AngelSlim, vLLM, SGLang | entering | 2, 18, 33 |
-    | eagle_config.eagle_aux_hidden_state_layer_ids | SpecForge, SGLang | output | 1, 17, 32 |
-    | eagle_aux_hidden_state_layer_ids at top level | speculators, vLLM | entering | 2, 18, 33 |
-    | target_layer_ids | DeepSpec | output | 1, 17, 32 |
-    | --capture-layers | users of openspec | output | 1, 17, 32 |
-
-    This is the only place where one way of counting is turned into the other.
+def captured_layers(layer_ids: LayerIds | None, num_layers: int) -> tuple[int, ...]:
+    """The target's layers whose outputs the head reads; the usual three where it names none.
 
     Raises:
         ConfigError: ids out of range or not rising, with the numbers.
     """
     if layer_ids is None:
         ids = (2, num_layers // 2, num_layers - 3)
-        layer_ids = _LayerIds(ids, "entering", f"default for {num_layers} layers")
-    shift = 1 if layer_ids.numbering == "entering" else 0
-    layers = tuple(i - shift for i in layer_ids.ids)
-    is_rising = all(a < b for a, b in itertools.pairwise(layers))
-    if not is_rising or layers[0] < 0 or layers[-1] >= num_layers:
-        raise ConfigError(
-            f"{layer_ids.origin}: expected rising ids in [{shift}, {num_layers - 1 + shift}] "
-            f'(numbering "{layer_ids.numbering}", the target has {num_layers} layers), '
-            f"found {list(layer_ids.ids)}; set --capture-layers, or {OTHER_TARGET}"
-        )
-    return layers
-
-
-def _entering(layers: tuple[int, ...]) -> str:
-    return _listed(tuple(layer + 1 for layer in layers))
-
-
-def _listed(layers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, layers))
+        layer_ids = LayerIds(ids, "entering", f"default for {num_layers} layers")
+    return layers_of_ids(layer_ids, num_layers)
 
 
 def _read_dialect(checkpoint: DraftCheckpoint) -> _Dialect:
@@ -153,7 +122,7 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> _Dialect:
             "DeepSpec",
             keys,
             keys,
-            _LayerIds(ids, "output", f"{keys.source}: target_layer_ids"),
+            LayerIds(ids, "output", f"{keys.source}: target_layer_ids"),
         )
     is_head = keys.get("draft_vocab_size") is not None or any(
         name.startswith(INNER_LAYER) for name in checkpoint.tensors
@@ -178,9 +147,9 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> _Dialect:
     return _Dialect("classic (AngelSlim, SpecForge)", keys, keys, inner or outer)
 
 
-def _ids_at(keys: JsonKeys, numbering: Numbering) -> _LayerIds | None:
+def _ids_at(keys: JsonKeys, numbering: Numbering) -> LayerIds | None:
     ids = keys.integers(LAYER_IDS_KEY)
-    return None if ids is None else _LayerIds(ids, numbering, f"{keys.source}: {LAYER_IDS_KEY}")
+    return None if ids is None else LayerIds(ids, numbering, f"{keys.source}: {LAYER_IDS_KEY}")
 
 
 def _speculators(keys: JsonKeys) -> _Dialect:
@@ -210,138 +179,30 @@ def _layer_prefix(checkpoint: DraftCheckpoint) -> str:
     )
 
 
-def _check_computation(layer: JsonKeys) -> None:
-    """Refuses what would make the layer's computation another one."""
-    if layer.integer("num_hidden_layers", 0, 1 << 10, 1) != 1:
-        layer.refuse("num_hidden_layers", "1", "heads of several layers are not supported")
-    if layer.get("quantization_config") is not None:
-        layer.refuse("quantization_config", "no such key", "give the unquantised head")
-    if layer.get("hidden_act") not in (None, "silu"):
-        layer.refuse("hidden_act", '"silu"')
-    for name in ("attention_bias", "mlp_bias"):
-        if layer.boolean(name, False):
-            layer.refuse(name, "false", "heads with biases are not supported")
-    rope = layer.object("rope_scaling")
-    kind = rope.get("rope_type") or rope.get("type") if rope is not None else None
-    if kind not in (None, "default"):
-        layer.refuse("rope_scaling", "null", "heads with scaled RoPE are not supported")
-
-
-def _rope_theta(layer: JsonKeys) -> float:
-    parameters = layer.object("rope_parameters")
-    if parameters is not None and parameters.get("rope_type") not in (None, "default"):
-        parameters.refuse("rope_type", '"default"', "heads with scaled RoPE are not supported")
-    source = layer
-    if parameters is not None and parameters.get("rope_theta") is not None:
-        source = parameters
-    return source.number("rope_theta", 1.0 + 1e-6, 1e30, DEFAULT_ROPE_THETA)
-
-
-def _check_target(dialect: _Dialect, target: ModelConfig) -> None:
-    """Crosses what both config.json files say about the target."""
-    layer, keys = dialect.layer, dialect.keys
-    for source, name, expected in (
-        (layer, "hidden_size", target.hidden_size),
-        (keys, "target_hidden_size", target.hidden_size),
-        (layer, "vocab_size", target.vocab_size),
-        (keys, "num_target_layers", target.num_layers),
-    ):
-        is_optional = name.startswith(("target", "num"))
-        if is_optional and source.get(name) is None:
-            continue
-        if source.integer(name, 1, 1 << 24) != expected:
-            source.refuse(name, f"{expected}, as the target has", OTHER_TARGET)
-
-
-def _num_captures(fc: TensorInfo, hidden_size: int, layers: tuple[int, ...], origin: str) -> None:
-    """Checks the width of `fc` against the number of layers."""
-    if len(fc.shape) != 2 or fc.shape[0] != hidden_size or fc.shape[1] % hidden_size:
-        raise ConfigError(
-            f"{fc.path}: {fc.name}: expected shape [{hidden_size}, n * {hidden_size}], "
-            f"{hidden_size} being the target's hidden_size, found {list(fc.shape)}; {OTHER_TARGET}"
-        )
-    found = fc.shape[1] // hidden_size
-    if found != len(layers):
-        raise ConfigError(
-            f"{fc.path}: {fc.name}: expected shape [{hidden_size}, {len(layers) * hidden_size}] "
-            f"for {len(layers)} captured layers ({_listed(layers)}, from {origin}), found "
-            f"{list(fc.shape)}, that is {found}; name all {found} with --capture-layers"
-        )
-
-
-def _check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
-    """Checks d2t, which holds offsets: draft id i is the target's id i + d2t[i]."""
-    info = checkpoint.tensor(TOKEN_MAP)
-    where = f"{info.path}: {TOKEN_MAP}"
-    offsets = checkpoint.integers(TOKEN_MAP)
-    if len(offsets) != draft_vocab:
-        raise ConfigError(f"{where}: expected {draft_vocab} entries, found {len(offsets)}")
-    has_ids = "it holds ids where offsets are expected: subtract 0, 1, 2, ... from it"
-    mask = _token_mask(checkpoint, vocab)
-    wrong = [i for i, offset in enumerate(offsets) if not 0 <= i + offset < vocab]
-    if wrong:
-        i = wrong[0]
-        all_ids = all(0 <= offset < vocab for offset in offsets)
-        raise ConfigError(
-            f"{where}: expected i + {TOKEN_MAP}[i] in [0, {vocab}), the target's vocabulary, found "
-            f"{i} + {offsets[i]}; {has_ids if all_ids and len(wrong) > 1 else OTHER_TARGET}"
-        )
-    if mask is None:
-        return
-    unmarked = [i for i, offset in enumerate(offsets) if not mask[i + offset]]
-    if unmarked:
-        i = unmarked[0]
-        are_ids = all(0 <= offset < vocab and mask[offset] for offset in offsets)
-        raise ConfigError(
-            f"{where}: expected {TOKEN_MASK} to mark the target's id {i} + {offsets[i]}, found it "
-            f"unmarked ({len(unmarked)} of {draft_vocab} ids are); "
-            f"{has_ids if are_ids else f'{TOKEN_MAP} and {TOKEN_MASK} are of different heads'}"
-        )
-
-
-def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
-    info = checkpoint.tensors.get(TOKEN_MASK)
-    if info is None:
-        return None
-    if info.dtype not in ("BOOL", "U8") or info.shape != (vocab,):
-        raise ConfigError(
-            f"{info.path}: {TOKEN_MASK}: expected BOOL [{vocab}], the target's vocabulary, "
-            f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
-        )
-    with checkpoint.view(TOKEN_MASK) as view:
-        return bytes(view)
-
-
-def _user_layers(config: EngineConfig) -> _LayerIds | None:
-    text = str(SPEC.complete_options(config.method_options)[CAPTURE_LAYERS])
-    if not text:
-        return None
-    if not re.fullmatch(r"\s*\d{1,6}(\s*,\s*\d{1,6})*\s*", text):
-        raise ConfigError(f"--capture-layers must be a list such as 1,17,32; got {text!r}")
-    return _LayerIds(tuple(map(int, text.split(","))), "output", "--capture-layers")
-
-
 def _read_draft_model(config: EngineConfig, target: ModelConfig) -> DraftModel:
     """The head in `config.draft_model_path`, checked against the target."""
     folder = config.draft_model_path
     assert folder is not None  # DrafterSpec.validate has seen to it
     with opened_draft_checkpoint(folder) as checkpoint:
-        return _describe(checkpoint, _user_layers(config), target)
+        options = SPEC.complete_options(config.method_options)
+        return _describe(checkpoint, layers_of_user(str(options[CAPTURE_LAYERS])), target)
 
 
 def _describe(
-    checkpoint: DraftCheckpoint, user_layers: _LayerIds | None, target: ModelConfig
+    checkpoint: DraftCheckpoint, user_layers: LayerIds | None, target: ModelConfig
 ) -> DraftModel:
     dialect = _read_dialect(checkpoint)
     layer = dialect.layer
     prefix = _layer_prefix(checkpoint)
-    _check_computation(layer)
-    _check_target(dialect, target)
+    if layer.integer("num_hidden_layers", 0, 1 << 10, 1) != 1:
+        layer.refuse("num_hidden_layers", "1", "heads of several layers are not supported")
+    check_computation(layer)
+    check_target(dialect.keys, layer, target)
 
     layer_ids = user_layers or dialect.layer_ids
     layers = captured_layers(layer_ids, target.num_layers)
     origin = "the default" if layer_ids is None else layer_ids.origin
-    _num_captures(checkpoint.tensor("fc.weight"), target.hidden_size, layers, origin)
+    check_captures(checkpoint.tensor("fc.weight"), target.hidden_size, layers, origin)
 
     num_q_heads = layer.integer("num_attention_heads", 1, 4096)
     num_kv_heads = layer.integer("num_key_value_heads", 1, 4096, num_q_heads)
@@ -352,14 +213,7 @@ def _describe(
     draft_vocab = dialect.keys.integer("draft_vocab_size", 1, target.vocab_size, target.vocab_size)
 
     has_token_map = TOKEN_MAP in checkpoint.tensors
-    if has_token_map:
-        _check_token_map(checkpoint, draft_vocab, target.vocab_size)
-    elif draft_vocab != target.vocab_size:
-        raise ConfigError(
-            f"{checkpoint.folder}: missing tensor {TOKEN_MAP}: the head knows {draft_vocab} of the "
-            f"target's {target.vocab_size} tokens, and {TOKEN_MAP} says which; take the whole "
-            "checkpoint"
-        )
+    check_token_map(checkpoint, draft_vocab, target.vocab_size)
     has_qk_norm = any(prefix + name in checkpoint.tensors for name in QK_NORMS)
     ignored = _ignored_tensors(checkpoint, prefix, target.folder)
     has_embedding = EMBEDDING in checkpoint.tensors and EMBEDDING not in ignored
@@ -370,7 +224,7 @@ def _describe(
         "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
         "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
         "draft_vocab_size": draft_vocab,
-        "rope_theta": _rope_theta(layer),
+        "rope_theta": rope_theta(layer),
         "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         CAPTURE_LAYERS: ",".join(map(str, layers)),
         "has_qk_norm": has_qk_norm,
@@ -408,11 +262,7 @@ def _ignored_tensors(
             ignored[name] = "only training needs it"
         elif name == f"{prefix}self_attn.rotary_emb.inv_freq":
             ignored[name] = "it follows from rope_theta"
-    if EMBEDDING in checkpoint.tensors and is_same_tensor(
-        checkpoint, EMBEDDING, target_folder, TARGET_EMBEDDING
-    ):
-        ignored[EMBEDDING] = "it is a copy of the target's"
-    return ignored
+    return ignored | copies_of_target(checkpoint, {EMBEDDING: (TARGET_EMBEDDING,)}, target_folder)
 
 
 def _description(
@@ -423,15 +273,11 @@ def _description(
     draft_vocab: int,
     target: ModelConfig,
 ) -> str:
-    num_parameters = 0
-    for name in names:
-        info = checkpoint.tensors.get(name)
-        if info is not None and name != TOKEN_MAP:
-            num_parameters += math.prod(info.shape)
     return (
         f"EAGLE-3 head {checkpoint.folder.name}, format {dialect.name}, "
-        f"{num_parameters / 1e6:.1f} M parameters, drafts {draft_vocab} of {target.vocab_size} "
-        f"tokens, reads the outputs of layers {_listed(layers)} of {target.num_layers}"
+        f"{num_parameters(checkpoint, names) / 1e6:.1f} M parameters, drafts {draft_vocab} of "
+        f"{target.vocab_size} tokens, reads the outputs of layers {listed(layers)} of "
+        f"{target.num_layers}"
     )
 
 
@@ -447,7 +293,7 @@ def _details(
     given = "own" if options["has_embedding"] else "the target's"
     lines = [
         f"format: {dialect.name}",
-        f"layers: outputs of {_listed(layers)} = entering {_entering(layers)} (from {origin})",
+        f"layers: outputs of {listed(layers)} = entering {entering(layers)} (from {origin})",
         f"fc: {list(fc.shape)}, {len(layers)} states of {target.hidden_size}",
         f"attention: {options['num_q_heads']} query heads, {options['num_kv_heads']} KV heads of "
         f"{options['head_dim']}, q/k norm {'yes' if options['has_qk_norm'] else 'no'}, "
@@ -463,19 +309,10 @@ def _details(
             f"positions: made for {trained_len}, the target for {target.max_model_len}; "
             "acceptance falls beyond"
         )
-    verifier = _verifier(dialect.keys)
+    verifier = trained_for(dialect.keys)
     if verifier is not None:
         lines.append(f"trained for: {verifier}")
     return tuple(lines)
-
-
-def _verifier(keys: JsonKeys) -> str | None:
-    """The target that the checkpoint names."""
-    speculators = keys.object("speculators_config")
-    verifier = speculators.object("verifier") if speculators is not None else None
-    name = verifier.get("name_or_path") if verifier is not None else None
-    name = name or keys.get("target_model_name_or_path")
-    return f"{name:.120}" if isinstance(name, str) and name.isprintable() else None
 
 
 def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: int) -> None:
@@ -488,9 +325,9 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
                 "written in the other numbering? --capture-layers %s reads the usual ones, "
                 "python -m openspec.doctor says which of them accepts more",
                 folder,
-                _listed(layers),
+                listed(layers),
                 "less" if shift < 0 else "more",
-                _listed(usual),
+                listed(usual),
                 ",".join(map(str, usual)),
             )
 
@@ -501,18 +338,16 @@ def _plan_checkup(config: EngineConfig, target: ModelConfig) -> Checkup:
         for part in str(_read_draft_model(config, target).options[CAPTURE_LAYERS]).split(",")
     )
     variants = []
-    for shift in (-1, 1):
-        moved = tuple(layer + shift for layer in layers)
-        if moved[0] >= 0 and moved[-1] < target.num_layers:
-            text = ",".join(map(str, moved))
-            variants.append(
-                Variant(
-                    label=f"outputs of layers {_listed(moved)}",
-                    options={CAPTURE_LAYERS: text},
-                    advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
-                    "or mend config.json",
-                )
+    for moved in neighbouring_layers(layers, target.num_layers):
+        text = ",".join(map(str, moved))
+        variants.append(
+            Variant(
+                label=f"outputs of layers {listed(moved)}",
+                options={CAPTURE_LAYERS: text},
+                advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
+                "or mend config.json",
             )
+        )
     return Checkup(
         usual=(0.65, 0.40),
         source="AngelSlim's heads for Qwen3 4B and 8B accept about 1.05 of 2 drafts (vLLM, their "
@@ -561,12 +396,7 @@ SPEC = DrafterSpec(
     default_num_speculative_tokens=3,
     max_num_speculative_tokens=8,
     options=(
-        DrafterOption(
-            name=CAPTURE_LAYERS,
-            default="",
-            help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. "
-            "Default: what the head's config.json says.",
-        ),
+        CAPTURE_LAYERS_OPTION,
         DrafterOption(
             name=DRAFT_TOP_K,
             default=1,
@@ -582,12 +412,7 @@ SPEC = DrafterSpec(
             maximum=128,
             help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
         ),
-        DrafterOption(
-            name="draft_noise",
-            default=True,
-            help="Draw the drafts of sampled requests with the noise that the target's choice will "
-            "be drawn with; off: always the head's best.",
-        ),
+        DRAFT_NOISE_OPTION,
         DrafterOption(
             name="draft_window",
             default=0,

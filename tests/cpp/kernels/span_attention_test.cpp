@@ -17,6 +17,7 @@ struct Shape {
   int head_dim = 64;
   int page_size = 16;
   DType dtype = DType::kF32;
+  bool is_causal = true;
 
   size_t q_width() const { return static_cast<size_t>(num_q_heads * head_dim); }
 };
@@ -39,8 +40,11 @@ struct Sequence {
     return count;
   }
   // Tokens that a row sees, in order.
-  std::vector<int> visible(int row) const {
+  std::vector<int> visible(int row, bool is_causal = true) const {
     std::vector<int> tokens;
+    for (int other = num_rows() - 1; !is_causal && other > row; --other) {
+      tokens.push_back(kv_len + other);  // of a block, which is a chain
+    }
     for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
       tokens.push_back(kv_len + node);
     }
@@ -148,6 +152,7 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
   params.dtype = shape.dtype;
   params.workspace = workspace.data();
   params.max_tokens = max_tokens;
+  params.is_causal = shape.is_causal;
   span_attention_cpu({.pool = &pool}, params);
   CHECK(out.guard_is_whole());
   return out;
@@ -156,7 +161,7 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
 float stored(float x, DType dtype) { return dtype == DType::kBF16 ? from_bf16(to_bf16(x)) : x; }
 
 void check_row(const Shape& shape, const Sequence& s, int row, const Buffer& out, size_t out_row) {
-  const std::vector<int> tokens = s.visible(row);
+  const std::vector<int> tokens = s.visible(row, shape.is_causal);
   const int group = shape.num_q_heads / shape.num_kv_heads;
   const size_t dim = static_cast<size_t>(shape.head_dim);
   for (int head = 0; head < shape.num_q_heads; ++head) {
@@ -305,6 +310,18 @@ TEST(trees_equal_chains_bit_for_bit) {
       }
     }
   });
+}
+
+TEST(rows_of_a_block_see_all_of_it) {
+  Rng rng(31);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Shape shape{.num_q_heads = 8, .num_kv_heads = 2, .dtype = dtype, .is_causal = false};
+    std::vector<Sequence> sequences;
+    for (const auto& [kv_len, num_rows] : {std::pair{0, 1}, {0, 16}, {3, 8}, {120, 16}, {250, 7}}) {
+      sequences.push_back(random_sequence(rng, shape, kv_len, num_rows, /*is_tree=*/false));
+    }
+    check_all(rng, shape, sequences);
+  }
 }
 
 TEST(head_dim_that_is_no_multiple_of_32_is_refused) {

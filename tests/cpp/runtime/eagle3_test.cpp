@@ -10,6 +10,8 @@ using namespace openspec;
 using testing::Ids;
 using testing::Job;
 using testing::load_random_weights;
+using testing::mixed_jobs;
+using testing::run;
 
 namespace {
 
@@ -47,66 +49,6 @@ RunnerConfig tree_config(int depth, int top_k, int num_drafts) {
   return config;
 }
 
-/// Runs the jobs together; returns each one's output.
-std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk) {
-  std::vector<int> slots;
-  std::vector<bool> done(jobs.size(), false);
-  for (const Job& job : jobs) {
-    slots.push_back(
-        runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {}));
-  }
-  std::vector<Ids> outputs(jobs.size());
-  for (size_t num_done = 0; num_done < jobs.size();) {
-    std::vector<SpanRequest> requests;
-    std::vector<size_t> job_of;
-    int rows_left = runner.config().max_num_batched_tokens;
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      if (done[i]) continue;
-      const SequenceTable& table = runner.table();
-      const int num_left = table.num_tokens(slots[i]) - table.kv_len(slots[i]);
-      const int num_new = std::min({num_left, chunk, rows_left});
-      if (num_new == 0) continue;
-      rows_left -= num_new;
-      const int room = runner.config().max_model_len - table.num_tokens(slots[i]) - 1;
-      const int num_drafts =
-          std::max(0, std::min({runner.config().num_speculative_tokens, room, rows_left}));
-      rows_left -= num_drafts;
-      requests.push_back({slots[i], num_new, num_drafts});
-      job_of.push_back(i);
-    }
-    auto lease = runner.reserve(requests);
-    runner.launch(*lease);
-    const std::vector<SpanResult> results = runner.collect(*lease);
-    runner.commit(*lease);
-    runner.check_integrity();
-    for (size_t k = 0; k < results.size(); ++k) {
-      const size_t i = job_of[k];
-      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
-      if (results[k].finish == FinishReason::kRunning) continue;
-      runner.remove_sequence(slots[i]);
-      done[i] = true;
-      ++num_done;
-    }
-  }
-  runner.check_integrity();
-  CHECK_EQ(runner.stats().num_drafter_failures, 0);
-  return outputs;
-}
-
-std::vector<Job> mixed_jobs(int max_tokens) {
-  std::vector<Job> jobs;
-  for (int i = 0; i < 6; ++i) {
-    Job job{testing::random_prompt(i, 9 + 5 * i, kVocab), {}};
-    job.params.max_tokens = max_tokens + i;
-    job.params.seed = static_cast<uint64_t>(100 + i);
-    job.params.num_speculative_tokens = 4;
-    if (i % 2 == 1) job.params.temperature = 0.9f;
-    if (i == 3) job.params.top_k = 8;
-    jobs.push_back(job);
-  }
-  return jobs;
-}
-
 std::vector<Ids> plain(const std::vector<Job>& jobs) {
   Runner runner(config_of("none"), 300);
   load_random_weights(runner);
@@ -116,7 +58,7 @@ std::vector<Ids> plain(const std::vector<Job>& jobs) {
 }  // namespace
 
 TEST(the_text_is_that_of_plain_decoding) {
-  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   const std::vector<Ids> expected = plain(jobs);
   for (const bool adaptive : {false, true}) {
     RunnerConfig config = config_of("eagle3");
@@ -131,7 +73,7 @@ TEST(the_text_is_that_of_plain_decoding) {
 }
 
 TEST(the_text_is_that_of_plain_decoding_with_trees) {
-  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   const std::vector<Ids> expected = plain(jobs);
   struct Shape {
     int depth, top_k, num_drafts;
@@ -149,7 +91,7 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
 }
 
 TEST(drafts_without_noise_change_no_text) {
-  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   RunnerConfig config = config_of("eagle3");
   config.adaptive = false;
   config.method_options["draft_noise"] = false;
@@ -159,7 +101,7 @@ TEST(drafts_without_noise_change_no_text) {
 }
 
 TEST(it_drafts_up_to_the_context_limit) {
-  const std::vector<Job> jobs = mixed_jobs(96);
+  const std::vector<Job> jobs = mixed_jobs(96, kVocab);
   const std::vector<Ids> expected = plain(jobs);
   for (RunnerConfig config : {config_of("eagle3"), tree_config(8, 4, 15)}) {
     config.adaptive = false;

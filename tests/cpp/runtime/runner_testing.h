@@ -2,6 +2,7 @@
 
 /// What the tests of the runner share, on the CPU and on CUDA.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "check_test.h"
 #include "runtime/runner.h"
 
 namespace openspec::testing {
@@ -144,6 +146,67 @@ inline Ids random_prompt(int seed, int length, int vocab_size) {
     tokens.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_size)));
   }
   return tokens;
+}
+
+/// Runs the jobs together; returns each one's output.
+inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk) {
+  std::vector<int> slots;
+  std::vector<bool> done(jobs.size(), false);
+  for (const Job& job : jobs) {
+    slots.push_back(
+        runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {}));
+  }
+  std::vector<Ids> outputs(jobs.size());
+  for (size_t num_done = 0; num_done < jobs.size();) {
+    std::vector<SpanRequest> requests;
+    std::vector<size_t> job_of;
+    int rows_left = runner.config().max_num_batched_tokens;
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (done[i]) continue;
+      const SequenceTable& table = runner.table();
+      const int num_left = table.num_tokens(slots[i]) - table.kv_len(slots[i]);
+      const int num_new = std::min({num_left, chunk, rows_left});
+      if (num_new == 0) continue;
+      rows_left -= num_new;
+      const int room = runner.config().max_model_len - table.num_tokens(slots[i]) - 1;
+      const int num_drafts =
+          std::max(0, std::min({runner.config().num_speculative_tokens, room, rows_left}));
+      rows_left -= num_drafts;
+      requests.push_back({slots[i], num_new, num_drafts});
+      job_of.push_back(i);
+    }
+    auto lease = runner.reserve(requests);
+    runner.launch(*lease);
+    const std::vector<SpanResult> results = runner.collect(*lease);
+    runner.commit(*lease);
+    runner.check_integrity();
+    for (size_t k = 0; k < results.size(); ++k) {
+      const size_t i = job_of[k];
+      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
+      if (results[k].finish == FinishReason::kRunning) continue;
+      runner.remove_sequence(slots[i]);
+      done[i] = true;
+      ++num_done;
+    }
+  }
+  runner.check_integrity();
+  CHECK_EQ(runner.stats().num_drafter_failures, 0);
+  return outputs;
+}
+
+/// Greedy and sampled, of several lengths.
+inline std::vector<Job> mixed_jobs(int max_tokens, int vocab_size) {
+  std::vector<Job> jobs;
+  for (int i = 0; i < 6; ++i) {
+    Job job{random_prompt(i, 9 + 5 * i, vocab_size), {}};
+    job.params.max_tokens = max_tokens + i;
+    job.params.seed = static_cast<uint64_t>(100 + i);
+    job.params.num_speculative_tokens = 4;
+    if (i % 2 == 1) job.params.temperature = 0.9f;
+    if (i == 3) job.params.top_k = 8;
+    jobs.push_back(job);
+  }
+  return jobs;
 }
 
 }  // namespace openspec::testing

@@ -1,0 +1,228 @@
+#include <cuda_runtime.h>
+
+#include "kernels/block_sum.cuh"
+#include "kernels/draft_block.h"
+#include "kernels/launch.cuh"
+#include "kernels/packs.cuh"
+#include "kernels/step_rows.h"
+
+namespace openspec {
+namespace {
+
+constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each sequence
+static_assert(kThreads == 1024, "as block_exclusive_sum has it");
+
+__device__ int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
+  const int64_t page =
+      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + position / page_size];
+  return page * page_size + position % page_size;
+}
+
+/// See common_depth in draft_block_cpu.cpp; every thread of the block calls it.
+__device__ int common_depth(const BlockRowsParams& params, int num_wanted, int* warp_sums) {
+  int low = 0, high = params.max_depth;
+  while (low < high) {
+    const int depth = (low + high + 1) / 2;
+    const int count = min(num_wanted, depth);
+    int num_rows;
+    cuda::block_exclusive_sum(count > 0 ? count + params.first_draft_row : 0, warp_sums, &num_rows);
+    if (num_rows <= params.out.num_rows) {
+      low = depth;
+    } else {
+      high = depth - 1;
+    }
+  }
+  return low;
+}
+
+__global__ void __launch_bounds__(kThreads) block_rows_kernel(BlockRowsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  __shared__ int warp_sums[kThreads / 32];
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  const int i = threadIdx.x;
+  const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
+  const int depth = common_depth(params, num_wanted, warp_sums);
+  int count = min(num_wanted, max(depth, 1));
+  int num_rows, num_spans, num_samples;
+  const int rows_before = cuda::block_exclusive_sum(count > 0 ? count + params.first_draft_row : 0,
+                                                    warp_sums, &num_rows);
+  if (rows_before + count + params.first_draft_row > out.num_rows) count = 0;
+  const int own_rows = count > 0 ? count + params.first_draft_row : 0;
+  const int first = cuda::block_exclusive_sum(own_rows, warp_sums, &num_rows);
+  const int span = cuda::block_exclusive_sum(count > 0 ? 1 : 0, warp_sums, &num_spans);
+  const int sample = cuda::block_exclusive_sum(count, warp_sums, &num_samples);
+  if (i < params.num_seqs) {
+    params.num_drafts[i] = count;
+    params.first_sample[i] = sample;
+  }
+  if (count > 0) {
+    const int slot = params.seq[i];
+    const int position = table.num_tokens[slot] - 1;
+    out.span_begin[span] = first;
+    out.span_kv_len[span] = position;
+    out.span_seq[span] = slot;
+    for (int k = 0; k < own_rows; ++k) {
+      const int row = first + k;
+      out.row_token[row] =
+          k == 0 ? table.tokens[slot * table.tokens_stride + position] : params.mask_token;
+      out.row_position[row] = position + k;
+      out.row_span[row] = span;
+      out.source[row] = slot;
+      out.row_parent[row] = k == 0 ? -1 : row - 1;
+      out.row_kv_slot[row] = kv_slot_of(table, slot, position + k, params.page_size);
+    }
+    for (int d = 0; d < count; ++d) {
+      params.head_row[sample + d] = first + d + params.first_draft_row;
+      params.sample_row[sample + d] = first + d;
+    }
+  }
+  for (int s = num_spans + i; s < out.num_spans; s += kThreads) {
+    out.span_begin[s] = num_rows;
+    out.span_kv_len[s] = out.span_seq[s] = 0;
+  }
+  for (int row = num_rows + i; row < out.num_rows; row += kThreads) {
+    out.row_token[row] = out.row_position[row] = 0;
+    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
+    out.row_kv_slot[row] = -1;
+  }
+  for (int s = num_samples + i; s < params.num_samples; s += kThreads) {
+    params.head_row[s] = params.sample_row[s] = -1;
+  }
+  if (i == 0) out.span_begin[out.num_spans] = num_rows;
+}
+
+__global__ void __launch_bounds__(kThreads) store_blocks_kernel(StoreBlocksParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int i = threadIdx.x;
+  if (i >= params.num_seqs) return;
+  const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int64_t to = int64_t{i} * params.max_drafts;
+  float score = 0.0f;
+  for (int d = 0; d < count; ++d) {
+    params.drafts[to + d] = params.chosen[first + d];
+    if (params.confidence == nullptr) continue;
+    const float x = params.confidence[first + d];
+    score += fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
+    params.scores[to + d] = score;
+  }
+}
+
+constexpr int kConfidenceThreads = 128;
+
+__device__ float dot(const void* values, const float* weight, int count) {
+  const auto* bits = static_cast<const uint16_t*>(values);
+  float sum = 0.0f;
+  for (int k = threadIdx.x % 32; k < count; k += 32) {
+    sum = fmaf(__uint_as_float(uint32_t{bits[k]} << 16), weight[k], sum);
+  }
+  return sum;
+}
+
+/// A warp for each draft of a sequence, sequences along blockIdx.x.
+__global__ void __launch_bounds__(kConfidenceThreads)
+    block_confidence_kernel(BlockConfidenceParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const TableView& table = params.table;
+  const int i = blockIdx.x;
+  const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int slot = params.seq[i];
+  for (int d = threadIdx.x / 32; d < count; d += kConfidenceThreads / 32) {
+    const auto* output =
+        static_cast<const uint16_t*>(params.outputs) + int64_t{first + d} * params.width;
+    float sum = dot(output, params.weight, params.width);
+    if (params.states != nullptr) {
+      const int32_t before =
+          d > 0 ? params.chosen[first + d - 1]
+                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+      const auto* state =
+          static_cast<const uint16_t*>(params.states) + int64_t{before} * params.state_width;
+      sum += dot(state, params.weight + params.width, params.state_width);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if (threadIdx.x % 32 == 0) params.confidence[first + d] = sum + *params.bias;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) block_step_kernel(BlockStepParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const TableView& table = params.table;
+  const int i = threadIdx.x;
+  for (int s = i; s < params.num_samples; s += kThreads) params.step_rows[s] = -1;
+  __syncthreads();
+  if (i >= params.num_seqs) return;
+  int token = 0, sample = -1;
+  if (params.depth < params.num_drafts[i]) {
+    sample = params.first_sample[i] + params.depth;
+    const int slot = params.seq[i];
+    token = params.depth > 0
+                ? params.chosen[sample - 1]
+                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+    params.step_rows[sample] = params.sample_row[sample];
+  }
+  params.token[i] = token;
+  params.sample[i] = sample;
+}
+
+constexpr int kAddThreads = 256;
+
+/// One row per blockIdx.x, four columns per thread.
+__global__ void __launch_bounds__(kAddThreads) add_rows_kernel(AddRowsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int row = params.row[blockIdx.x];
+  const int column = 4 * (blockIdx.y * kAddThreads + threadIdx.x);
+  if (row < 0 || column >= params.width) return;
+  const float4 in =
+      *reinterpret_cast<const float4*>(params.in + int64_t{blockIdx.x} * params.width + column);
+  auto* to = reinterpret_cast<float4*>(params.out + int64_t{row} * params.width + column);
+  float4 sum = *to;
+  sum.x += in.x;
+  sum.y += in.y;
+  sum.z += in.z;
+  sum.w += in.w;
+  *to = sum;
+}
+
+}  // namespace
+
+int block_rows_cuda(const BlockRowsParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(block_rows_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int store_blocks_cuda(const StoreBlocksParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(store_blocks_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int block_confidence_cuda(const BlockConfidenceParams& params, void* stream) {
+  if (params.dtype != DType::kBF16) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  return cuda::launch(block_confidence_kernel, dim3(params.num_seqs), dim3(kConfidenceThreads), 0,
+                      stream, params);
+}
+
+int block_step_cuda(const BlockStepParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(block_step_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int add_rows_cuda(const AddRowsParams& params, void* stream) {
+  if (params.width % 4 != 0 || !cuda::are_aligned(params.in, params.out)) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.num_rows == 0) return cudaSuccess;
+  const unsigned num_stripes = (params.width / 4 + kAddThreads - 1) / kAddThreads;
+  return cuda::launch(add_rows_kernel, dim3(params.num_rows, num_stripes), dim3(kAddThreads), 0,
+                      stream, params);
+}
+
+}  // namespace openspec

@@ -1,0 +1,229 @@
+#include "model/dflash.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+constexpr DType kWeights = DType::kBF16;
+
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+LayerGeometry DFlashConfig::layer() const {
+  return {.hidden_size = hidden_size,
+          .attention_inputs = hidden_size,
+          .num_q_heads = num_q_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_dim = head_dim,
+          .intermediate_size = intermediate_size,
+          .has_qk_norm = true,
+          .rms_norm_eps = rms_norm_eps};
+}
+
+void DFlashConfig::validate() const {
+  const auto positive = [](const char* name, int value) {
+    OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
+  };
+  positive("hidden_size", hidden_size);
+  positive("num_layers", num_layers);
+  positive("number of capture_layers", num_captures);
+  positive("num_q_heads", num_q_heads);
+  positive("num_kv_heads", num_kv_heads);
+  positive("head_dim", head_dim);
+  positive("intermediate_size", intermediate_size);
+  positive("draft_vocab_size", draft_vocab_size);
+  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
+                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+  OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
+  OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
+                     ") exceeds the target's vocabulary of ", vocab_size);
+  OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || (has_token_map && has_head), "a head of ",
+                     draft_vocab_size, " columns needs a token map and weights of its own, the ",
+                     "target has ", vocab_size);
+  OPENSPEC_CHECK_ARG(markov_rank >= 0, "markov_rank must not be negative, got ", markov_rank);
+  OPENSPEC_CHECK_ARG(markov_rank == 0 || draft_vocab_size == vocab_size,
+                     "a Markov head needs the target's whole vocabulary");
+  OPENSPEC_CHECK_ARG(!has_confidence || markov_rank > 0,
+                     "a confidence head needs a Markov head beside it");
+  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
+  OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
+}
+
+DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const ForwardLimits& limits,
+               int num_threads)
+    : config_((config.validate(), check_geometry(config.layer(), dtype, device), config)),
+      dtype_(dtype),
+      weights_(device, weight_bytes(config, device)),
+      at_(plan_scratch(config_, dtype_, limits)),
+      pass_scratch_(config_.layer(), dtype_, device, pass_limits(config_, limits), num_threads) {
+  const DFlashConfig& c = config_;
+  const LayerGeometry layer = c.layer();
+  fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
+                            LinearEpilogue::kNone);
+  hidden_norm_ = weights_.add_norm("hidden_norm.weight", c.hidden_size);
+  for (int i = 0; i < c.num_layers; ++i) {
+    layers_.push_back(add_decoder_layer(weights_, layer, "layers." + std::to_string(i) + "."));
+    kv_parts_.push_back(linear_part(layers_.back().qkv, layer.q_width(), 2 * layer.kv_width()));
+  }
+  final_norm_ = weights_.add_norm("norm.weight", c.hidden_size);
+  if (c.has_head) {
+    head_ = weights_.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
+                                LinearEpilogue::kNone);
+  }
+  if (c.has_embedding) {
+    embedding_ = weights_.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
+  }
+  if (c.has_token_map) token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
+  if (c.markov_rank > 0) {
+    markov_in_ = weights_.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
+    markov_out_ = weights_.add_linear("markov_head.", {"markov_w2.weight"}, {c.draft_vocab_size},
+                                      c.markov_rank, LinearEpilogue::kNone);
+  }
+  if (c.has_confidence) {
+    confidence_weight_ = weights_.add_row("confidence_head.proj.weight", c.confidence_inputs());
+    confidence_bias_ = weights_.add_norm("confidence_head.proj.bias", 1);
+  }
+
+  const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
+  std::vector<float> inv_freq;
+  for (int i = 0; i < c.head_dim / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(c.rope_theta, -2.0 * i / c.head_dim)));
+  }
+  inv_freq_ = Buffer(inv_freq.size() * sizeof(float), memory);
+  if (device == Device::kCuda) {
+    device::copy_to_device(inv_freq_.data(), inv_freq.data(), inv_freq_.bytes(), nullptr);
+  } else {
+    std::copy(inv_freq.begin(), inv_freq.end(), inv_freq_.floats());
+  }
+  scratch_ = Buffer(at_.total, memory);
+}
+
+size_t DFlash::weight_bytes(const DFlashConfig& c, Device device) {
+  const auto linear = [&](int outputs, int inputs) {
+    return Weights::linear_bytes(device, outputs, inputs, LinearEpilogue::kNone);
+  };
+  size_t bytes = linear(c.hidden_size, c.num_captures * c.hidden_size) +
+                 static_cast<size_t>(c.num_layers) * decoder_layer_bytes(c.layer(), device) +
+                 2 * Weights::norm_bytes(c.hidden_size);
+  if (c.has_head) bytes += linear(c.draft_vocab_size, c.hidden_size);
+  if (c.has_embedding) bytes += Weights::table_bytes(c.vocab_size, c.hidden_size);
+  if (c.has_token_map) bytes += Weights::token_map_bytes(c.draft_vocab_size);
+  if (c.markov_rank > 0) {
+    bytes += Weights::table_bytes(c.vocab_size, c.markov_rank) +
+             linear(c.draft_vocab_size, c.markov_rank);
+  }
+  if (c.has_confidence) {
+    bytes += Weights::norm_bytes(c.confidence_inputs()) + Weights::norm_bytes(1);
+  }
+  return bytes;
+}
+
+DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
+                                     const ForwardLimits& limits) {
+  Scratch at{};
+  const auto take = [&](int width, size_t bytes) {
+    const size_t offset = at.total;
+    at.total += round_up(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * bytes);
+    return offset;
+  };
+  at.residual = take(std::max(c.hidden_size, c.markov_rank), dtype_bytes(dtype));
+  at.normed = take(c.hidden_size, dtype_bytes(dtype));
+  at.kv = take(2 * c.layer().kv_width(), dtype_bytes(dtype));
+  at.cos_sin = take(c.head_dim, sizeof(float));
+  return at;
+}
+
+ForwardLimits DFlash::pass_limits(const DFlashConfig& config, const ForwardLimits& limits) {
+  ForwardLimits own = limits;
+  own.max_inputs = std::max(config.num_captures * config.hidden_size, config.markov_rank);
+  return own;
+}
+
+size_t DFlash::scratch_bytes(const DFlashConfig& config, DType dtype, Device device,
+                             const ForwardLimits& limits, int num_threads) {
+  return plan_scratch(config, dtype, limits).total +
+         DecoderScratch::bytes(config.layer(), dtype, device, pass_limits(config, limits),
+                               num_threads);
+}
+
+void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* features,
+                    std::span<const KvLayerView> kv) {
+  const DFlashConfig& c = config_;
+  void* context = scratch_.at(at_.normed);
+  void* projected = scratch_.at(at_.kv);
+  auto* cos_sin = reinterpret_cast<float*>(scratch_.at(at_.cos_sin));
+  pass_scratch_.linear(exec, fc_, features, scratch_.at(at_.residual), rows.num_rows, dtype_);
+  ops::rms_norm(exec, {.residual = scratch_.at(at_.residual),
+                       .weight = hidden_norm_,
+                       .out = context,
+                       .num_rows = rows.num_rows,
+                       .width = c.hidden_size,
+                       .eps = c.rms_norm_eps,
+                       .dtype = dtype_});
+  ops::rope_angles(exec, {.position = rows.row_position,
+                          .inv_freq = inv_freq_.floats(),
+                          .cos_sin = cos_sin,
+                          .num_rows = rows.num_rows,
+                          .head_dim = c.head_dim});
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    pass_scratch_.linear(exec, kv_parts_[i], context, projected, rows.num_rows, dtype_);
+    ops::rope_append(exec, {.rows = rows,
+                            .qkv = projected,
+                            .cos_sin = cos_sin,
+                            .k_norm = layers_[i].k_norm,
+                            .kv = kv[i],
+                            .num_q_heads = 0,
+                            .eps = c.rms_norm_eps,
+                            .dtype = dtype_});
+  }
+}
+
+void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+                     std::span<const KvLayerView> kv, const void* embedding, void* out) {
+  const DFlashConfig& c = config_;
+  void* residual = scratch_.at(at_.residual);
+  void* normed = scratch_.at(at_.normed);
+  ops::embedding(exec, {.token = rows.row_token,
+                        .table = c.has_embedding ? embedding_ : embedding,
+                        .out = residual,
+                        .num_rows = rows.num_rows,
+                        .width = c.hidden_size,
+                        .table_dtype = kWeights,
+                        .dtype = dtype_});
+  DecoderPass pass(exec, pass_scratch_, rows, page_table, kv.front(), inv_freq_.floats(), 1.0f,
+                   /*first_token=*/0, c.is_causal);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    pass.norm(residual, layers_[i].input_norm, normed);
+    pass.attend(layers_[i], normed, kv[i]);
+    pass.norm(residual, layers_[i].post_norm, normed);
+    pass.mlp(layers_[i], normed);
+  }
+  pass.norm(residual, final_norm_, out);
+}
+
+void DFlash::logits(const ExecContext& exec, const PackedLinear& head, const void* outputs,
+                    int count, float* out) {
+  pass_scratch_.linear(exec, config_.has_head ? head_ : head, outputs, out, count, DType::kF32);
+}
+
+void DFlash::markov_logits(const ExecContext& exec, const int32_t* token, int count, float* out) {
+  void* states = scratch_.at(at_.residual);
+  ops::embedding(exec, {.token = token,
+                        .table = markov_in_,
+                        .out = states,
+                        .num_rows = count,
+                        .width = config_.markov_rank,
+                        .table_dtype = kWeights,
+                        .dtype = dtype_});
+  pass_scratch_.linear(exec, markov_out_, states, out, count, DType::kF32);
+}
+
+}  // namespace openspec

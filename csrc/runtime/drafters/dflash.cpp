@@ -1,0 +1,447 @@
+#include "model/dflash.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+#include "runtime/drafter.h"
+
+namespace openspec {
+namespace {
+
+constexpr int kMaxBlock = 64;
+constexpr int kMaxTopK = kMaxTreeTopK;
+
+/// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
+/// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
+/// knowing the one before.
+///
+/// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
+/// from the last known token's on, are no more than its drafts will take and are overwritten.
+class DFlashDrafter final : public Drafter {
+ public:
+  explicit DFlashDrafter(const DrafterConfig& config)
+      : config_(config),
+        depth_(config.draft_depth),
+        top_k_(config.integer("draft_top_k", 1, 1, kMaxTopK)),
+        first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
+    constexpr int kMost = 1 << 24;
+    const TargetConfig& target = config.target;
+    const int block_size = config.integer("block_size", 0, 2, kMaxBlock);
+    const int most = block_size - first_draft_row_;
+    OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= most, "num_speculative_tokens must be in [1, ",
+                       most, "], the drafts of a block of ", block_size, ", got ", depth_);
+    OPENSPEC_CHECK_ARG(config.num_speculative_tokens <= (makes_trees() ? kMaxBlockTreeNodes : most),
+                       "a tree of ", config.num_speculative_tokens, " drafts, at most ",
+                       kMaxBlockTreeNodes);
+    mask_token_ = config.integer("mask_token", -1, 0, target.vocab_size - 1);
+    needs_.capture_layers = config.layers("capture_layers");
+    model_config_ = {
+        .hidden_size = target.hidden_size,
+        .num_layers = config.integer("num_layers", 0, 1, 64),
+        .num_captures = static_cast<int>(needs_.capture_layers.size()),
+        .num_q_heads = config.integer("num_q_heads", target.num_q_heads, 1, kMost),
+        .num_kv_heads = config.integer("num_kv_heads", target.num_kv_heads, 1, kMost),
+        .head_dim = config.integer("head_dim", target.head_dim, 1, kMost),
+        .intermediate_size =
+            config.integer("intermediate_size", target.intermediate_size, 1, kMost),
+        .vocab_size = target.vocab_size,
+        .draft_vocab_size = config.integer("draft_vocab_size", target.vocab_size, 1, kMost),
+        .rms_norm_eps = static_cast<float>(config.number("rms_norm_eps", 1e-6)),
+        .rope_theta = config.number("rope_theta", 1e6),
+        .is_causal = config.flag("is_causal", false),
+        .has_embedding = config.flag("has_embedding", false),
+        .has_head = config.flag("has_head", false),
+        .has_token_map = config.flag("has_token_map", false),
+        .markov_rank = config.integer("markov_rank", 0, 0, kMost),
+        .has_confidence = config.flag("has_confidence", false),
+        .confidence_sees_token = config.flag("confidence_sees_token", false)};
+    model_config_.validate();
+    OPENSPEC_CHECK_ARG(!makes_trees() || model_config_.markov_rank == 0,
+                       "draft_top_k: trees are made of marginals, which a Markov head has not");
+    OPENSPEC_CHECK_ARG(top_k_ <= model_config_.draft_vocab_size, "draft_top_k ", top_k_,
+                       " of a vocabulary of ", model_config_.draft_vocab_size);
+    has_noise_ = config.flag("draft_noise", true);
+    needs_.num_speculative_tokens = config.num_speculative_tokens;
+    needs_.makes_trees = makes_trees();
+    needs_.has_scores = model_config_.has_confidence;
+    needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
+                            {model_config_.num_kv_heads, model_config_.head_dim});
+    needs_.is_costly = true;
+    at_ = plan();
+    needs_.fixed_bytes = DFlash::weight_bytes(model_config_, config_.device) +
+                         DFlash::scratch_bytes(model_config_, config_.dtype, config_.device,
+                                               limits(), config_.num_threads) +
+                         at_.total;
+  }
+
+  const DrafterNeeds& needs() const override { return needs_; }
+  Weights* weights() override { return model_ ? &model_->weights() : nullptr; }
+  bool works_on_arrays() const override { return true; }
+
+  void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) override {
+    target_ = &target;
+    kv_.assign(kv_layers.begin(), kv_layers.end());
+    model_.emplace(model_config_, config_.dtype, config_.device, limits(), config_.num_threads);
+    const bool is_cuda = config_.device == Device::kCuda;
+    memory_ = Buffer(at_.total, is_cuda ? Memory::kDevice : Memory::kHost);
+    if (is_cuda) {
+      device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
+      device::synchronize(nullptr);
+    } else {
+      std::fill_n(memory_.as<std::byte>(), memory_.bytes(), std::byte{});
+    }
+  }
+
+  std::vector<float> last_logits() override {
+    std::vector<float> values(static_cast<size_t>(num_last_logits_) *
+                              static_cast<size_t>(model_config_.draft_vocab_size));
+    if (config_.device == Device::kCuda) {
+      device::copy_to_host(values.data(), memory_.at(at_.logits), values.size() * sizeof(float),
+                           nullptr);
+      device::synchronize(nullptr);
+    } else {
+      std::copy_n(at<float>(at_.logits), values.size(), values.begin());
+    }
+    return values;
+  }
+
+  void propose(const ExecContext& exec, const TableView& table,
+               const WantedDrafts& wanted) override {
+    // In a device's one pass blocks are cut to the rows that a step can take; on the host all rows
+    // are of use, in as many passes as they need.
+    const int seqs_per_pass =
+        exec.device == Device::kCuda ? wanted.num_seqs : std::max(1, most_rows() / block_rows());
+    for (int first = 0; first < wanted.num_seqs; first += seqs_per_pass) {
+      const ptrdiff_t drafts = ptrdiff_t{first} * wanted.max_drafts;
+      WantedDrafts part = wanted;
+      part.seq += first;
+      part.num_wanted += first;
+      part.num_seqs = std::min(seqs_per_pass, wanted.num_seqs - first);
+      part.drafts += drafts;
+      part.num_drafts += first;
+      if (wanted.parents != nullptr) part.parents += drafts;
+      if (wanted.scores != nullptr) part.scores += drafts;
+      propose_blocks(exec, table, part);
+    }
+  }
+
+  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
+    // On the host exactly the rows that count, on a device room for all.
+    const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
+    if (num_rows == 0) return;
+    const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
+    ops::extend_rows(exec, {.step = step.rows,
+                            .num_computed = step.num_computed,
+                            .committed_row = step.committed_row,
+                            .table = table,
+                            .page_size = config_.page_size,
+                            .shift = 0,
+                            .out = rows});
+    void* features = memory_.at(at_.features);
+    copy_rows(exec, rows.source, step.features, features, num_rows,
+              model_config_.num_captures * model_config_.hidden_size);
+    model_->extend(exec, rows.batch(), features, kv_);
+  }
+
+ private:
+  struct Places {
+    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
+        span_kv_len, span_seq, head_row, sample_row, first_sample, num_depths, chosen, features,
+        hidden, outputs, logits, choose, greedy, total;
+    size_t step_rows, step_token, step_sample, markov_logits, confidence;  // with a Markov head
+    size_t top_tokens, top_scores, top_drafts;                             // of trees
+  };
+  /// Rows of blocks and those that tell drafts, at most.
+  struct Room {
+    int num_rows = 0, num_samples = 0;
+  };
+
+  bool makes_trees() const { return top_k_ > 1; }
+  int block_rows() const { return depth_ + first_draft_row_; }
+  int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
+  /// How drafts are drawn: as the requests are, with the noise of the choice to be guessed, or
+  /// always the best, for which zeros stand.
+  const SamplingParams* sampling(const TableView& table) {
+    return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
+  }
+
+  Room room_of(const ExecContext& exec, const WantedDrafts& wanted) const {
+    Room room;
+    if (exec.device == Device::kCuda) {
+      // A whole block for one sequence, be the step as small as it may: it costs hardly more.
+      room.num_rows = std::min(
+          {wanted.num_seqs * block_rows(), std::max(wanted.max_rows, block_rows()), most_rows()});
+      room.num_samples = room.num_rows - first_draft_row_;
+      return room;
+    }
+    for (int i = 0; i < wanted.num_seqs; ++i) {
+      const int count = std::min(wanted.num_wanted[i], depth_);
+      room.num_samples += count;
+      room.num_rows += count > 0 ? count + first_draft_row_ : 0;
+    }
+    return room;
+  }
+
+  void propose_blocks(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
+    const Room room = room_of(exec, wanted);
+    const DraftRows rows = draft_rows(room.num_rows, wanted.num_seqs);
+    // How many drafts a chain has is settled here, a tree has as many levels.
+    int32_t* num_depths = makes_trees() ? at<int32_t>(at_.num_depths) : wanted.num_drafts;
+    ops::block_rows(exec, {.table = table,
+                           .seq = wanted.seq,
+                           .num_wanted = wanted.num_wanted,
+                           .num_seqs = wanted.num_seqs,
+                           .max_depth = depth_,
+                           .first_draft_row = first_draft_row_,
+                           .mask_token = mask_token_,
+                           .page_size = config_.page_size,
+                           .out = rows,
+                           .num_samples = room.num_samples,
+                           .head_row = at<int32_t>(at_.head_row),
+                           .sample_row = at<int32_t>(at_.sample_row),
+                           .first_sample = at<int32_t>(at_.first_sample),
+                           .num_drafts = num_depths});
+    num_last_logits_ = room.num_samples;
+    if (room.num_samples == 0) return;
+    void* outputs = memory_.at(at_.outputs);
+    model_->forward(exec, rows.batch(), table.pages, kv_, target_->embedding(),
+                    memory_.at(at_.hidden));
+    copy_rows(exec, at<int32_t>(at_.head_row), memory_.at(at_.hidden), outputs, room.num_samples,
+              model_config_.hidden_size);
+    model_->logits(exec, target_->head(), outputs, room.num_samples, at<float>(at_.logits));
+    if (makes_trees()) {
+      grow_trees(exec, table, wanted, rows, room);
+      return;
+    }
+    if (model_config_.markov_rank > 0) {
+      choose_one_after_another(exec, table, wanted, rows, room);
+    } else {
+      choose(exec, table, rows, at<int32_t>(at_.sample_row), room);
+    }
+    const bool has_scores = wanted.scores != nullptr && model_config_.has_confidence;
+    if (has_scores) judge(exec, table, wanted);
+    ops::store_blocks(exec, {.chosen = at<int32_t>(at_.chosen),
+                             .confidence = has_scores ? at<float>(at_.confidence) : nullptr,
+                             .first_sample = at<int32_t>(at_.first_sample),
+                             .num_drafts = wanted.num_drafts,
+                             .num_seqs = wanted.num_seqs,
+                             .max_drafts = wanted.max_drafts,
+                             .drafts = wanted.drafts,
+                             .scores = wanted.scores});
+  }
+
+  /// Draws the drafts of the samples that have a row in `sample_row`.
+  void choose(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+              const int32_t* sample_row, const Room& room) {
+    ops::choose(exec, {.rows = rows.batch(),
+                       .sample_row = sample_row,
+                       .num_samples = room.num_samples,
+                       .logits = at<float>(at_.logits),
+                       .vocab_size = model_config_.draft_vocab_size,
+                       .is_draft = true,
+                       .token_of = model_->token_of(),
+                       .sampling = sampling(table),
+                       .chosen = at<int32_t>(at_.chosen),
+                       .workspace = at<float>(at_.choose)});
+  }
+
+  /// Each draft with what the Markov head adds behind the one before.
+  void choose_one_after_another(const ExecContext& exec, const TableView& table,
+                                const WantedDrafts& wanted, const DraftRows& rows,
+                                const Room& room) {
+    for (int depth = 0; depth < depth_; ++depth) {
+      ops::block_step(exec, {.table = table,
+                             .seq = wanted.seq,
+                             .first_sample = at<int32_t>(at_.first_sample),
+                             .num_drafts = wanted.num_drafts,
+                             .num_seqs = wanted.num_seqs,
+                             .depth = depth,
+                             .chosen = at<int32_t>(at_.chosen),
+                             .sample_row = at<int32_t>(at_.sample_row),
+                             .num_samples = room.num_samples,
+                             .token = at<int32_t>(at_.step_token),
+                             .sample = at<int32_t>(at_.step_sample),
+                             .step_rows = at<int32_t>(at_.step_rows)});
+      model_->markov_logits(exec, at<int32_t>(at_.step_token), wanted.num_seqs,
+                            at<float>(at_.markov_logits));
+      ops::add_rows(exec, {.row = at<int32_t>(at_.step_sample),
+                           .in = at<float>(at_.markov_logits),
+                           .out = at<float>(at_.logits),
+                           .num_rows = wanted.num_seqs,
+                           .width = model_config_.draft_vocab_size});
+      choose(exec, table, rows, at<int32_t>(at_.step_rows), room);
+    }
+  }
+
+  void judge(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
+    const bool sees_token = model_config_.confidence_sees_token;
+    ops::block_confidence(exec, {.table = table,
+                                 .seq = wanted.seq,
+                                 .first_sample = at<int32_t>(at_.first_sample),
+                                 .num_drafts = wanted.num_drafts,
+                                 .num_seqs = wanted.num_seqs,
+                                 .chosen = at<int32_t>(at_.chosen),
+                                 .outputs = memory_.at(at_.outputs),
+                                 .states = sees_token ? model_->markov_states() : nullptr,
+                                 .weight = model_->confidence_weight(),
+                                 .bias = model_->confidence_bias(),
+                                 .width = model_config_.hidden_size,
+                                 .state_width = sees_token ? model_config_.markov_rank : 0,
+                                 .dtype = config_.dtype,
+                                 .confidence = at<float>(at_.confidence)});
+  }
+
+  void grow_trees(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
+                  const DraftRows& rows, const Room& room) {
+    ops::top_drafts(exec, {.rows = rows.batch(),
+                           .sample_row = at<int32_t>(at_.sample_row),
+                           .num_samples = room.num_samples,
+                           .logits = at<float>(at_.logits),
+                           .vocab_size = model_config_.draft_vocab_size,
+                           .token_of = model_->token_of(),
+                           .sampling = sampling(table),
+                           .top_k = top_k_,
+                           .tokens = at<int32_t>(at_.top_tokens),
+                           .scores = at<float>(at_.top_scores),
+                           .workspace = memory_.at(at_.top_drafts)});
+    ops::block_trees(exec, {.tokens = at<int32_t>(at_.top_tokens),
+                            .scores = at<float>(at_.top_scores),
+                            .top_k = top_k_,
+                            .first_sample = at<int32_t>(at_.first_sample),
+                            .num_depths = at<int32_t>(at_.num_depths),
+                            .num_wanted = wanted.num_wanted,
+                            .num_seqs = wanted.num_seqs,
+                            .max_drafts = wanted.max_drafts,
+                            .drafts = wanted.drafts,
+                            .parents = wanted.parents,
+                            .path_scores = wanted.scores,
+                            .num_drafts = wanted.num_drafts});
+  }
+
+  ForwardLimits limits() const {
+    ForwardLimits limits = config_.limits;
+    limits.max_rows = std::max({limits.max_rows, block_rows(), config_.max_num_seqs});
+    limits.max_logits_rows = std::max({limits.max_logits_rows, block_rows(), config_.max_num_seqs});
+    return limits;
+  }
+
+  Places plan() const {
+    Places places{};
+    const auto take = [&](int count, size_t bytes) {
+      const size_t offset = places.total;
+      places.total += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
+      return offset;
+    };
+    const int rows = limits().max_rows, seqs = config_.max_num_seqs, samples = most_rows();
+    for (size_t* array : {&places.row_token, &places.row_position, &places.row_span,
+                          &places.row_parent, &places.source}) {
+      *array = take(rows, sizeof(int32_t));
+    }
+    places.row_kv_slot = take(rows, sizeof(int64_t));
+    places.span_begin = take(seqs + 1, sizeof(int32_t));
+    for (size_t* array :
+         {&places.span_kv_len, &places.span_seq, &places.first_sample, &places.num_depths}) {
+      *array = take(seqs, sizeof(int32_t));
+    }
+    for (size_t* array : {&places.head_row, &places.sample_row, &places.chosen}) {
+      *array = take(samples, sizeof(int32_t));
+    }
+    const size_t width =
+        static_cast<size_t>(model_config_.hidden_size) * dtype_bytes(config_.dtype);
+    const size_t logits = static_cast<size_t>(model_config_.draft_vocab_size) * sizeof(float);
+    places.features = take(rows, static_cast<size_t>(model_config_.num_captures) * width);
+    places.hidden = take(samples, width);
+    places.outputs = take(samples, width);
+    places.logits = take(samples, logits);
+    places.choose = take(1, choose_bytes());
+    places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
+    if (model_config_.markov_rank > 0) {
+      places.step_rows = take(samples, sizeof(int32_t));
+      places.step_token = take(seqs, sizeof(int32_t));
+      places.step_sample = take(seqs, sizeof(int32_t));
+      places.markov_logits = take(seqs, logits);
+      places.confidence = take(samples, sizeof(float));
+    }
+    if (makes_trees()) {
+      places.top_tokens = take(samples * top_k_, sizeof(int32_t));
+      places.top_scores = take(samples * top_k_, sizeof(float));
+      places.top_drafts = take(1, top_drafts_bytes());
+    }
+    return places;
+  }
+
+  size_t choose_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return choose_workspace_bytes_cuda(most_rows(), model_config_.draft_vocab_size);
+    }
+#endif
+    return choose_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
+  }
+
+  size_t top_drafts_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return top_drafts_workspace_bytes_cuda(most_rows(), model_config_.draft_vocab_size);
+    }
+#endif
+    return top_drafts_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
+  }
+
+  template <typename T>
+  T* at(size_t offset) {
+    return reinterpret_cast<T*>(memory_.at(offset));
+  }
+
+  DraftRows draft_rows(int num_rows, int num_spans) {
+    return {.num_rows = num_rows,
+            .num_spans = num_spans,
+            .row_token = at<int32_t>(at_.row_token),
+            .row_position = at<int32_t>(at_.row_position),
+            .row_span = at<int32_t>(at_.row_span),
+            .row_parent = at<int32_t>(at_.row_parent),
+            .source = at<int32_t>(at_.source),
+            .row_kv_slot = at<int64_t>(at_.row_kv_slot),
+            .span_begin = at<int32_t>(at_.span_begin),
+            .span_kv_len = at<int32_t>(at_.span_kv_len),
+            .span_seq = at<int32_t>(at_.span_seq)};
+  }
+
+  /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
+  void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
+                 int num_rows, int width) const {
+    const auto bytes =
+        static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
+    ops::gather_rows(exec, {.row = row,
+                            .in = from,
+                            .out = to,
+                            .num_rows = num_rows,
+                            .width_bytes = bytes,
+                            .out_stride = bytes});
+  }
+
+  DrafterConfig config_;
+  int depth_, top_k_;    // top_k 1: a chain
+  int first_draft_row_;  // 0: the last known token's row tells a draft as well
+  int mask_token_ = 0;
+  bool has_noise_ = true;
+  int num_last_logits_ = 0;
+  DFlashConfig model_config_;
+  DrafterNeeds needs_;
+  Places at_;
+  std::optional<DFlash> model_;
+  Buffer memory_;
+  std::vector<KvLayerView> kv_;
+  const Qwen3* target_ = nullptr;
+};
+
+std::unique_ptr<Drafter> make(const DrafterConfig& config) {
+  return std::make_unique<DFlashDrafter>(config);
+}
+
+const DrafterRegistration kRegistrations[] = {{"dflash", make}, {"dspark", make}};
+
+}  // namespace
+}  // namespace openspec

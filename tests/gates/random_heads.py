@@ -1,0 +1,78 @@
+"""Untrained draft heads for the embedded model where it brings none: wrong drafts, right text."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from openspec.config import EMBEDDED_MODEL
+from openspec.model_config import ModelConfig
+from tests.unit.draft_checkpoints import Tensors, write_safetensors
+
+NUM_LAYERS, BLOCK, MARKOV_RANK = 2, 16, 16
+GAIN = 0.1
+"""Of what the layers add: a mask's row stays near its embedding, whose token it then drafts."""
+MASK = 271
+"""The embedded model's " the", which it writes often enough for some drafts to be right."""
+
+
+@cache
+def folder(method: str) -> Path:
+    """A block drafter's head, with a Markov head for the method that has one."""
+    target = ModelConfig.from_folder(EMBEDDED_MODEL)
+    random = np.random.default_rng(0)
+    tensors: Tensors = {}
+
+    def matrix(name: str, rows: int, cols: int, gain: float = 1.0) -> None:
+        values = random.standard_normal((rows, cols), np.float32)
+        bits = (values * np.float32(gain / np.sqrt(cols))).view(np.uint32) >> 16
+        tensors[name] = ("BF16", [rows, cols], bits.astype("<u2").tobytes())
+
+    def norm(name: str, size: int) -> None:
+        tensors[name] = ("F32", [size], np.ones(size, "<f4").tobytes())
+
+    hidden, head_dim = target.hidden_size, target.head_dim
+    q_rows, kv_rows = target.num_q_heads * head_dim, target.num_kv_heads * head_dim
+    for i in range(NUM_LAYERS):
+        layer = f"layers.{i}."
+        matrix(f"{layer}self_attn.q_proj.weight", q_rows, hidden)
+        matrix(f"{layer}self_attn.k_proj.weight", kv_rows, hidden)
+        matrix(f"{layer}self_attn.v_proj.weight", kv_rows, hidden)
+        matrix(f"{layer}self_attn.o_proj.weight", hidden, q_rows, GAIN)
+        matrix(f"{layer}mlp.gate_proj.weight", target.intermediate_size, hidden)
+        matrix(f"{layer}mlp.up_proj.weight", target.intermediate_size, hidden)
+        matrix(f"{layer}mlp.down_proj.weight", hidden, target.intermediate_size, GAIN)
+        norm(f"{layer}input_layernorm.weight", hidden)
+        norm(f"{layer}post_attention_layernorm.weight", hidden)
+        norm(f"{layer}self_attn.q_norm.weight", head_dim)
+        norm(f"{layer}self_attn.k_norm.weight", head_dim)
+    matrix("fc.weight", hidden, 2 * hidden)
+    norm("hidden_norm.weight", hidden)
+    norm("norm.weight", hidden)
+    config: dict[str, object] = {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": BLOCK,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2]},
+        "hidden_size": hidden,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_q_heads,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": 1e6,
+        "vocab_size": target.vocab_size,
+    }
+    if method == "dspark":
+        config["markov_rank"] = MARKOV_RANK
+        matrix("markov_head.markov_w1.weight", target.vocab_size, MARKOV_RANK)
+        matrix("markov_head.markov_w2.weight", target.vocab_size, MARKOV_RANK)
+        matrix("confidence_head.proj.weight", 1, hidden + MARKOV_RANK)
+        norm("confidence_head.proj.bias", 1)
+    root = Path(tempfile.mkdtemp(prefix=f"openspec-{method}-"))
+    (root / "config.json").write_text(json.dumps(config))
+    write_safetensors(root / "model.safetensors", tensors)
+    return root
