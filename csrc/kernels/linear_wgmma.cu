@@ -16,7 +16,7 @@ namespace openspec::cuda {
 namespace {
 
 constexpr int kMaxUnits = kMaxGroups * kGroupUnits;
-constexpr int kMinStages = 3;    // two keep a block waiting for memory most of the time
+constexpr int kMinStages = 3;    // of tiles of many rows
 constexpr int kSharedKib = 226;  // of a block, barriers aside
 constexpr int kBandRows = 2048;
 constexpr int kMinRows = 9;  // below, streaming through mma.sync is as fast
