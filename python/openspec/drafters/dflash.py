@@ -539,8 +539,7 @@ _TREE_OPTIONS = (
         default=1,
         minimum=1,
         maximum=16,
-        help="Above 1 a tree is drafted from the best so many tokens of every position. Only on "
-        "the CPU so far.",
+        help="Above 1 a tree is drafted from the best so many tokens of every position.",
     ),
     DrafterOption(
         name=DRAFT_TREE_SIZE,
