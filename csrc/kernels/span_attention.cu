@@ -110,7 +110,7 @@ __device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int
 
 /// Tiles of up to 16 kTiles pairs over ranges of blocks: few rows, or trees.
 template <int kTiles>
-__global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kCtasPerSm)
+__global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasPerSm)
     split_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
@@ -203,83 +203,66 @@ int log2_of(int value) {
 struct SplitKernel {
   void (*kernel)(AttentionArgs);
   int num_tiles;  // of 16 pairs
-  int shared_bytes, tree_shared_bytes;
-  int num_ctas;  // as many as fit at once; 0: the device lacks shared memory
+  int ctas_per_sm;
+  int shared_bytes, tree_shared_bytes;  // for chains, and for any spans
+  bool is_available;                    // false: the device lacks shared memory
 
   template <int kTiles>
-  static SplitKernel of() {
-    using Layout = SplitLayout<kTiles>;
-    constexpr int kTreeBytes = std::max(Layout::kBytes, TailLayout<kTiles>::kBytes);
-    SplitKernel split = {split_kernel<kTiles>, kTiles, Layout::kBytes, kTreeBytes, 0};
-    int device = 0, most_bytes = 0, ctas_per_sm = 0;
+  static SplitKernel of(int ctas_per_sm) {
+    int device = 0, most_bytes = 0, sm_bytes = 0, fit = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (most_bytes < kTreeBytes ||
-        cuda::allow_shared_bytes(split.kernel, kTreeBytes) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, split.kernel, kSplitThreads,
-                                                      kTreeBytes) != cudaSuccess) {
-      return split;
-    }
-    split.num_ctas = std::min(ctas_per_sm, Layout::kCtasPerSm) * cuda::num_sms();
+    cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    // Of two CTAs that fit on an SM together some would meet while other SMs have none. So where
+    // one is meant to be alone it takes more than half of what an SM has.
+    const int least_bytes = ctas_per_sm == 1 ? sm_bytes / 2 + 1024 : 0;
+    const int bytes = std::max(SplitLayout<kTiles>::kUsedBytes, least_bytes);
+    const int tree_bytes = std::max(bytes, TailLayout<kTiles>::kBytes);
+    SplitKernel split = {split_kernel<kTiles>, kTiles, ctas_per_sm, bytes, tree_bytes, false};
+    split.is_available = most_bytes >= tree_bytes &&
+                         cuda::allow_shared_bytes(split.kernel, tree_bytes) == cudaSuccess &&
+                         cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                             &fit, split.kernel, kSplitThreads, tree_bytes) == cudaSuccess &&
+                         fit >= ctas_per_sm;
     return split;
   }
+  int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
 };
 
-/// By what a span has room for on average.
-const SplitKernel& split_kernel_of(const SpanAttentionParams& params) {
-  static const SplitKernel kernels[] = {SplitKernel::of<1>(), SplitKernel::of<2>(),
-                                        SplitKernel::of<4>()};
+/// The first that the device has of those that suit the step: tiles by what a span has room for on
+/// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
+const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
+  // Of the same kernel the one with more shared memory last: its limit stays.
+  static const SplitKernel kernels[] = {SplitKernel::of<4>(1), SplitKernel::of<2>(2),
+                                        SplitKernel::of<2>(1), SplitKernel::of<1>(2),
+                                        SplitKernel::of<1>(1)};
+  const int num_spans = std::max(params.rows.num_spans, 1);
   const int group = params.num_q_heads / params.kv.num_kv_heads;
-  const int num_pairs = ceil_div(params.rows.num_rows, std::max(params.rows.num_spans, 1)) * group;
-  const int size = num_pairs <= 16 ? 0 : num_pairs <= 32 ? 1 : 2;
-  return kernels[kernels[size].num_ctas > 0 ? size : size - (size > 0)];
+  int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
+  // Rows of small trees are shared out over the SMs: their tails take time.
+  if (params.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
+    num_pairs /= 4;
+  }
+  const int most_ctas_per_sm = num_spans * params.kv.num_kv_heads <= cuda::num_sms() ? 1 : 2;
+  const SplitKernel* smallest = nullptr;
+  for (const SplitKernel& kernel : kernels) {
+    if (!kernel.is_available) continue;
+    smallest = &kernel;
+    const bool is_large = kernel.num_tiles > 1 && num_pairs <= kernel.num_tiles * 8;
+    if (!is_large && kernel.ctas_per_sm <= most_ctas_per_sm) return &kernel;
+  }
+  return smallest;
 }
 
 bool has_wide(const SpanAttentionParams& params) {
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
 }
 
-/// How lean tiles are computed.
-struct LeanKernel {
-  void (*kernel)(LeanArgs);
-  int num_tiles;  // of 16 pairs
-  int shared_bytes;
-  int num_clusters;  // as many as fit at once; 0: the device lacks clusters or shared memory
-
-  template <int kTiles>
-  static LeanKernel of() {
-    LeanKernel lean = {lean_kernel<kTiles>, kTiles, LeanLayout<kTiles>::kBytes, 0};
-    if (!cuda::overlaps_kernels() ||
-        cuda::allow_shared_bytes(lean.kernel, lean.shared_bytes) != cudaSuccess) {
-      return lean;
-    }
-    cudaLaunchAttribute cluster = cluster_attribute();
-    cudaLaunchConfig_t config = {};
-    config.gridDim = kLeanCtas;
-    config.blockDim = kLeanThreads;
-    config.dynamicSmemBytes = lean.shared_bytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&lean.num_clusters, lean.kernel, &config) != cudaSuccess) {
-      lean.num_clusters = 0;
-    }
-    return lean;
-  }
-  static cudaLaunchAttribute cluster_attribute() {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = kLeanCtas;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    return attribute;
-  }
-};
-
-/// By what the step has room for.
-const LeanKernel& lean_kernel_of(const SpanAttentionParams& params) {
-  static const LeanKernel kernels[] = {LeanKernel::of<1>(), LeanKernel::of<4>()};
-  const int num_pairs = params.rows.num_rows * (params.num_q_heads / params.kv.num_kv_heads);
-  return kernels[num_pairs <= kMinTilePairs ? 0 : 1];
+/// Clusters, and as much shared memory as the lean kernel needs.
+bool device_is_lean() {
+  static const bool is = cuda::overlaps_kernels() &&
+                         cuda::allow_shared_bytes(lean_kernel, kLeanSharedBytes) == cudaSuccess;
+  return is;
 }
 
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
@@ -288,7 +271,7 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int max_rows = params.rows.num_spans <= kFewSpans ? kMaxLeanRows : kMaxLeanBatchRows;
   return !params.may_have_trees && params.rows.num_rows <= max_rows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
-         lean_kernel_of(params).num_clusters > 0;
+         device_is_lean();
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -309,20 +292,31 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.num_arrived = workspace.lean_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
-  const LeanKernel& lean = lean_kernel_of(params);
-  cudaLaunchAttribute attributes[2] = {LeanKernel::cluster_attribute(), {}};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  // No more than fit at once: those left over would come last, with their full share of the work.
-  config.gridDim =
-      kLeanCtas * std::min(lean.num_clusters, workspace.max_lean_items * params.kv.num_kv_heads);
   config.blockDim = kLeanThreads;
-  config.dynamicSmemBytes = lean.shared_bytes;
+  config.dynamicSmemBytes = kLeanSharedBytes;
   config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = kLeanCtas;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, lean.kernel, args);
+  // As many as fit at once: those left over would come last, with their full share of the work.
+  config.gridDim = kLeanCtas;
+  static const int at_once = [&] {
+    cudaLaunchConfig_t alone = config;
+    alone.attrs = attributes + 1;
+    alone.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &alone) != cudaSuccess) return 1;
+    return std::max(count, 1);
+  }();
+  config.gridDim = kLeanCtas * std::min(at_once, workspace.max_lean_items * params.kv.num_kv_heads);
+  return cudaLaunchKernelEx(&config, lean_kernel, args);
 }
 
 }  // namespace
@@ -343,17 +337,17 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = params.num_q_heads / params.kv.num_kv_heads;
-  const SplitKernel& split = split_kernel_of(params);
-  args.num_split_ctas = split.num_ctas;
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
+  args.num_split_ctas = split->num_ctas();
   args.num_sms = cuda::num_sms();
-  args.tile_pairs = kMinTilePairs * split.num_tiles;
+  args.tile_pairs = kMinTilePairs * split->num_tiles;
   args.has_wide = has_wide(params);
   args.has_wgmma = has_wgmma();
   args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
-    args.tile_pairs = kMinTilePairs * lean_kernel_of(params).num_tiles;
     return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
   }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
@@ -363,8 +357,8 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
   const Workspace workspace = workspace_of(params);
   if (is_lean(params, workspace)) return launch_lean(params, workspace, stream);
-  const SplitKernel& split = split_kernel_of(params);
-  if (split.num_ctas == 0) return cudaErrorInvalidConfiguration;
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
   static const int wide_status = cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
   if (wide_status != cudaSuccess) return wide_status;
   AttentionArgs args;
@@ -383,9 +377,9 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
   args.workspace = workspace;
-  const int status = cuda::launch(
-      split.kernel, split.num_ctas, kSplitThreads,
-      params.may_have_trees ? split.tree_shared_bytes : split.shared_bytes, stream, args);
+  const int split_bytes = params.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
+  const int status =
+      cuda::launch(split->kernel, split->num_ctas(), kSplitThreads, split_bytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
   if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,

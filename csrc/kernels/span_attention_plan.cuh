@@ -113,14 +113,17 @@ struct StrategyTotals {
 
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
 __device__ float estimate(const Strategy& strategy, const StrategyTotals& totals, int num_tokens,
-                          int num_kv_heads, int num_ctas, int num_pair_slots) {
+                          int num_kv_heads, int num_ctas, int num_sms, int num_pair_slots) {
   constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
   constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
   const float num_items = static_cast<float>(totals.num_items) * num_kv_heads;
   const float read = num_tokens * (num_kv_heads * kTokenBytes / kMemory);
   const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * kTokenBytes / kCache);
   // With as many CTAs on an SM as there are.
-  const float block_time = strategy.tile_pairs == 16 ? 1700.0f : 1900.0f;
+  const bool is_alone = num_ctas <= num_sms;
+  const float block_time = strategy.tile_pairs == 16   ? (is_alone ? 1200.0f : 1700.0f)
+                           : strategy.tile_pairs == 32 ? (is_alone ? 1400.0f : 1900.0f)
+                                                       : 1900.0f;
   const float rounds = ceilf(num_items / num_ctas) * (1200.0f + totals.longest_item * block_time);
   float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
   if (totals.num_pair_slots > 0) {
@@ -393,7 +396,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
   if (warp == 0) {
     float time = lane < kNumStrategies
                      ? estimate(strategy, all, num_tokens, args.num_kv_heads, args.num_split_ctas,
-                                args.workspace.num_pair_slots)
+                                args.num_sms, args.workspace.num_pair_slots)
                      : INFINITY;
     int index = lane;
 #pragma unroll

@@ -23,11 +23,8 @@ struct SplitLayout {
   static constexpr int kAncestorsAt = kMaximaAt + kSplitWarps * 16 * 4;
   static constexpr int kUsedBytes = kAncestorsAt + kMaxTreeRows;
 
-  // Large tiles keep an SM busy alone, and two CTAs would meet on some SMs while others have none:
-  // they take more than half of what an SM has.
-  static constexpr int kCtasPerSm = kTiles == 4 ? 1 : kSplitCtasPerSm;
-  static constexpr int kBytes = kCtasPerSm == 1 ? 117 * 1024 : kUsedBytes;
-  static_assert(kBytes >= kUsedBytes);
+  // Large tiles keep an SM busy alone.
+  static constexpr int kMostCtasPerSm = kTiles == 4 ? 1 : kSplitCtasPerSm;
 };
 
 /// Copies an item's K and V to shared memory. A thread copies one chunk of every 16th key.

@@ -58,6 +58,9 @@ constexpr int kWideScratch = 32 + 2;
 constexpr int kMinRowsForWide = 257;
 constexpr int kMinRowsForWgmma = 97;  // the same where the wide tiles are those of sm_90a
 
+// Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
+constexpr int kMaxTreePairsForSmallTiles = 128;
+
 /// Partial results by pair: enough to split 64 sequences of 8k tokens with 4 rows each into
 /// segments, with 32 heads. What does not fit is not split.
 constexpr int kMaxPairSlots = 128 * 1024;
@@ -116,14 +119,14 @@ struct MergeItem {
   int32_t first_pair;
 };
 
-/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMaxTilePairs pairs and
+/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMinTilePairs pairs and
 /// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
 // Room for rows in a lean step, of few spans and of any number. More items take several rounds of
 // clusters, and where there are many sequences bytes count, not latencies.
-constexpr int kMaxLeanRows = kMaxRowsOfFewSpans;
+constexpr int kMaxLeanRows = 32;
 constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.
