@@ -157,7 +157,7 @@ void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
   pass.attend(layer_, attention_in, kv);
   pass.norm(residual, layer_.post_norm, normed);
   pass.mlp(layer_, normed);
-  pass.norm(residual, final_norm_, normed);  // for its sum: logits are wanted of few rows
+  pass.norm(residual, final_norm_, normed);
   if (c.norm_before_residual) {
     ops::gather_rows(exec, {.in = residual,
                             .out = hidden,
@@ -177,6 +177,23 @@ void Eagle3::logits(const ExecContext& exec, void* hidden, int count, float* out
                        .width = c.hidden_size,
                        .eps = c.rms_norm_eps,
                        .dtype = dtype_});
+  pass_scratch_.linear(exec, head_, normed, out, count, DType::kF32);
+}
+
+void Eagle3::logits_of_pass(const ExecContext& exec, const int32_t* row, int count, float* out) {
+  const int64_t row_bytes =
+      int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
+  void* normed = scratch_.at(at_.normed);
+  if (row != nullptr) {
+    void* gathered = scratch_.at(at_.embedded);  // which only a pass needs
+    ops::gather_rows(exec, {.row = row,
+                            .in = normed,
+                            .out = gathered,
+                            .num_rows = count,
+                            .width_bytes = row_bytes,
+                            .out_stride = row_bytes});
+    normed = gathered;
+  }
   pass_scratch_.linear(exec, head_, normed, out, count, DType::kF32);
 }
 

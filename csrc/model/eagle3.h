@@ -53,6 +53,9 @@ class Eagle3 {
                const KvLayerView& kv, const void* embedding, void* hidden);
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32.
   void logits(const ExecContext& exec, void* hidden, int count, float* out);
+  /// The same of rows of the last pass, which has normed them: row [count], of -1 comes anything;
+  /// null: its first ones.
+  void logits_of_pass(const ExecContext& exec, const int32_t* row, int count, float* out);
   /// Token ids of the head's columns, on the device; null: its numbers.
   const int32_t* token_of() const { return token_of_; }
 
