@@ -168,7 +168,7 @@ void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
   pass.attend(layer_, scratch_.at(at_.attention_in), kv);
   pass.norm(residual, layer_.post_norm, normed);
   pass.mlp(layer_, normed);
-  pass.norm(residual, final_norm_, normed);  // for its sum: logits are wanted of few rows
+  pass.norm(residual, final_norm_, normed);
   if (config_.norm_before_residual) {
     ops::gather_rows(exec, {.in = residual,
                             .out = hidden,
@@ -178,16 +178,18 @@ void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
   }
 }
 
-void Eagle3::logits(const ExecContext& exec, void* hidden, int count, float* out) {
-  const Eagle3Config& c = config_;
+void Eagle3::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   void* normed = scratch_.at(at_.normed);
-  ops::rms_norm(exec, {.residual = hidden,
-                       .weight = final_norm_,
-                       .out = normed,
-                       .num_rows = count,
-                       .width = c.hidden_size,
-                       .eps = c.rms_norm_eps,
-                       .dtype = dtype_});
+  if (row != nullptr) {
+    void* gathered = scratch_.at(at_.embedded);  // which only a pass needs
+    ops::gather_rows(exec, {.row = row,
+                            .in = normed,
+                            .out = gathered,
+                            .num_rows = count,
+                            .width_bytes = row_bytes(),
+                            .out_stride = row_bytes()});
+    normed = gathered;
+  }
   pass_scratch_.linear(exec, head_, normed, out, count, DType::kF32);
 }
 

@@ -55,8 +55,9 @@ class Eagle3 {
   /// `embedding` [vocab_size, hidden_size] bf16 is the target's.
   void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
                const KvLayerView& kv, const void* embedding, void* hidden);
-  /// Logits of `count` outputs: out [count, draft_vocab_size] fp32.
-  void logits(const ExecContext& exec, void* hidden, int count, float* out);
+  /// Logits of rows of the last pass: out [count, draft_vocab_size] fp32; row [count], of -1 comes
+  /// anything; null: its first ones.
+  void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
   /// Token ids of the head's columns, on the device; null: its numbers.
   const int32_t* token_of() const { return token_of_; }
 

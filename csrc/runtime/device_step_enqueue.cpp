@@ -8,47 +8,6 @@
 
 namespace openspec {
 
-std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
-  const RunnerConfig& config = context_.config;
-  const DrafterNeeds& needs = context_.drafter.needs();
-  const int num_drafts = config.num_speculative_tokens;
-  const int most_spans = std::min(num_rows, config.max_num_seqs);
-  const bool is_on_device = num_drafts > 0 && num_steps_ahead() > 0;
-  std::vector<Shape> shapes;
-  // A drafter that costs nothing is always asked.
-  if (!is_on_device || needs.is_costly) shapes.push_back({num_rows, most_spans, false, false});
-  if (num_drafts > 0 && !is_on_device) shapes.push_back({num_rows, most_spans, false, true});
-  if (is_on_device && !needs.is_costly) {
-    shapes.push_back({num_rows, most_spans, true, needs.makes_trees});
-  }
-  // Few long spans are attended to in another way than many short ones, where all are chains.
-  const bool few_matter =
-      most_spans > kFewSpans && num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
-  for (size_t i = 0, count = shapes.size(); few_matter && i < count; ++i) {
-    Shape few = shapes[i];
-    few.num_spans = kFewSpans;
-    if (!few.has_trees) shapes.push_back(few);
-  }
-  if (!is_on_device || !needs.is_costly) return shapes;
-  // Where drafts cost time per sequence, each has two rows at least, and all its drafts at most.
-  const int least_spans = std::min(std::max(1, num_rows / (1 + num_drafts)), most_spans);
-  for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
-    shapes.push_back({num_rows, num_spans, true, needs.makes_trees});
-    if (num_spans <= least_spans) break;
-    num_spans = std::max(least_spans, num_spans / 2);
-  }
-  return shapes;
-}
-
-std::map<DeviceStep::Shape, device::Graph>::iterator DeviceStep::find_graph(const Shape& least) {
-  return std::find_if(
-      graphs_.lower_bound({.num_rows = least.num_rows}), graphs_.end(), [&](const auto& graph) {
-        const Shape& shape = graph.first;
-        return shape.num_spans >= least.num_spans && shape.proposes == least.proposes &&
-               shape.has_trees == least.has_trees;
-      });
-}
-
 void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
   const int num_spans = shape.num_spans;

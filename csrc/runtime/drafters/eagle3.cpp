@@ -209,7 +209,7 @@ class Eagle3Drafter final : public Drafter {
                   head_.hidden_size);
       }
       forward(exec, table, rows, hidden);
-      model_->logits(exec, hidden, rows.num_rows, at<float>(at_.logits));
+      model_->logits(exec, nullptr, rows.num_rows, at<float>(at_.logits));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
                          .num_samples = rows.num_rows,
@@ -244,7 +244,8 @@ class Eagle3Drafter final : public Drafter {
     copy_rows(exec, roots.source, memory_.at(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
     forward(exec, table, roots, root_outputs);
-    find_best(exec, table, roots, roots.row_span, root_outputs, num_seqs);
+    model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
+    find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
       ops::grow_trees(exec, {.table = table,
@@ -260,13 +261,20 @@ class Eagle3Drafter final : public Drafter {
                              .parent_row = at<int32_t>(at_.parent_row),
                              .frontier_row = at<int32_t>(at_.frontier_row)});
       if (level == shape_.depth) break;
-      copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
-      copy_rows(exec, rows.source, root_outputs, next, rows.num_rows, head_.hidden_size);
+      // A row's feature is its parent's output, or that of the last known token.
+      ops::gather_rows(exec, {.row = at<int32_t>(at_.parent_row),
+                              .in = outputs,
+                              .out = next,
+                              .num_rows = rows.num_rows,
+                              .width_bytes = row_bytes(head_.hidden_size),
+                              .out_stride = row_bytes(head_.hidden_size),
+                              .other_row = rows.source,
+                              .other_in = root_outputs});
       std::swap(outputs, next);
       forward(exec, table, rows, outputs, /*may_have_trees=*/true);
-      copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
-                head_.hidden_size);
-      find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
+      const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
+      model_->logits(exec, frontier_row, num_seqs * shape_.top_k, at<float>(at_.logits));
+      find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);
     }
     ops::pick_drafts(exec, {.trees = trees,
                             .num_wanted = wanted.num_wanted,
@@ -279,11 +287,10 @@ class Eagle3Drafter final : public Drafter {
                             .num_drafts = wanted.num_drafts});
   }
 
-  /// The best drafts after rows, whose outputs are given.
+  /// The best drafts after rows, whose logits are there.
   void find_best(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-                 const int32_t* row, void* outputs, int count) {
+                 const int32_t* row, int count) {
     num_last_logits_ = count;
-    model_->logits(exec, outputs, count, at<float>(at_.logits));
     ops::top_drafts(exec, {.rows = rows.batch(),
                            .sample_row = row,
                            .num_samples = count,
@@ -399,14 +406,15 @@ class Eagle3Drafter final : public Drafter {
   /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
                  int num_rows, int width) const {
-    const auto bytes =
-        static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
     ops::gather_rows(exec, {.row = row,
                             .in = from,
                             .out = to,
                             .num_rows = num_rows,
-                            .width_bytes = bytes,
-                            .out_stride = bytes});
+                            .width_bytes = row_bytes(width),
+                            .out_stride = row_bytes(width)});
+  }
+  int64_t row_bytes(int width) const {
+    return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
   }
 
   DrafterConfig config_;
