@@ -72,6 +72,16 @@ RunnerConfig config_4b(const std::string& method) {
                              {"rope_theta", 1e6},
                              {"has_token_map", true}};
   }
+  if (method == "dflash" || method == "dspark") {  // likewise
+    const bool has_markov = method == "dspark";
+    config.num_speculative_tokens = has_markov ? 7 : 15;
+    config.method_options = {{"capture_layers", std::string("1,9,17,25,33")},
+                             {"num_layers", int64_t{5}},
+                             {"block_size", int64_t{has_markov ? 7 : 16}},
+                             {"mask_token", int64_t{151669}},
+                             {"anchor_drafts", has_markov},
+                             {"markov_rank", int64_t{has_markov ? 256 : 0}}};
+  }
   return config;
 }
 

@@ -61,8 +61,7 @@ struct DraftOffer {
 ///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
 /// over every count, so that a step in the cost is looked across.
 ///
-/// Source: the rule of vLLM's and DSpark's schedulers, with measured times, over all sequences at
-/// once.
+/// Source: the rule of vLLM's scheduler, with measured times, over all sequences at once.
 struct RowBudget {
   std::vector<int> counts;         // of drafts, by offer
   double tokens_per_second = 0.0;  // expected

@@ -79,6 +79,23 @@ RunnerConfig config_of(const std::string& method) {
                              {"draft_vocab_size", int64_t{272}},
                              {"has_token_map", true}};
   }
+  if (method == "dflash" || method == "dspark") {
+    config.num_speculative_tokens = 7;
+    config.method_options = {{"capture_layers", std::string("0,1,2")},
+                             {"num_layers", int64_t{2}},
+                             {"num_q_heads", int64_t{4}},
+                             {"num_kv_heads", int64_t{2}},
+                             {"head_dim", int64_t{128}},
+                             {"intermediate_size", int64_t{608}},
+                             {"block_size", int64_t{8}},
+                             {"mask_token", int64_t{kVocab - 1}}};
+  }
+  if (method == "dspark") {
+    config.method_options["anchor_drafts"] = true;
+    config.method_options["markov_rank"] = int64_t{64};
+    config.method_options["has_confidence"] = true;
+    config.method_options["confidence_sees_token"] = true;
+  }
   return config;
 }
 

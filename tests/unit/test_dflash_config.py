@@ -1,0 +1,403 @@
+"""Checkpoints of block drafters: every format, what they normalise to, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openspec.config import EngineConfig, config_from_settings
+from openspec.draft_model import DraftModel
+from openspec.drafters import Checkup, OptionValue, get_drafter
+from openspec.errors import ConfigError
+from openspec.model_config import ModelConfig
+from tests.unit.draft_checkpoints import (
+    DRAFT_VOCAB,
+    HEAD_DIM,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    VOCAB,
+    Tensors,
+    geometry,
+    tensor,
+    token_map,
+    write_draft,
+    write_target,
+)
+
+NUM_LAYERS, RANK = 2, 8
+MASK = VOCAB - 3
+OUTPUTS = [1, 9, 17, 25, 33]
+Checkpoint = tuple[dict[str, Any], Tensors]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelConfig:
+    return write_target(tmp_path / "target")
+
+
+def block_tensors(num_captures: int = len(OUTPUTS)) -> Tensors:
+    q_rows, kv_rows = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    layer = {
+        "self_attn.q_proj.weight": [q_rows, HIDDEN],
+        "self_attn.k_proj.weight": [kv_rows, HIDDEN],
+        "self_attn.v_proj.weight": [kv_rows, HIDDEN],
+        "self_attn.o_proj.weight": [HIDDEN, q_rows],
+        "self_attn.q_norm.weight": [HEAD_DIM],
+        "self_attn.k_norm.weight": [HEAD_DIM],
+        "mlp.gate_proj.weight": [INTERMEDIATE, HIDDEN],
+        "mlp.up_proj.weight": [INTERMEDIATE, HIDDEN],
+        "mlp.down_proj.weight": [HIDDEN, INTERMEDIATE],
+        "input_layernorm.weight": [HIDDEN],
+        "post_attention_layernorm.weight": [HIDDEN],
+    }
+    shapes = {
+        f"layers.{i}.{name}": shape for i in range(NUM_LAYERS) for name, shape in layer.items()
+    }
+    shapes |= {
+        "fc.weight": [HIDDEN, num_captures * HIDDEN],
+        "hidden_norm.weight": [HIDDEN],
+        "norm.weight": [HIDDEN],
+    }
+    return {name: tensor("BF16", shape, 1) for name, shape in shapes.items()}
+
+
+def markov_tensors() -> Tensors:
+    return {
+        "markov_head.markov_w1.weight": tensor("BF16", [VOCAB, RANK]),
+        "markov_head.markov_w2.weight": tensor("BF16", [VOCAB, RANK]),
+        "confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + RANK]),
+        "confidence_head.proj.bias": tensor("BF16", [1]),
+    }
+
+
+def base() -> dict[str, Any]:
+    return geometry() | {"num_hidden_layers": NUM_LAYERS, "model_type": "qwen3"}
+
+
+def zlab() -> Checkpoint:
+    config = base() | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 16,
+        "num_target_layers": LAYERS,
+        "layer_types": ["full_attention"] * NUM_LAYERS,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
+    }
+    return config, block_tensors()
+
+
+def jetspec() -> Checkpoint:
+    config, tensors = zlab()
+    config["dflash_config"] |= {"causal_head": True, "draft_shift": False}
+    return config, tensors
+
+
+def deepspec() -> Checkpoint:
+    config = base() | {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 7,
+        "num_anchors": 512,
+        "markov_rank": 0,
+        "mask_token_id": MASK,
+        "target_layer_ids": OUTPUTS,
+        "rope_theta": None,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    }
+    copies = {
+        "embed_tokens.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
+        "lm_head.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
+    }
+    return config, block_tensors() | copies
+
+
+def dspark() -> Checkpoint:
+    config, tensors = deepspec()
+    config |= {
+        "markov_rank": RANK,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return config, tensors | markov_tensors()
+
+
+def speculators() -> Checkpoint:
+    config = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "block_size": 8,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "aux_hidden_state_layer_ids": [i + 1 for i in OUTPUTS],
+        "mask_token_id": MASK,
+        "transformer_layer_config": base(),
+        "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
+    }
+    tensors = block_tensors() | token_map()
+    tensors["lm_head.weight"] = tensor("BF16", [DRAFT_VOCAB, HIDDEN])
+    tensors["embed_tokens.weight"] = tensor("BF16", [VOCAB, HIDDEN], 8)
+    tensors["verifier_norm.weight"] = tensor("BF16", [HIDDEN])
+    return config, tensors
+
+
+FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
+    "zlab": (zlab, "dflash"),
+    "jetspec": (jetspec, "dflash"),
+    "deepspec": (deepspec, "dflash"),
+    "dspark": (dspark, "dspark"),
+    "speculators": (speculators, "dflash"),
+}
+
+
+def config_of(
+    target: ModelConfig, folder: Path, method: str, **options: OptionValue
+) -> EngineConfig:
+    num_drafts = options.pop("num_speculative_tokens", None)
+    return EngineConfig(
+        model=str(target.folder),
+        method=method,
+        draft_model=str(folder),
+        num_speculative_tokens=None if num_drafts is None else int(num_drafts),
+        method_options=options,
+    )
+
+
+def read(
+    target: ModelConfig, made: Checkpoint, method: str = "dflash", **options: OptionValue
+) -> DraftModel:
+    folder = write_draft(target.folder.parent / "draft", *made)
+    spec = get_drafter(method)
+    config = config_of(target, folder, method, **options)
+    spec.validate(config, target)
+    assert spec.read_draft_model is not None
+    return spec.read_draft_model(config, target)
+
+
+# ---- Formats ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("zlab", {"block_size": 16, "anchor_drafts": False, "is_causal": False}),
+        ("jetspec", {"block_size": 16, "anchor_drafts": False, "is_causal": True}),
+        ("deepspec", {"block_size": 7, "anchor_drafts": True, "has_head": False}),
+        (
+            "dspark",
+            {
+                "block_size": 7,
+                "anchor_drafts": True,
+                "markov_rank": RANK,
+                "has_confidence": True,
+                "confidence_sees_token": True,
+            },
+        ),
+        (
+            "speculators",
+            {
+                "block_size": 8,
+                "anchor_drafts": False,
+                "has_head": True,
+                "has_embedding": True,
+                "has_token_map": True,
+                "draft_vocab_size": DRAFT_VOCAB,
+            },
+        ),
+    ],
+)
+def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue]) -> None:
+    """All come down to the same layers, mask and geometry."""
+    make, method = FORMATS[name]
+    model = read(target, make(), method)
+    common = {
+        "capture_layers": "1,9,17,25,33",
+        "mask_token": MASK,
+        "num_layers": NUM_LAYERS,
+        "num_q_heads": Q_HEADS,
+        "num_kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": INTERMEDIATE,
+        "rope_theta": 1e6,
+    }
+    assert {key: model.options[key] for key in common | expected} == common | expected
+    assert all(inner == outer for outer, inner in model.tensor_names.items())
+    shown = "\n".join((model.description, *model.details))
+    assert "outputs of 1, 9, 17, 25, 33 = entering 2, 10, 18, 26, 34" in shown
+    assert ("anchor-first" if expected["anchor_drafts"] else "anchor-drop") in shown
+
+
+def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
+    """The target ties its head, so a copy of the embedding is a copy of the head."""
+    model = read(target, deepspec())
+    assert {"embed_tokens.weight", "lm_head.weight"} <= set(model.ignored_tensors)
+    assert not {"embed_tokens.weight", "lm_head.weight"} & set(model.tensor_names)
+    config, tensors = deepspec()
+    tensors["lm_head.weight"] = tensor("BF16", [VOCAB, HIDDEN], 9)
+    assert read(target, (config, tensors)).options["has_head"] is True
+
+
+def test_a_last_state_that_only_training_reads(target: ModelConfig) -> None:
+    config, tensors = speculators()
+    config["aux_hidden_state_layer_ids"] = [*config["aux_hidden_state_layer_ids"], LAYERS]
+    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33"
+    tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 6 * HIDDEN])}
+    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33,35"
+
+
+def test_default_layers(target: ModelConfig) -> None:
+    config, tensors = zlab()
+    del config["dflash_config"]["target_layer_ids"]
+    tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 2 * HIDDEN])}
+    assert read(target, (config, tensors)).options["capture_layers"] == "1,33"
+
+
+def test_what_the_user_says_counts(target: ModelConfig) -> None:
+    model = read(
+        target,
+        zlab(),
+        capture_layers="0,8,16,24,32",
+        draft_anchor="first",
+        draft_attention="causal",
+    )
+    assert model.options["capture_layers"] == "0,8,16,24,32"
+    assert model.options["anchor_drafts"] is True and model.options["is_causal"] is True
+
+
+def test_drafts_by_default_are_those_of_a_block(target: ModelConfig, tmp_path: Path) -> None:
+    for name, expected in (("zlab", 15), ("deepspec", 7), ("dspark", 7), ("speculators", 7)):
+        make, method = FORMATS[name]
+        folder = write_draft(tmp_path / name, *make())
+        assert config_of(target, folder, method).num_drafts == expected
+    folder = write_draft(tmp_path / "first", *zlab())
+    assert config_of(target, folder, "dflash", draft_anchor="first").num_drafts == 16
+    read(target, zlab(), num_speculative_tokens=15)
+    with pytest.raises(ConfigError, match=r"at most 15, the drafts of a block .*got 16"):
+        read(target, zlab(), num_speculative_tokens=16)
+
+
+def test_trees(target: ModelConfig, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "draft", *zlab())
+    for options, rows in (
+        ({"draft_top_k": 8}, 15),
+        ({"draft_top_k": 8, "draft_tree_size": 63}, 63),
+        ({"draft_top_k": 2, "num_speculative_tokens": 3}, 14),
+        ({}, 15),
+    ):
+        assert config_of(target, folder, "dflash", **options).num_draft_rows == rows
+    with pytest.raises(ConfigError, match=r"draft-tree-size 7 is less than the tree's depth"):
+        read(target, zlab(), draft_top_k=4, draft_tree_size=7)
+    with pytest.raises(ConfigError, match=r"set --draft-top-k above 1"):
+        read(target, zlab(), draft_tree_size=31)
+
+
+def test_head_beside_the_model(target: ModelConfig) -> None:
+    for name in ("zlab", "dspark"):
+        make, method = FORMATS[name]
+        write_draft(target.folder / method, *make())
+        config = config_from_settings({"model": str(target.folder), "method": method})
+        assert config.draft_model_path == target.folder / method
+        assert config.num_drafts == (15 if name == "zlab" else 7)
+
+
+# ---- What cannot work ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("zlab", {"conv_kernel_size": 2}, "conv_kernel_size.*DFlash2's convolution is not supp"),
+        ("zlab", {"selector_rank": 256}, "selector_rank.*DFlash2's selector"),
+        ("zlab", {"projector_type": "domino"}, "projector_type"),
+        ("zlab", {"draft_shift": True}, "draft_shift.*not supported"),
+        ("zlab", {"block_size": None}, "block_size: expected an integer"),
+        ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
+        ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
+        ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
+        ("dspark", {"markov_head_type": "gated"}, "markov_head_type.*gated and recurrent"),
+    ],
+)
+def test_refused_blocks(
+    target: ModelConfig, name: str, changes: dict[str, Any], message: str
+) -> None:
+    make, method = FORMATS[name]
+    config, tensors = make()
+    (config["dflash_config"] if name == "zlab" else config).update(changes)
+    if changes.get("block_size", 1) is None:
+        del config["block_size"], config["dflash_config"]["block_size"]
+    with pytest.raises(ConfigError, match=message):
+        read(target, (config, tensors), method)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("zlab", {"layer_types": ["sliding_attention"] * 2}, "layer_types.*sliding window"),
+        ("zlab", {"hidden_size": 128}, "hidden_size: expected 64, as the target"),
+        ("zlab", {"num_target_layers": 28}, "num_target_layers: expected 36"),
+        ("zlab", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
+        ("speculators", {"speculators_model_type": "dflash2"}, "other methods' heads"),
+        ("speculators", {"transformer_layer_config": None}, "transformer_layer_config"),
+    ],
+)
+def test_refused_configuration(
+    target: ModelConfig, name: str, changes: dict[str, Any], message: str
+) -> None:
+    make, method = FORMATS[name]
+    config, tensors = make()
+    with pytest.raises(ConfigError, match=message):
+        read(target, (config | changes, tensors), method)
+
+
+def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match=r"markov_rank.*--method dspark"):
+        read(target, dspark(), "dflash")
+    with pytest.raises(ConfigError, match=r"markov_rank.*--method dflash"):
+        read(target, deepspec(), "dspark")
+
+
+def test_refused_tensors(target: ModelConfig) -> None:
+    config, tensors = dspark()
+    wrong = {"confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + 1])}
+    with pytest.raises(ConfigError, match=r"\[1, 64\] or \[1, 72\] .*found \[1, 65\]"):
+        read(target, (config, tensors | wrong), "dspark")
+    config, tensors = speculators()
+    del tensors["d2t"]
+    with pytest.raises(ConfigError, match="missing tensor d2t: the head knows 40"):
+        read(target, (config, tensors))
+    with pytest.raises(ConfigError, match=r"expected a DFlash draft model.*Qwen3For"):
+        spec = get_drafter("dflash")
+        assert spec.read_draft_model is not None
+        spec.read_draft_model(config_of(target, target.folder, "dflash"), target)
+
+
+# ---- What the doctor tries ----------------------------------------------------------------------
+
+
+def checkup(target: ModelConfig, made: Checkpoint, method: str, **options: OptionValue) -> Checkup:
+    folder = write_draft(target.folder.parent / "draft", *made)
+    spec = get_drafter(method)
+    assert spec.plan_checkup is not None
+    return spec.plan_checkup(config_of(target, folder, method, **options), target)
+
+
+def test_checkup_tries_the_traps(target: ModelConfig) -> None:
+    plan = checkup(target, zlab(), "dflash")
+    assert [variant.options for variant in plan.variants] == [
+        {"capture_layers": "0,8,16,24,32"},
+        {"capture_layers": "2,10,18,26,34"},
+        {"draft_anchor": "first"},
+        {"draft_attention": "causal"},
+    ]
+    assert 0 < plan.least_first < plan.usual[0] < 1
+    assert "normed states" in " ".join(plan.causes)
+    options = [v.options for v in checkup(target, dspark(), "dspark").variants]
+    assert {"draft_anchor": "drop"} in options and {"draft_attention": "causal"} in options
+    # With so many drafts as the last token's row as well gives, the other layout has too few.
+    options = [
+        v.options for v in checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
+    ]
+    assert {"draft_anchor": "drop"} not in options
