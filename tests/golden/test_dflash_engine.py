@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from openspec import _C
-from openspec.drafters import available_drafters
 from safetensors.torch import load_file
 from torch import Tensor
 
+from openspec import _C
+from openspec.drafters import available_drafters
 from tests.golden import dflash_checkpoints, eagle3_checkpoints
 from tests.golden.make_dflash import CHAIN, DATA, NODES, TOP_K, cases
 from tests.golden.test_engine import (
