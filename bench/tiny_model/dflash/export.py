@@ -29,6 +29,7 @@ def export(layout: Layout, weights: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
     text = json.dumps(head_config(layout), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     parameters = sum(parameter.numel() for parameter in head.parameters())
