@@ -47,8 +47,8 @@ def read_case(name: str) -> dict[str, Tensor]:
     }
 
 
-def make_runner(folders: tuple[Path, Path], num_drafts: int, **options: int) -> _C.Runner:
-    """The core of an engine that always drafts."""
+def make_runner(folders: tuple[Path, Path], num_drafts: int, **options: int | str) -> _C.Runner:
+    """The core of an engine that always drafts; `options` are settings of it."""
     core = load_engine(
         config_from_settings(
             {
