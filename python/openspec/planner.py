@@ -55,6 +55,7 @@ class _MixedStep:
         running = queue.running
         num_preemptions = queue.num_preemptions
         # One row for every decoding sequence comes first; then up to half of the rest for drafts.
+        # Prompts beside them get half of a step at most, so that who streams keeps its pace.
         decoding = [
             request
             for request in running
@@ -64,6 +65,10 @@ class _MixedStep:
         drafts_wanted = sum(request.max_drafts for request in decoding)
         rows_for_drafts = min(drafts_wanted, self._rows_left // 2)
         self._rows_left -= rows_for_drafts
+        num_kept = 0
+        if decoding:
+            num_kept = max(0, self._rows_left - self._config.max_num_batched_tokens // 2)
+        self._rows_left -= num_kept
 
         index = 0
         while index < len(running):  # preemption shortens the list behind the index
@@ -79,7 +84,7 @@ class _MixedStep:
                 break
             self._place_chunk(admitted)
 
-        self._rows_left += rows_for_drafts
+        self._rows_left += rows_for_drafts + num_kept
         return StepPlan(self._spans_with_drafts(), self._requests)
 
     def _num_free(self) -> int:
