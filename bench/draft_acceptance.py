@@ -5,23 +5,28 @@
 
 Drafts are made and verified at every step (no adaptive speculation), one request at a time. The
 text must be that of plain decoding, or the program ends with status 1. What it shows is acceptance:
-how long steps take is the question of `python -m openspec.bench`.
+how long steps take is the question of `python -m openspec.bench`. With --context-tokens, other
+problems and their solutions come before the question as earlier turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from openspec.config import EngineConfig
 from openspec.drafters import plain_method
 from openspec.llm import LLM
 from openspec.messages import SpecDecodeStats
 from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
 from openspec.outputs import RequestOutput
 from openspec.sampling_params import SamplingParams
+from openspec.tokenizer import Tokenizer
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -33,16 +38,37 @@ def read_settings(text: str) -> dict[str, Any]:
     }
 
 
+Turns = list[dict[str, Any]]
+
+
+def conversations(problems: list[dict[str, str]], count: int, context_tokens: int) -> list[Turns]:
+    """The first `count` questions, each behind solved ones of the others worth so many tokens."""
+    tokenizer = Tokenizer.from_folder(EngineConfig().model_path)
+    solved = itertools.cycle(problems[count:])
+    result = []
+    for problem in problems[:count]:
+        turns: Turns = []
+        num_tokens = 0
+        while num_tokens < context_tokens:
+            earlier = next(solved)
+            answer = re.sub(r"<<.*?>>", "", earlier["answer"])
+            turns.append({"role": "user", "content": earlier["question"]})
+            turns.append({"role": "assistant", "content": answer})
+            num_tokens += sum(len(tokenizer.encode(turn["content"])) for turn in turns[-2:])
+        result.append([*turns, {"role": "user", "content": problem["question"]}])
+    return result
+
+
 def answers(
-    settings: dict[str, Any], questions: list[str], temperature: float, max_tokens: int
+    settings: dict[str, Any], turns: list[Turns], temperature: float, max_tokens: int
 ) -> list[RequestOutput]:
     """Of an engine with these settings, thinking off."""
     with LLM(max_num_seqs=1, adaptive_speculation=False, stats_interval_s=0.0, **settings) as llm:
         return llm.chat(
-            [[{"role": "user", "content": question}] for question in questions],
+            turns,
             [
                 SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-                for seed in range(len(questions))
+                for seed in range(len(turns))
             ],
             use_tqdm=False,
             chat_template_kwargs={"enable_thinking": False},
@@ -67,26 +93,34 @@ def main() -> int:
     parser.add_argument("--problems", type=Path, required=True, help="GSM8K's jsonl")
     parser.add_argument("--method", required=True)
     parser.add_argument("--count", type=int, default=48, help="problems")
+    parser.add_argument("--context-tokens", default="0", help="before the question: N,N,...")
     parser.add_argument("--temperatures", default="0,0.6,1")
     parser.add_argument("--max-tokens", type=int, default=288)
     parser.add_argument("--json", type=Path, help="where to record the figures")
     args = parser.parse_args()
-    lines = args.problems.read_text(encoding="utf-8").splitlines()[: args.count]
-    questions = [json.loads(line)["question"] for line in lines]
-    result: dict[str, Any] = {"command": " ".join(sys.argv[1:]), "temperatures": {}}
+    problems = [json.loads(line) for line in args.problems.read_text("utf-8").splitlines()]
+    result: dict[str, Any] = {"command": " ".join(sys.argv[1:]), "contexts": {}}
     is_equal = True
-    for temperature in map(float, args.temperatures.split(",")):
-        rest = (questions, temperature, args.max_tokens)
-        plain = answers({"method": plain_method()}, *rest)
-        tokens = [output.outputs[0].token_ids for output in plain]
-        kind: dict[str, Any] = {"new_tokens": sum(map(len, tokens))}
-        for settings in args.settings:
-            outputs = answers({"method": args.method, **read_settings(settings)}, *rest)
-            equal = [output.outputs[0].token_ids for output in outputs] == tokens
-            is_equal = is_equal and equal
-            kind[settings] = {"text_is_plain_decodings": equal, **figures(outputs)}
-            print(temperature, settings, json.dumps(kind[settings]), flush=True)
-        result["temperatures"][f"{temperature:g}"] = kind
+    for context in map(int, args.context_tokens.split(",")):
+        turns = conversations(problems, args.count, context)
+        kinds: dict[str, Any] = {}
+        result["contexts"][context] = kinds
+        for temperature in map(float, args.temperatures.split(",")):
+            rest = (turns, temperature, args.max_tokens)
+            plain = answers({"method": plain_method()}, *rest)
+            tokens = [output.outputs[0].token_ids for output in plain]
+            kind: dict[str, Any] = {
+                "prompt_tokens": sum(len(output.prompt_token_ids) for output in plain)
+                // len(plain),
+                "new_tokens": sum(map(len, tokens)),
+            }
+            kinds[f"temperature {temperature:g}"] = kind
+            for settings in args.settings:
+                outputs = answers({"method": args.method, **read_settings(settings)}, *rest)
+                equal = [output.outputs[0].token_ids for output in outputs] == tokens
+                is_equal = is_equal and equal
+                kind[settings] = {"text_is_plain_decodings": equal, **figures(outputs)}
+                print(context, temperature, settings, json.dumps(kind[settings]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if is_equal else 1

@@ -3,7 +3,7 @@
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
 # kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Under 10 minutes.
 #
-#   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step serve (default: all)
+#   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step equality serve (default: all)
 #
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
@@ -77,29 +77,41 @@ step() {
   "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step.json"
 }
 
-serve() {
-  say "server, embedded model at the shape of Qwen3-4B"
+# The embedded model, blown up to the shape of Qwen3-4B, and its heads.
+widen() {
   [[ -d $WIDENED ]] ||
     "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny "$WIDENED" --like qwen3-4b
+  [[ -d $WIDENED/eagle3 ]] ||
+    "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 "$WIDENED/eagle3" --for "$WIDENED" \
+      --draft-vocab 32000
+}
+
+equality() {
+  widen
+  say "equality, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m bench.equality --model "$WIDENED" --json "$RESULTS/equality.json"
+}
+
+serve() {
+  widen
+  say "server, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m bench.server_behaviour --model "$WIDENED" --json "$RESULTS/server.json"
   # Few requests at a time take long for each prompt; many need more prompts.
   "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed --concurrency 1,4 \
     --num-prompts 12 --repeats 2 --json "$RESULTS/serve-1-4.json"
   "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed --concurrency 16,64 \
     --num-prompts 64 --repeats 2 --json "$RESULTS/serve-16-64.json"
   say "server, EAGLE-3"
-  [[ -d $WIDENED/eagle3 ]] ||
-    "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 "$WIDENED/eagle3" --for "$WIDENED" \
-      --draft-vocab 32000
   "$PYTHON" -m openspec.bench --model "$WIDENED" --method eagle3 --workload chat,mixed --concurrency 1,4,16 \
     --num-prompts 24 --repeats 2 --json "$RESULTS/serve-eagle3.json"
 }
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
-for stage in "${@:-build tests sanitizer gates kernels step serve}"; do
+for stage in "${@:-build tests sanitizer gates kernels step equality serve}"; do
   for name in $stage; do
     case $name in
-      build | tests | sanitizer | gates | kernels | step | serve) "$name" ;;
+      build | tests | sanitizer | gates | kernels | step | equality | serve) "$name" ;;
       *) echo "gpu_check.sh: unknown stage $name" >&2; exit 2 ;;
     esac
   done

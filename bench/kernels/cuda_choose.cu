@@ -1,9 +1,10 @@
-// Times `choose` on CUDA at the vocabulary of Qwen3: microseconds of one call (two kernels) among
-// kCalls in a replayed graph.
+// Times `choose` on CUDA at the vocabulary of Qwen3, and for drafts of a head's smaller one too,
+// beside `top_drafts`: microseconds of one call (two kernels) among kCalls in a replayed graph.
 //
 //   cmake --build build --target bench_cuda_choose, or
 //   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
-//     bench/kernels/cuda_choose.cu csrc/kernels/choose.cu -o choose       (one line)
+//     bench/kernels/cuda_choose.cu csrc/kernels/choose.cu csrc/kernels/top_drafts.cu -o choose (one
+//     line)
 //   ./choose [--json FILE]
 //
 // Up to some 64 rows the logits come from L2, as behind the product that makes them. It does not
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "kernels/choose.h"
+#include "kernels/draft_tree.h"
 
 namespace {
 
@@ -32,6 +34,8 @@ constexpr int kRows[] = {1, 4, 16, 64, 256};
 constexpr int kMaxRows = 256;
 constexpr int kVocab = 151936;
 constexpr int kHistory = 1000;
+constexpr int kDraftVocabs[] = {32000, kVocab};
+constexpr int kTopK = 4;  // best drafts of a row
 
 void check(int error, const char* what) {
   if (error == cudaSuccess) return;
@@ -133,14 +137,15 @@ std::vector<Kind> make_kinds() {
   return kinds;
 }
 
-/// Median time of one call, in microseconds.
-double call_us(cudaStream_t stream, const ChooseParams& params) {
+/// Median time of one call, in microseconds; call() returns an error.
+template <typename Call>
+double call_us(cudaStream_t stream, const Call& call) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
-  CHECK_CUDA(choose_cuda(params, stream));
+  CHECK_CUDA(call());
   CHECK_CUDA(cudaStreamSynchronize(stream));
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kCalls; ++i) CHECK_CUDA(choose_cuda(params, stream));
+  for (int i = 0; i < kCalls; ++i) CHECK_CUDA(call());
   CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
   cudaEvent_t begin, end;
@@ -166,8 +171,9 @@ double call_us(cudaStream_t stream, const ChooseParams& params) {
 }
 
 struct Run {
+  const char* op;
   const char* kind;
-  int num_rows;
+  int vocab_size, num_rows;
   double us;
 };
 
@@ -195,13 +201,16 @@ void write_json(const char* path, const std::vector<Run>& runs) {
   std::fprintf(file,
                "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"cuda\": \"%d.%d\",\n"
                "  \"driver_cuda\": \"%d.%d\",\n  \"commit\": \"%s\",\n"
-               "  \"command\": \"bench/kernels/cuda_choose.cu\",\n  \"vocab_size\": %d\n },\n"
+               "  \"command\": \"bench/kernels/cuda_choose.cu\"\n },\n"
                " \"runs\": [\n",
                device.name, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
-               git_commit().c_str(), kVocab);
+               git_commit().c_str());
   for (size_t i = 0; i < runs.size(); ++i) {
-    std::fprintf(file, "  {\"kind\": \"%s\", \"rows\": %d, \"us\": %.2f}%s\n", runs[i].kind,
-                 runs[i].num_rows, runs[i].us, i + 1 < runs.size() ? "," : "");
+    std::fprintf(file,
+                 "  {\"op\": \"%s\", \"kind\": \"%s\", \"vocab_size\": %d, \"rows\": %d, "
+                 "\"us\": %.2f}%s\n",
+                 runs[i].op, runs[i].kind, runs[i].vocab_size, runs[i].num_rows, runs[i].us,
+                 i + 1 < runs.size() ? "," : "");
   }
   std::fprintf(file, " ]\n}\n");
   std::fclose(file);
@@ -220,19 +229,51 @@ int main(int argc, char** argv) {
   ChooseParams params = make_inputs();
   SamplingParams* sampling = device_array<SamplingParams>(kMaxRows);
   params.sampling = sampling;
+  int32_t* best = device_array<int32_t>(kMaxRows * kTopK);
+  float* scores = device_array<float>(kMaxRows * kTopK);
   std::vector<Run> runs;
   for (const Kind& kind : make_kinds()) {
     std::vector<SamplingParams> by_slot(kMaxRows, kind.sampling);
     for (int i = 0; i < kMaxRows; ++i) by_slot[i].seed = static_cast<uint64_t>(i);
     CHECK_CUDA(cudaMemcpy(sampling, by_slot.data(), by_slot.size() * sizeof(SamplingParams),
                           cudaMemcpyHostToDevice));
-    std::printf("%-12s", kind.name);
-    for (const int num_rows : kRows) {
+    const auto measure = [&](const char* op, int vocab_size, const auto& call) {
+      std::printf("%-10s %6d %-12s", op, vocab_size, kind.name);
+      for (const int num_rows : kRows) {
+        const double us = call_us(stream, [&] { return call(num_rows); });
+        runs.push_back({op, kind.name, vocab_size, num_rows, us});
+        std::printf("  %3d rows %7.2f us", num_rows, us);
+      }
+      std::printf("\n");
+    };
+    measure("choose", kVocab, [&](int num_rows) {
       params.num_samples = num_rows;
-      runs.push_back({kind.name, num_rows, call_us(stream, params)});
-      std::printf("  %3d rows %7.2f us", num_rows, runs.back().us);
+      return choose_cuda(params, stream);
+    });
+    // Penalties and log-probabilities do not count for drafts.
+    if (kind.sampling.num_logprobs >= 0 || kind.sampling.presence_penalty != 0.0f) continue;
+    for (const int vocab_size : kDraftVocabs) {
+      measure("drafts", vocab_size, [&](int num_rows) {
+        ChooseParams drafts = params;
+        drafts.is_draft = true;
+        drafts.num_samples = num_rows;
+        drafts.vocab_size = vocab_size;
+        return choose_cuda(drafts, stream);
+      });
+      measure("top_drafts", vocab_size, [&](int num_rows) {
+        return top_drafts_cuda({.rows = params.rows,
+                                .sample_row = params.sample_row,
+                                .num_samples = num_rows,
+                                .logits = params.logits,
+                                .vocab_size = vocab_size,
+                                .sampling = params.sampling,
+                                .top_k = kTopK,
+                                .tokens = best,
+                                .scores = scores,
+                                .workspace = params.workspace},
+                               stream);
+      });
     }
-    std::printf("\n");
   }
   if (has_path) write_json(argv[2], runs);
   return 0;

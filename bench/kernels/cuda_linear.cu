@@ -1,5 +1,6 @@
 // Micro-benchmark of the CUDA linear on the shapes of Qwen3-4B: the 145 linears of a step as one
-// graph with distinct weights, and every matrix alone, beside the read bandwidth of the same run.
+// graph with distinct weights, and every matrix alone, beside the read bandwidth of the same run;
+// then the matrices of draft models that have no counterpart there.
 //
 //   bench_cuda_linear [--json FILE] [--sweep]
 //
@@ -38,6 +39,7 @@ using namespace openspec;
 
 constexpr int kNumLayers = 36;
 constexpr int kMaxRows = 2048;
+constexpr int kMaxPartialRows = 256;  // as in the engine
 
 #define CHECK_CUDA(call) check_cuda((call), #call)
 void check_cuda(int error, const char* what) {
@@ -114,7 +116,7 @@ struct Matrix {
   int num_outputs;
   int num_inputs;
   LinearEpilogue epilogue;
-  bool is_apart;  // leaves the sums of its splits to the next kernel
+  bool may_split;  // up to kMaxPartialRows the sums of its splits are left to the next kernel
   DType out_dtype;
   int num_copies;
 
@@ -122,8 +124,9 @@ struct Matrix {
   void* out = nullptr;
 
   size_t bytes() const { return linear_packed_bytes_cuda(num_outputs, num_inputs); }
-  int num_splits() const { return is_apart ? linear_num_splits_cuda(num_outputs, num_inputs) : 1; }
+  int num_splits() const { return may_split ? linear_num_splits_cuda(num_outputs, num_inputs) : 1; }
   LinearParams params(int copy, int num_rows, const void* x) const {
+    const bool is_apart = may_split && num_rows <= kMaxPartialRows;
     LinearParams params;
     params.weight.data = weights + static_cast<size_t>(copy) * bytes();
     params.weight.num_outputs = num_outputs;
@@ -153,9 +156,9 @@ class Bench {
   Bench() : read_bandwidth_(bench::read_bandwidth(size_t{4} << 30)) {
     constexpr LinearEpilogue kNone = LinearEpilogue::kNone, kSwiGlu = LinearEpilogue::kSwiGlu;
     matrices_ = {{"qkv", 6144, 2560, kNone, false, DType::kBF16, kNumLayers},
-                 {"o", 2560, 4096, kNone, true, DType::kF32, kNumLayers},
+                 {"o", 2560, 4096, kNone, true, DType::kBF16, kNumLayers},
                  {"gate_up", 19456, 2560, kSwiGlu, false, DType::kBF16, kNumLayers},
-                 {"down", 2560, 9728, kNone, true, DType::kF32, kNumLayers},
+                 {"down", 2560, 9728, kNone, true, DType::kBF16, kNumLayers},
                  {"lm_head", 151936, 2560, kNone, false, DType::kF32, 1}};
     for (const Matrix& matrix : matrices_) {
       weight_bytes_ += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
@@ -169,13 +172,22 @@ class Bench {
       matrix.out = allocate(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
                             static_cast<size_t>(matrix.num_outputs) * sizeof(float));
     }
-    const size_t x_bytes = static_cast<size_t>(kMaxRows) * 9728 * sizeof(__nv_bfloat16);
+    draft_matrices_ = {{"fc_7680", 2560, 7680, kNone, false, DType::kBF16, kNumLayers},
+                       {"fc_12800", 2560, 12800, kNone, false, DType::kBF16, kNumLayers},
+                       {"qkv_5120", 6144, 5120, kNone, false, DType::kBF16, kNumLayers},
+                       {"head_32k", 32000, 2560, kNone, false, DType::kF32, kNumLayers}};
+    for (Matrix& matrix : draft_matrices_) {
+      matrix.weights = weights_;
+      matrix.out = matrices_.back().out;
+    }
+    const size_t x_bytes = static_cast<size_t>(kMaxRows) * 12800 * sizeof(__nv_bfloat16);
     x_ = allocate(x_bytes);
     fill(x_, x_bytes, 127);
     CHECK_CUDA(cudaDeviceSynchronize());
   }
 
   const std::vector<Matrix>& matrices() const { return matrices_; }
+  const std::vector<Matrix>& draft_matrices() const { return draft_matrices_; }
   const void* x() const { return x_; }
   size_t weight_bytes() const { return weight_bytes_; }
   double read_bandwidth() const { return read_bandwidth_; }
@@ -213,6 +225,7 @@ class Bench {
  private:
   double read_bandwidth_;  // bytes per second, measured before anything else is allocated
   std::vector<Matrix> matrices_;
+  std::vector<Matrix> draft_matrices_;  // over the same weights
   uint8_t* weights_ = nullptr;
   size_t weight_bytes_ = 0;
   void* x_ = nullptr;
@@ -406,7 +419,8 @@ std::vector<cuda::WgmmaPlan> wgmma_plans(const Matrix& matrix, int num_rows) {
       const int covered = tile_rows * cluster;
       if ((cluster == 2 && tile_rows < 96) || covered >= 2 * num_rows) continue;
       if (covered < num_rows && covered < 128) continue;
-      const int max_runs = num_sms() / cluster / matrix.num_splits();
+      const int num_splits = num_rows <= kMaxPartialRows ? matrix.num_splits() : 1;
+      const int max_runs = num_sms() / cluster / num_splits;
       for (int units = 1; units <= 12; ++units) {
         // Runs: bands of tiles, all multiprocessors, one tile each, two tiles each.
         for (int runs : {0, max_runs, (num_units + units - 1) / units,
@@ -532,6 +546,13 @@ int main(int argc, char** argv) {
       if (name == "wgmma" && (!has_wgmma || num_rows < 16)) continue;
       if (name == "stream" && (num_rows < 24 || num_rows > 64)) continue;
       add_all(name, kernel.linear, num_rows);
+    }
+  }
+  for (const int num_rows : {1, 16}) {
+    for (const Matrix& matrix : bench.draft_matrices()) {
+      add({matrix.name, kernels[0].name, num_rows,
+           bench.matrix_us(matrix, kernels[0].linear, num_rows), bench.floor_us(matrix.bytes()),
+           matrix.bytes()});
     }
   }
 #ifdef OPENSPEC_HAS_CUBLASLT

@@ -1,7 +1,9 @@
 // What a step of the whole engine core costs at the shape of Qwen3-4B, without Python, server or
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
-//   bench_cuda_step [--json FILE]
+//   bench_cuda_step [--json FILE] [--method NAME]
+//
+// By default all methods.
 
 #include <algorithm>
 #include <bit>
@@ -28,7 +30,17 @@ double milliseconds_since(Clock::time_point start) {
 
 constexpr int kPromptLen = 550, kOutputLen = 128, kVocab = 151936;
 
+// Drafts as trees of depth 5, four children to a node.
+const std::string kTrees = "eagle3 trees";
+
 RunnerConfig config_4b(const std::string& method) {
+  if (method == kTrees) {
+    RunnerConfig config = config_4b("eagle3");
+    config.num_speculative_tokens = 15;
+    config.draft_depth = 5;
+    config.method_options["draft_top_k"] = int64_t{4};
+    return config;
+  }
   RunnerConfig config;
   config.target = {.hidden_size = 2560,
                    .num_layers = 36,
@@ -219,7 +231,12 @@ int main(int argc, char** argv) {
   std::printf("read bandwidth %.3f TB/s, weights once: %.3f ms\n", bandwidth / 1e12, floor_ms);
   json += "\"read_bandwidth\": " + std::to_string(bandwidth) +
           ", \"floor_ms\": " + std::to_string(floor_ms);
-  for (const std::string& method : drafter_names()) {
+  std::vector<std::string> methods = drafter_names();
+  methods.push_back(kTrees);
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--method") == 0) methods = {argv[i + 1]};
+  }
+  for (const std::string& method : methods) {
     Runner runner(config_4b(method), 8192);
     load_random_weights(runner);
     const StepTimes times = runner.measure_step_times(3.0);

@@ -89,35 +89,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   RowFinisher(params, sample, plan, workspace, shared).run();
 }
 
-/// CTAs per row of the second kernel: one where the code that runs here was not made for clusters.
-int cluster_size_here() {
-  static const int size = [] {
-    cudaFuncAttributes attributes = {};
-    const bool is_known = cudaFuncGetAttributes(&attributes, choose_finish_kernel) == cudaSuccess;
-    return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
-  }();
-  return size;
-}
-
-int launch_finish(const ChooseParams& params, void* stream) {
-  const int size = cluster_size_here();
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(params.num_samples * size);
-  config.blockDim = kThreads;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (cuda::overlaps_kernels()) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (size > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-  }
-  return cudaLaunchKernelEx(&config, choose_finish_kernel, params);
-}
-
 }  // namespace
 
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
@@ -130,7 +101,9 @@ int choose_cuda(const ChooseParams& params, void* stream) {
   const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));
   auto* scan = params.is_draft ? choose_scan_kernel<true> : choose_scan_kernel<false>;
   const int error = cuda::launch(scan, grid, dim3(kScanThreads), 0, stream, params);
-  return error != cudaSuccess ? error : launch_finish(params, stream);
+  return error != cudaSuccess
+             ? error
+             : launch_clusters(choose_finish_kernel, params.num_samples, params, stream);
 }
 
 }  // namespace openspec

@@ -5,40 +5,9 @@
 #include <cstdint>
 
 #include "kernels/choose_edit.cuh"
-#include "kernels/choose_team.cuh"
+#include "kernels/choose_filter.cuh"
 
 namespace openspec::choosing {
-
-/// Step 3's filters: which logits of a row may be drawn.
-struct Filters {
-  View view;
-  float maximum;  // of the row, as the sampler reads it
-  float min_p;
-  uint32_t kth;           // order_key of the k-th largest logit; 0: keeps all
-  uint32_t least_weight;  // bits of the smallest weight that top_p keeps
-
-  __device__ __forceinline__ float weight(float value) const {
-    return sm::exp_f32(view.at(value) - maximum);
-  }
-  __device__ __forceinline__ bool passes_top_k(float value) const {
-    return order_key(value) >= kth;
-  }
-  __device__ __forceinline__ bool passes_min_p(float weight) const { return !(weight < min_p); }
-  __device__ __forceinline__ bool keeps(float value) const {
-    if (!passes_top_k(value)) return false;
-    const float w = weight(value);
-    return passes_min_p(w) && sm::bits_of(w) >= least_weight;
-  }
-  /// top_k and min_p alone: what top_p takes its share of.
-  __device__ __forceinline__ Measure mass(float value) const {
-    if (!passes_top_k(value)) return {0, 0};
-    const float w = weight(value);
-    return {sm::bits_of(w), passes_min_p(w) ? sm::fixed_mass(w) : 0};
-  }
-};
-
-/// Weights are at most 1: 30 bits.
-constexpr int kWeightBits = 30;
 
 class RowFinisher {
  public:
@@ -51,7 +20,8 @@ class RowFinisher {
         sampling_(params.sampling[plan.slot]),
         raw_(row_logits(params, sample)),
         shared_(shared),
-        cluster_(shared) {}
+        filter_(sampling_, workspace, shared),
+        cluster_(filter_.cluster()) {}
 
   __device__ void run() {
     const View raw = view_of(raw_, 1.0f);
@@ -94,9 +64,7 @@ class RowFinisher {
   __device__ View view_of(const float* values, float scale) const {
     return {values, params_.vocab_size, scale};
   }
-  __device__ RowSource source_of(const View& view) {
-    return RowSource(cluster_, view.values, view.size);
-  }
+  __device__ RowSource source_of(const View& view) { return filter_.source_of(view); }
   __device__ void write_chosen(int32_t id) const {
     if (cluster_.is_first_thread()) {
       params_.chosen[sample_] = token_of_column(params_.token_of, id);
@@ -124,45 +92,9 @@ class RowFinisher {
     return cluster_.max(best);
   }
 
-  /// The groups' largest logits where the row is not edited.
-  __device__ void load_largest() {
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kGroups; i += kThreads) {
-      shared_.largest[i] = workspace_.largest[i];
-    }
-    __syncthreads();
-  }
-  /// Largest logit as the sampler reads it. From the largest stored one, as the product with the
-  /// scale may overflow.
-  __device__ float maximum_of(const View& view) const {
-    uint32_t largest = 0;
-    for (int i = lane_index(); i < kGroups; i += kWarp) largest = max(largest, shared_.largest[i]);
-    largest = __reduce_max_sync(kAllLanes, largest);
-    return view.at(largest == 0 ? minus_infinity() : float_of_ordered(largest));
-  }
-
   __device__ void filter(const View& view);
   template <typename Source>
-  __device__ uint32_t select_kth(Source& source, uint64_t k) const {
-    const auto measure = [](float value) {
-      return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
-    };
-    return select_from_top(source, shared_, 32, false, measure, [k](uint64_t) { return k; });
-  }
-  /// Bits of the smallest weight that top_p keeps, or of a lower bound. The mass wanted is taken of
-  /// the first source asked, which holds all that passes top_k and min_p.
-  template <typename Source>
-  __device__ uint32_t select_weight(Source& source, const Filters& filters, uint64_t& wanted_mass,
-                                    bool first_digit_only) const {
-    const auto measure = [&](float value) { return filters.mass(value); };
-    const auto wanted = [&](uint64_t total) {
-      if (wanted_mass == 0) wanted_mass = max_key(1, sm::top_p_mass(sampling_.top_p, total));
-      return wanted_mass;
-    };
-    return select_from_top(source, shared_, kWeightBits, first_digit_only, measure, wanted);
-  }
-  template <typename Source>
-  __device__ uint64_t draw(Source& source, Filters& filters, uint64_t& wanted_mass) const;
+  __device__ uint64_t draw(Source& source, const Filters& filters) const;
 
   __device__ int num_best_to_report(int wanted) const {
     return params_.logprobs == nullptr ? 0 : min(wanted, kMaxLogprobs);
@@ -190,69 +122,28 @@ class RowFinisher {
   const SamplingParams& sampling_;
   const float* const raw_;
   Shared& shared_;
-  Cluster cluster_;
+  RowFilter filter_;
+  Cluster& cluster_;
 };
 
-/// Narrows the row down to a list that holds whatever passes the filters, and lets one CTA draw
-/// from it. Where too much passes, the same is done with passes over the row.
 __device__ inline void RowFinisher::filter(const View& view) {
-  RowSource row = source_of(view);
-  if (!plan_.has(RowPlan::kIsEdited)) load_largest();
-  Filters filters{view, maximum_of(view), sampling_.min_p, 0, 0};
-  uint64_t wanted_mass = 0;
-  clear_list(shared_);
-  if (has_top_k(sampling_, view.size)) {
-    float bound;
-    if (sampling_.top_k <= kGroups / 2) {
-      bound = bound_of_kth_largest(shared_, sampling_.top_k);
-    } else {
-      const uint32_t kth = select_kth(row, static_cast<uint64_t>(sampling_.top_k));
-      bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
-    }
-    // -inf is never drawn, so it stays off the list.
-    row.for_each([&](int32_t id, float value) {
-      if (value >= bound && value > minus_infinity()) add_to_list(shared_, id, value);
-    });
-  } else {
-    uint32_t least_weight = 0;
-    if (sampling_.top_p < 1.0f) least_weight = select_weight(row, filters, wanted_mass, true);
-    row.for_each([&](int32_t id, float value) {
-      const float weight = filters.weight(value);
-      if (sm::bits_of(weight) >= least_weight && filters.passes_min_p(weight) &&
-          value > minus_infinity()) {
-        add_to_list(shared_, id, value);
-      }
-    });
-  }
-
+  if (!plan_.has(RowPlan::kIsEdited)) filter_.load_largest();
   const bool reports_raw = plan_.has(RowPlan::kIsReported) && sampling_.raw_logprobs;
   const bool reports_kept = plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs;
-  const int num_listed = gather_list(shared_, cluster_);
   uint64_t best = 0;
-  if (num_listed > kListCapacity) {
-    best = draw(row, filters, wanted_mass);
-    if (reports_kept) report_kept(row, filters, best);
-  } else if (cluster_.rank() == 0) {
-    ListSource list(shared_, num_listed);
-    best = draw(list, filters, wanted_mass);
-    if (reports_kept) report_kept(list, filters, best);
-  }
+  filter_.narrow(view, [&](auto& source, const Filters& filters) {
+    best = draw(source, filters);
+    if (reports_kept) report_kept(source, filters, best);
+  });
   write_chosen(id_of(best));
   if (!reports_raw) return;
   best = cluster_.exchange(best)[0];
   report_all(view_of(raw_, 1.0f), id_of(best), sampling_.num_logprobs);
 }
 
-/// The candidate key of the token drawn among what passes the filters, which it completes.
+/// The candidate key of the token drawn among what passes the filters.
 template <typename Source>
-__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
-                                      uint64_t& wanted_mass) const {
-  if (has_top_k(sampling_, params_.vocab_size)) {
-    filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
-  }
-  if (sampling_.top_p < 1.0f) {
-    filters.least_weight = select_weight(source, filters, wanted_mass, false);
-  }
+__device__ uint64_t RowFinisher::draw(Source& source, const Filters& filters) const {
   const uint64_t seed = sampling_.seed;
   const int32_t position = plan_.position + 1;
   uint64_t best = 0;
@@ -268,10 +159,10 @@ __device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
 /// Log-probabilities over the whole row.
 __device__ inline void RowFinisher::report_all(const View& view, int32_t id, int num_wanted) {
   RowSource row = source_of(view);
-  if (view.values == raw_) load_largest();
+  if (view.values == raw_) filter_.load_largest();
   Report report{};
   report.id = id;
-  report.maximum = maximum_of(view);
+  report.maximum = filter_.maximum_of(view);
   report.num_best = num_best_to_report(num_wanted);
   report.nan_comes_last = true;
   // A CTA may have edited this logit that is not the one reading it: past the L1 cache.

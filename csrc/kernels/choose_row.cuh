@@ -188,7 +188,8 @@ struct GroupBest {
 
 /// Goes over a group with one warp. `batch` holds its first chunks. `noise` is null for argmax of
 /// the logits, else the sequence whose seed the choice is drawn with. Unless null, `copy` takes the
-/// logits, or -inf throughout; `token_of` is that of the parameters.
+/// logits, or -inf throughout, and `drawn` the logits with noise; `token_of` is that of the
+/// parameters.
 struct GroupWalk {
   View view;
   const SamplingParams* noise;
@@ -196,6 +197,7 @@ struct GroupWalk {
   float* copy;
   bool copies_nothing;  // -inf instead of the logits
   const int32_t* token_of = nullptr;
+  float* drawn = nullptr;
 
   __device__ __forceinline__ GroupBest run(Batch& batch, int group, int lane) const {
     float largest = sm::float_of(0x7fffffffu);
@@ -248,7 +250,10 @@ struct GroupWalk {
           }
 #pragma unroll
           for (int word = 0; word < 4; ++word) {
-            add(value[word] + sm::gumbel_of_bits(philox.word[word]), chunk_id(chunk, lane, word));
+            const int32_t id = chunk_id(chunk, lane, word);
+            const float score = value[word] + sm::gumbel_of_bits(philox.word[word]);
+            add(score, id);
+            if (drawn != nullptr && id < view.size) drawn[id] = score;
           }
         }
       }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/choose_row.cuh"
+#include "kernels/launch.cuh"
 
 namespace openspec::choosing {
 
@@ -366,6 +367,32 @@ __device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) 
   }
   __syncwarp();
   return num_found;
+}
+
+/// Launches a kernel with a cluster for each of `num_rows` rows; of one CTA where the code that
+/// runs here was not made for clusters.
+template <typename Params>
+int launch_clusters(void (*kernel)(Params), int num_rows, const Params& params, void* stream) {
+  static const int size = [kernel] {
+    cudaFuncAttributes attributes = {};
+    const bool is_known = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
+    return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
+  }();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(num_rows * size);
+  config.blockDim = kThreads;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (cuda::overlaps_kernels()) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+  }
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 }  // namespace openspec::choosing

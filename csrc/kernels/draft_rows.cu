@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/block_sum.cuh"
-#include "kernels/draft_rows.h"
+#include "kernels/draft_rows.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/step_rows.h"
 
@@ -12,21 +12,6 @@ namespace {
 
 constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each span
 static_assert(kThreads == 1024, "as block_exclusive_sum has it");
-
-__device__ int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
-  const int64_t page =
-      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + position / page_size];
-  return page * page_size + position % page_size;
-}
-
-__device__ void pad_rows(const DraftRows& out, int num_rows) {
-  for (int row = num_rows + static_cast<int>(threadIdx.x); row < out.num_rows; row += kThreads) {
-    out.row_token[row] = out.row_position[row] = 0;
-    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
-    out.row_kv_slot[row] = -1;
-  }
-  if (threadIdx.x == 0) out.span_begin[out.num_spans] = num_rows;
-}
 
 __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams params) {
   cuda::allow_next_kernel();
@@ -64,14 +49,14 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     out.row_position[row] = position;
     out.row_span[row] = span;
     out.row_parent[row] = i == 0 ? -1 : row - 1;
-    out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
+    out.row_kv_slot[row] = cuda::kv_slot_of(table, slot, position, params.page_size);
     const int source = step.span_begin[span] + i;
     out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
     if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
       params.last_row[slot] = row;
     }
   }
-  pad_rows(out, num_rows);
+  cuda::pad_rows(out, num_rows, thread, kThreads);
 }
 
 __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams params) {
@@ -100,17 +85,14 @@ __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams pa
     out.row_span[row] = row;
     out.row_parent[row] = -1;
     out.row_kv_slot[row] =
-        params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
+        params.depth < num_wanted ? cuda::kv_slot_of(table, slot, position, params.page_size) : -1;
     out.source[row] = slot;
     out.span_begin[row] = row;
     out.span_kv_len[row] = position;
     out.span_seq[row] = slot;
   }
-  for (int span = num_rows + i; span < out.num_spans; span += kThreads) {
-    out.span_begin[span] = num_rows;
-    out.span_kv_len[span] = out.span_seq[span] = 0;
-  }
-  pad_rows(out, num_rows);
+  cuda::pad_spans(out, num_rows, num_rows, i, kThreads);
+  cuda::pad_rows(out, num_rows, i, kThreads);
 }
 
 }  // namespace

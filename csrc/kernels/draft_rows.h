@@ -38,9 +38,9 @@ struct DraftRows {
   int32_t* span_kv_len = nullptr;  // [num_spans]
   int32_t* span_seq = nullptr;     // [num_spans]
 
-  RowBatch batch() const {
-    return {num_rows,   num_spans,   row_token,  row_position, row_span,
-            row_parent, row_kv_slot, span_begin, span_kv_len,  span_seq};
+  RowBatch batch(bool may_have_trees = false) const {
+    return {num_rows,    num_spans,  row_token,   row_position, row_span,      row_parent,
+            row_kv_slot, span_begin, span_kv_len, span_seq,     may_have_trees};
   }
 };
 

@@ -38,6 +38,12 @@ struct TopDraftsParams {
 
 size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size);
 void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params);
+#ifdef OPENSPEC_CUDA
+/// The same result. What the workspace holds before a call does not matter; it begins at a multiple
+/// of 128 bytes.
+size_t top_drafts_workspace_bytes_cuda(int max_num_samples, int vocab_size);
+int top_drafts_cuda(const TopDraftsParams& params, void* stream);
+#endif
 
 /// Shape of the trees: levels 1 to `depth` of nodes, and a row of the drafter for each frontier
 /// node of all levels but the last.
@@ -45,10 +51,12 @@ struct TreeShape {
   int depth = 0;
   int top_k = 0;
 
-  int num_nodes() const { return top_k + (depth - 1) * top_k * top_k; }
-  int num_rows() const { return (depth - 1) * top_k; }
+  constexpr int num_nodes() const { return top_k + (depth - 1) * top_k * top_k; }
+  constexpr int num_rows() const { return (depth - 1) * top_k; }
   /// First of the nodes of a level; they follow in the order of the frontier before.
-  int first_node(int level) const { return level == 1 ? 0 : top_k + (level - 2) * top_k * top_k; }
+  constexpr int first_node(int level) const {
+    return level == 1 ? 0 : top_k + (level - 2) * top_k * top_k;
+  }
 };
 
 /// Trees in the making, one for each sequence that wants drafts, in the order of the sequences.
@@ -74,7 +82,7 @@ struct GrowTreesParams {
   const int32_t* tokens = nullptr;  // [trees * (level == 1 ? 1 : top_k), top_k]
   const float* scores = nullptr;    // the same
   DraftTrees trees;
-  // out, below the last level. `source` is the slot for children of the last known token, else -1;
+  // out, below the last level. `source` is the tree for children of the last known token, else -1;
   // num_rows = num_seqs * level * top_k, num_spans = num_seqs, padding included.
   DraftRows out;
   int32_t* parent_row = nullptr;    // [num_rows] the parent's row at the level before, or -1
@@ -82,6 +90,9 @@ struct GrowTreesParams {
 };
 
 void grow_trees_cpu(const ExecContext& exec, const GrowTreesParams& params);
+#ifdef OPENSPEC_CUDA
+int grow_trees_cuda(const GrowTreesParams& params, void* stream);
+#endif
 
 /// The best nodes as drafts: falling in score, of equal ones the earlier made first, so that a
 /// parent comes before its children and every beginning is a tree. Nodes at -inf are left out.
@@ -90,7 +101,7 @@ struct PickDraftsParams {
   const int32_t* num_wanted = nullptr;  // [num_seqs]
   int num_seqs = 0;
   int max_drafts = 0;
-  int32_t* order = nullptr;       // workspace [num_nodes]
+  int32_t* order = nullptr;       // workspace [num_nodes], on the CPU
   int32_t* drafts = nullptr;      // out [num_seqs, max_drafts]
   int32_t* parents = nullptr;     // out [num_seqs, max_drafts] a draft; -1: the last known token
   float* scores = nullptr;        // out [num_seqs, max_drafts]
@@ -98,5 +109,8 @@ struct PickDraftsParams {
 };
 
 void pick_drafts_cpu(const ExecContext& exec, const PickDraftsParams& params);
+#ifdef OPENSPEC_CUDA
+int pick_drafts_cuda(const PickDraftsParams& params, void* stream);
+#endif
 
 }  // namespace openspec

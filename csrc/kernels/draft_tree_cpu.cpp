@@ -81,7 +81,7 @@ void lay_out_rows(const GrowTreesParams& params, const Tree& tree, int index, in
     out.row_span[row] = index;
     out.row_parent[row] = above < 0 ? -1 : first + above;
     out.row_kv_slot[row] = kv_slot_of(table, slot, num_tokens + i, params.page_size);
-    out.source[row] = above < 0 ? slot : -1;
+    out.source[row] = above < 0 ? index : -1;
     params.parent_row[row] = above < 0 ? -1 : first_before + above;
   }
   out.span_begin[index] = first;

@@ -17,10 +17,15 @@ __global__ void __launch_bounds__(kMaxThreads) gather_rows_kernel(GatherRowsPara
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   const int64_t to_row = blockIdx.x;
-  const int64_t from_row = params.row != nullptr ? params.row[to_row] : to_row;
+  int64_t from_row = params.row != nullptr ? params.row[to_row] : to_row;
+  const void* from = params.in;
+  if (from_row < 0 && params.other_row != nullptr) {
+    from_row = params.other_row[to_row];
+    from = params.other_in;
+  }
   if (from_row < 0) return;
   const int64_t num_chunks = params.width_bytes / sizeof(uint4);
-  const char* in = static_cast<const char*>(params.in) + from_row * params.width_bytes;
+  const char* in = static_cast<const char*>(from) + from_row * params.width_bytes;
   char* out = static_cast<char*>(params.out) + to_row * params.out_stride;
   const int64_t first =
       static_cast<int64_t>(blockIdx.y) * blockDim.x * kLoadsInFlight + threadIdx.x;
@@ -46,7 +51,7 @@ int gather_rows_cuda(const GatherRowsParams& params, void* stream) {
   const int num_threads = static_cast<int>(std::min<int64_t>(kMaxThreads, 32 * num_warps));
   if (params.width_bytes <= 0 || params.width_bytes % kChunk != 0 ||
       params.out_stride < params.width_bytes || params.out_stride % kChunk != 0 ||
-      !cuda::are_aligned(params.in, params.out)) {
+      !cuda::are_aligned(params.in, params.other_in, params.out)) {
     return cudaErrorInvalidValue;
   }
   const int64_t chunks_per_stripe = static_cast<int64_t>(num_threads) * kLoadsInFlight;

@@ -66,12 +66,13 @@ Variant fixed_variant(int num_steps) {
   return found;
 }
 
-/// For the chains of the Qwen3 models, as far as their activations fit into registers; else none.
+/// For the chains of the Qwen3 models and their draft models, as far as their activations fit into
+/// registers; else none.
 Variant fixed_variant(int num_tiles, int num_steps) {
   if (num_tiles == 1) {
-    return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40>(num_steps);
+    return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40, 60, 100>(num_steps);
   }
-  if (num_tiles == 2) return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32>(num_steps);
+  if (num_tiles == 2) return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32, 40>(num_steps);
   if (num_tiles == 3) return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps);
   if (num_tiles == 4) return fixed_variant<4, 4, 6, 8, 16, 19, 20>(num_steps);
   return {};

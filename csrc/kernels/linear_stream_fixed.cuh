@@ -11,10 +11,10 @@
 
 namespace openspec::cuda {
 
-/// A warp's ring: records of a whole chain or, of a long one, a half.
+/// A warp's ring: records of a whole chain or, of a long one, an even part.
 template <int kSteps>
 struct ChainRing {
-  static constexpr int kParts = kSteps > 25 ? 2 : 1;  // of a chain
+  static constexpr int kParts = (kSteps + 24) / 25;  // of a chain
   static constexpr int kPartSteps = kSteps / kParts;
   static_assert(kSteps % kParts == 0);
   // Whole slots where that is possible, of about 2 KB.
@@ -151,9 +151,10 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 #pragma unroll
     for (int part = 0; part < Ring::kParts; ++part) {
       const bool refills = part + 1 < Ring::kParts || has_next;
-      // A record's second half comes while its first is multiplied; then the next unit.
-      next = part + 1 < Ring::kParts ? first_weights + units[0] * unit_bytes + Ring::kPartBytes
-                                     : first_weights + units[kAhead] * unit_bytes;
+      // The next part comes while this one is multiplied; after the last, the next unit.
+      next = part + 1 < Ring::kParts
+                 ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
+                 : first_weights + units[kAhead] * unit_bytes;
 #pragma unroll
       for (int slot = 0; slot < Ring::kSlots; ++slot) {
         const int part_step = part * Ring::kPartSteps;

@@ -16,10 +16,10 @@ namespace openspec::cuda {
 namespace {
 
 constexpr int kMaxUnits = kMaxGroups * kGroupUnits;
-constexpr int kMinStages = 4;
+constexpr int kMinStages = 3;    // of tiles of many rows
 constexpr int kSharedKib = 226;  // of a block, barriers aside
 constexpr int kBandRows = 2048;
-constexpr int kMinRows = 17;  // below, streaming through mma.sync is as fast as the memory
+constexpr int kMinRows = 9;  // below, streaming through mma.sync is as fast
 
 /// [units][octets of k][16 outputs][8 k], seen as octets of units of 128 elements.
 bool map_weights(const PackedLinear& weight, int box_units, int cluster, CUtensorMap* map) {
@@ -72,7 +72,7 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   return std::min(kMaxStages, bytes / stage_bytes(plan));
 }
 
-/// All of the memory as shared memory, or blocks of the next kernel would not start beside these.
+/// All of the memory as shared memory, or blocks of a small kernel would not start beside these.
 template <typename Kernel>
 int prepare(Kernel* kernel) {
   const int raised = allow_shared_bytes(kernel, kSharedKib * 1024);
@@ -107,11 +107,11 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
-  if (job.num_row_tiles == 1 && plan.num_runs > 0) {
+  if (plan.num_runs > 0) {
     job.num_runs = std::min(plan.num_runs, job.num_units);
     job.last_units = last_units(ceil_div(job.num_units, job.num_runs), plan.tile_units);
     shorter_units = last_units(job.num_units / job.num_runs, plan.tile_units);
-    num_clusters = job.num_runs * num_splits;
+    num_clusters = job.num_runs * job.num_row_tiles * num_splits;
   } else {
     job.last_units = plan.tile_units;
     job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
@@ -150,28 +150,41 @@ bool has_wgmma() {
   return has;
 }
 
-/// Nanoseconds that bands of tiles take, roughly: what a block computes and takes in, what all
+/// Nanoseconds that a plan takes, roughly: what the busiest block computes and takes in, what all
 /// blocks take in. Memory is left out, for it is the same for all plans.
 double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kNsPerCycle = 1 / 1.6;
-  constexpr double kProductsPerCycle = 2048 * 0.85;  // multiplications and additions of an SM
+  constexpr double kProductsPerCycle = 2048 * 0.75;  // multiplications and additions of an SM
   constexpr double kBytesPerNs = 65;                 // into an SM
   constexpr double kAllBytesPerNs = 6000;            // out of the second-level cache
   constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
+  const int num_units = weight.num_outputs / kLinearUnit;
   const int num_splits = params.partials != nullptr ? weight.num_splits : 1;
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
-  const double num_clusters = static_cast<double>(num_row_tiles) * num_splits *
-                              ceil_div(weight.num_outputs / kLinearUnit, plan.tile_units);
-  const double num_rounds = std::ceil(num_clusters / (num_sms() / plan.cluster));
   const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
-  const double weight_bytes = 2.0 * num_inputs * plan.tile_units * kLinearUnit;
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
-  const double compute =
-      num_inputs * num_groups(plan) * 64.0 * plan.tile_rows / kProductsPerCycle * kNsPerCycle;
-  const double intake = (weight_bytes + row_bytes) / kBytesPerNs;
-  const double cache = num_clusters * (weight_bytes + row_bytes * plan.cluster) / kAllBytesPerNs;
-  return std::max(num_rounds * std::max(compute, intake), cache) + num_rounds * kTileNs;
+  const double unit_bytes = 2.0 * num_inputs * kLinearUnit;
+  const auto tile_ns = [&](int units) {
+    const double products = num_inputs * ceil_div(units, kGroupUnits) * 64.0 * plan.tile_rows;
+    const double intake = (units * unit_bytes + row_bytes) / kBytesPerNs;
+    return std::max(products / kProductsPerCycle * kNsPerCycle, intake) + kTileNs;
+  };
+
+  double block_ns = 0;
+  double num_tiles = static_cast<double>(num_row_tiles) * num_splits;  // of clusters
+  if (plan.num_runs > 0) {
+    const int run_units = ceil_div(num_units, plan.num_runs);
+    const int last = last_units(run_units, plan.tile_units);
+    block_ns = (run_units - last) / plan.tile_units * tile_ns(plan.tile_units) + tile_ns(last);
+    num_tiles *= plan.num_runs * ceil_div(run_units, plan.tile_units);
+  } else {
+    num_tiles *= ceil_div(num_units, plan.tile_units);
+    block_ns = std::ceil(num_tiles / (num_sms() / plan.cluster)) * tile_ns(plan.tile_units);
+  }
+  const double all_bytes = num_tiles * plan.cluster * row_bytes +
+                           static_cast<double>(num_row_tiles) * num_splits * num_units * unit_bytes;
+  return std::max(block_ns, all_bytes / kAllBytesPerNs);
 }
 
 /// How a cluster's tiles have all rows, for as few as that takes.
@@ -179,31 +192,33 @@ constexpr struct RunForm {
   int tile_rows, cluster;
 } kRunForms[] = {{32, 1}, {64, 1}, {96, 1}, {128, 1}, {96, 2}, {128, 2}};
 
-/// Shared memory of a block with a run.
-int run_shared_kib(const WgmmaPlan& plan, const LinearParams& params) {
+/// Shared memory of a block with a run. Of few rows, so much that no two blocks share an SM: stages
+/// under way are worth more than an early start, and where two of a kind might meet, another SM
+/// would have none.
+int run_shared_kib(const WgmmaPlan& plan) {
   if (plan.tile_rows > 64) return kSharedKib;
-  if (plan.tile_rows > 32) return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
-  // So little that blocks of the next linear start beside these. Matrices whose splits stay apart
-  // take more than half of an SM's, the others less: see linear_stream.
-  if (params.partials != nullptr) return 114;
-  WgmmaPlan tried = plan;
-  tried.shared_kib = 104;
-  return num_stages(tried, params) >= kMinStages ? 104 : 120;
+  return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
 }
 
-/// For many rows: the fastest by a model of what limits a block and the device.
-WgmmaPlan band_plan(const LinearParams& params) {
+/// For many rows: the fastest by the model above, of bands and of a run for every cluster.
+WgmmaPlan many_rows_plan(const LinearParams& params) {
+  const int num_units = params.weight.num_outputs / kLinearUnit;
+  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
   WgmmaPlan best;
   double best_time = 0;
   for (const int tile_rows : {96, 128}) {
     for (const int cluster : {1, 2}) {
+      const int num_row_tiles = ceil_div(params.num_rows, tile_rows * cluster);
+      const int num_runs = std::min(num_units, num_sms() / cluster / (num_row_tiles * num_splits));
       for (int tile_units = 1; tile_units <= kMaxUnits; ++tile_units) {
-        const WgmmaPlan plan = {tile_rows, tile_units, cluster};
-        if (num_stages(plan, params) < kMinStages) continue;
-        const double time = estimate(plan, params);
-        if (best.tile_rows == 0 || time < best_time) {
-          best = plan;
-          best_time = time;
+        for (const int runs : {0, num_runs}) {
+          const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
+          if (num_stages(plan, params) < kMinStages) continue;
+          const double time = estimate(plan, params);
+          if (best.tile_rows == 0 || time < best_time) {
+            best = plan;
+            best_time = time;
+          }
         }
       }
     }
@@ -216,7 +231,7 @@ WgmmaPlan band_plan(const LinearParams& params) {
 WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   const RunForm* form = kRunForms;
   while (form != std::end(kRunForms) && form->tile_rows * form->cluster < params.num_rows) ++form;
-  if (form == std::end(kRunForms)) return band_plan(params);
+  if (form == std::end(kRunForms)) return many_rows_plan(params);
 
   // One run for every multiprocessor. With many rows it has at least what a warpgroup multiplies
   // anyway: otherwise reading the rows, which every block does, is what takes the time.
@@ -234,7 +249,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   if (plan.tile_rows > 64 && num_tiles > 1) {  // multiplying takes the time: whole warpgroups
     plan.tile_units = ceil_div(plan.tile_units, kGroupUnits) * kGroupUnits;
   }
-  plan.shared_kib = run_shared_kib(plan, params);
+  plan.shared_kib = run_shared_kib(plan);
   return plan;
 }
 

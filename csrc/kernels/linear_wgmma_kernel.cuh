@@ -10,6 +10,8 @@
 #include "kernels/launch.cuh"
 #include "kernels/linear_tiles.cuh"
 #include "kernels/linear_wgmma_output.cuh"
+#include "kernels/linear_wgmma_reader.cuh"
+#include "kernels/linear_wgmma_tiles.cuh"
 #include "kernels/wgmma.cuh"
 
 namespace openspec::cuda {
@@ -17,181 +19,12 @@ namespace openspec::cuda {
 // Blocks stay for many tiles. Two threads of a block copy what the tiles need into a ring of stages
 // in shared memory; up to three warpgroups multiply, each 64 outputs of the tile with all its rows.
 // A warpgroup that adds up a chain or writes a tile leaves the matrix units to the others.
-//
-// A stage is 64 k wide: weights [8 octets of k][unit][16 outputs][8 k], which without swizzle are
-// the core matrices of wgmma in order, then activations [row][64 k] in the swizzle of 128 bytes.
-
-inline constexpr int kMaxGroups = 3;
-inline constexpr int kMaxStages = 12;
-inline constexpr int kStageSteps = 4;
-inline constexpr int kStageInputs = kStageSteps * kLinearStep;
-inline constexpr int kStageOctets = kStageInputs / 8;
-inline constexpr int kUnitBytes = kLinearUnit * kStageInputs * 2;  // of a stage
-inline constexpr int kRowBytes = kStageInputs * 2;                 // of a stage
-inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;        // a unit's weights of 8 k
-inline constexpr int kAlignment = 1024;                            // of the swizzle
-
-/// Tiles of many rows need more registers than an even share: the copying warps get a group of
-/// their own, which hands over its registers.
-template <int kRows>
-struct Threads {
-  static constexpr bool kMovesRegisters = kRows > 64;
-  static constexpr int kCopying = kMovesRegisters ? 128 : 64;
-};
-
-/// The weights as boxes of as many units as a block's tiles have.
-struct WeightMaps {
-  CUtensorMap whole;    // Job::tile_units
-  CUtensorMap last;     // Job::last_units
-  CUtensorMap shorter;  // one less, where some runs are shorter
-};
-
-/// What the kernel is told. Where a cluster's tile has all rows, every cluster works on a run of
-/// units, all runs as long or one unit shorter, in tiles of `tile_units` and a last one of what is
-/// left. Otherwise clusters take one tile after the other, in bands.
-struct Job {
-  void* out;
-  int num_rows;
-  int num_units;
-  int num_steps;
-  int num_splits;
-  bool is_swiglu;
-  bool is_f32;
-  bool is_split;  // out is [num_splits, num_rows, num_outputs]
-  int num_stages;
-  int tile_units;
-  int num_runs;    // of a split; 0: bands of tiles
-  int last_units;  // of the last tile of a longest run
-  // Tiles of all blocks of a cluster.
-  int num_unit_tiles;
-  int num_row_tiles;
-  int band;  // row tiles that run together, so that they find each other's weights in the cache
-  int num_tiles;
-};
-
-/// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
-/// up, then its output on the way to memory where that is bf16.
-__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
-                                                     bool is_swiglu) {
-  const int sum_bytes = adds_splits ? tile_rows / 2 * kGroupThreads * 4 : 0;
-  const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
-  return sum_bytes > out_bytes ? sum_bytes : out_bytes;
-}
-
-/// Units of 16 outputs, rows of x and splits that a block works on together.
-struct ProductTile {
-  int first_unit;
-  int num_units;
-  int box_units;  // that are loaded: in a band always as many
-  int first_row;
-  int first_split;
-  int last_split;  // one past
-};
 
 #ifdef OPENSPEC_HAS_WGMMA
 
 // Where registers move; every thread begins with 128.
 inline constexpr int kCopyingRegisters = 32;
 inline constexpr int kMultiplyingRegisters = 160;
-
-/// A block's tiles, one after the other.
-template <int kRows, int kCluster>
-class TileCursor {
- public:
-  __device__ __forceinline__ TileCursor(const Job& job, int rank)
-      : job_(job), rank_(rank), index_(blockIdx.x / kCluster) {
-    if (job.num_runs > 0) {
-      const int split = index_ / job.num_runs;
-      const int run = index_ - split * job.num_runs;
-      tile.first_unit = job.num_units * run / job.num_runs;
-      last_unit_ = job.num_units * (run + 1) / job.num_runs;
-      tile.first_row = rank * kRows;
-      find_splits(split);
-      tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
-    } else {
-      find_tile();
-    }
-  }
-  __device__ __forceinline__ bool at_end() const { return tile.num_units <= 0; }
-  __device__ __forceinline__ void advance() {
-    if (job_.num_runs > 0) {
-      tile.first_unit += tile.num_units;
-      tile.num_units = tile.box_units = min(job_.tile_units, last_unit_ - tile.first_unit);
-    } else {
-      index_ += gridDim.x / kCluster;
-      find_tile();
-    }
-  }
-
-  ProductTile tile;
-
- private:
-  __device__ __forceinline__ void find_splits(int split) {
-    tile.first_split = split;
-    tile.last_split = job_.is_split ? split + 1 : job_.num_splits;
-  }
-  __device__ __forceinline__ void find_tile() {
-    tile.num_units = 0;
-    if (index_ >= job_.num_tiles) return;
-    const int num_splits = job_.is_split ? job_.num_splits : 1;
-    const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
-    const int first_of_band = index_ / band_tiles * job_.band;
-    const int in_band = index_ % band_tiles;
-    const int width = min(job_.band, job_.num_row_tiles - first_of_band);
-    const int row_tile = first_of_band + in_band % width;
-    const int unit_tile = in_band / width % job_.num_unit_tiles;
-    tile.first_unit = unit_tile * job_.tile_units;
-    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
-    tile.box_units = job_.tile_units;
-    tile.first_row = (row_tile * kCluster + rank_) * kRows;
-    find_splits(in_band / width / job_.num_unit_tiles);
-  }
-
-  const Job& job_;
-  int rank_;
-  int index_;
-  int last_unit_ = 0;  // of the run, one past
-};
-
-/// Shared addresses of the ring. A full barrier's phase ends when the stage has arrived, an empty
-/// one's when all readers, in a cluster those of both blocks, are done with it.
-struct Ring {
-  uint32_t stages;
-  uint32_t full;
-  uint32_t empty;
-  int num_stages;
-  int stage_bytes;
-};
-
-/// The stages that a block's tiles need, in order.
-template <int kRows, int kCluster>
-class StageCursor {
- public:
-  __device__ __forceinline__ StageCursor(const Job& job, int rank) : job_(job), tiles_(job, rank) {
-    enter_tile();
-  }
-  __device__ __forceinline__ bool at_end() const { return tiles_.at_end(); }
-  __device__ __forceinline__ void advance() {
-    step += kStageSteps;
-    if (step < last_step_) return;
-    tiles_.advance();
-    enter_tile();
-  }
-  __device__ __forceinline__ const ProductTile& tile() const { return tiles_.tile; }
-
-  int step = 0;
-
- private:
-  __device__ __forceinline__ void enter_tile() {
-    if (at_end()) return;
-    step = split_begin(job_.num_steps, job_.num_splits, tile().first_split);
-    last_step_ = split_begin(job_.num_steps, job_.num_splits, tile().last_split);
-  }
-
-  const Job& job_;
-  TileCursor<kRows, kCluster> tiles_;
-  int last_step_ = 0;
-};
 
 /// Calls copy(cursor, stage) for every stage that the block's tiles need, each once its place in
 /// the ring is free. Two threads of a block do this, so that neither holds up the other: one for
@@ -229,7 +62,7 @@ template <int kRows, int kCluster>
 __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& job,
                                              const Ring& ring, int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
-  const uint64_t policy = wgmma::cache_policy(job.num_runs > 0);
+  const uint64_t policy = wgmma::cache_policy(job.num_row_tiles == 1);
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     const uint32_t to = ring.stages + stage * ring.stage_bytes;
     const uint32_t barrier = ring.full + stage * 8;
@@ -259,148 +92,6 @@ __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& jo
                     at.tile().first_row, ring.full + stage * 8);
   });
 }
-
-/// A warpgroup's way through the ring. With one warp on each scheduler of the SM, every instruction
-/// between two products shows: chains of whole stages, the common ones, have a loop of their own.
-template <int kRows, int kCluster>
-class ChainReader {
- public:
-  __device__ __forceinline__ ChainReader(const Ring& ring, int group, int lane,
-                                         uint32_t max_weight_bytes)
-      : ring_(ring), group_(group), lane_(lane), max_weight_bytes_(max_weight_bytes) {
-    enter_stage(0);
-  }
-
-  __device__ __forceinline__ void begin_tile(int box_units) {
-    weight_form_ = wgmma::describe_place(0, box_units * kOctetUnitBytes);
-    weight_step_ = box_units * (2 * kOctetUnitBytes / 16);
-  }
-
-  /// sums = the chain of the next `num_steps` steps.
-  __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
-    int keep = 0;
-    if (step_ == 0) {
-#pragma unroll 1
-      for (; num_steps >= kStageSteps; num_steps -= kStageSteps) {
-        wgmma::wait(full_, parity_);
-        multiply_steps<kStageSteps>(sums, keep);
-        keep = 1;
-        wgmma::wait_products<1>();
-        release();
-        leave_stage();
-      }
-    }
-#pragma unroll 1
-    while (num_steps > 0) {
-      if (step_ == 0) wgmma::wait(full_, parity_);
-      const int count = min(num_steps, kStageSteps - step_);
-      if (count == 3) {
-        multiply_steps<3>(sums, keep);
-      } else if (count == 2) {
-        multiply_steps<2>(sums, keep);
-      } else if (count == 1) {
-        multiply_steps<1>(sums, keep);
-      } else {
-        multiply_steps<kStageSteps>(sums, keep);
-      }
-      keep = 1;
-      num_steps -= count;
-      step_ += count;
-      if (step_ == kStageSteps) {
-        wgmma::wait_products<1>();
-        release();
-        leave_stage();
-      }
-    }
-    wgmma::wait_products<0>();
-    wgmma::pin(sums);
-    release();
-  }
-
-  /// After the last chain of a tile: what is left of the stage is of no use.
-  __device__ __forceinline__ void finish_tile() {
-    if (step_ == 0) return;
-    leave_stage();
-    release();
-  }
-
-  /// Past stages of a tile that has nothing for this group.
-  __device__ __forceinline__ void skip(int num_steps) {
-#pragma unroll 1
-    for (; num_steps > 0; num_steps -= kStageSteps) {
-      wgmma::wait(full_, parity_);
-      leave_stage();
-      release();
-    }
-  }
-
- private:
-  static constexpr int kCoreBytes = 128;                 // of 8 outputs x 8 k
-  static constexpr int kRowStep = 2 * kLinearStep / 16;  // in a descriptor
-
-  /// The next kCount steps of the stage, as one group: straight-line code from fence to commit, as
-  /// ptxas needs it to leave products in flight.
-  template <int kCount>
-  __device__ __forceinline__ void multiply_steps(float (&sums)[kRows / 2], int keep) {
-    static_assert(kCount <= kStageSteps);
-    constexpr uint64_t kWeightForm = wgmma::describe_form(kCoreBytes, false);
-    constexpr uint64_t kRowForm = wgmma::describe_form(8 * kRowBytes, true);
-    const uint32_t weights = (weights_ | weight_form_) + step_ * weight_step_;
-    const uint32_t rows = rows_ + step_ * kRowStep;
-    wgmma::pin(sums);
-    wgmma::begin_products();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      wgmma::multiply<kRows>(sums, kWeightForm | (weights + i * weight_step_),
-                             kRowForm | (rows + i * kRowStep), i == 0 ? keep : 1);
-    }
-    wgmma::end_products();
-  }
-
-  __device__ __forceinline__ void enter_stage(int stage) {
-    const uint32_t at = ring_.stages + stage * ring_.stage_bytes;
-    stage_ = stage;
-    full_ = ring_.full + stage * 8;
-    weights_ = wgmma::describe_place(at + group_ * (kGroupUnits * kOctetUnitBytes), 0);
-    rows_ = wgmma::describe_place(at + max_weight_bytes_, 16);
-  }
-
-  /// The stage is read once the products that were started on it are done: one stage later, or at
-  /// the end of the chain.
-  __device__ __forceinline__ void leave_stage() {
-    left_ = full_ + (ring_.empty - ring_.full);
-    step_ = 0;
-    const bool wraps = stage_ + 1 == ring_.num_stages;
-    parity_ ^= wraps ? 1 : 0;
-    enter_stage(wraps ? 0 : stage_ + 1);
-  }
-
-  __device__ __forceinline__ void release() {
-    if (left_ != 0) {
-      if constexpr (kCluster == 1) {
-        if (lane_ == 0) wgmma::arrive(left_);
-      } else {
-        if (lane_ < kCluster) wgmma::arrive_at(left_, lane_);
-      }
-      left_ = 0;
-    }
-  }
-
-  const Ring& ring_;
-  int group_;
-  int lane_;
-  uint32_t max_weight_bytes_;
-  uint32_t weight_form_ = 0;  // of the descriptors' lower halves
-  int weight_step_ = 0;
-  // Of the stage: its barrier and the lower halves of its descriptors.
-  int stage_;
-  uint32_t full_;
-  uint32_t weights_;
-  uint32_t rows_;
-  uint32_t parity_ = 0;
-  int step_ = 0;
-  uint32_t left_ = 0;  // barrier of the stage that is left but not released
-};
 
 /// The sums of a group's splits so far, in shared memory, each thread's by itself.
 template <int kCount>
@@ -541,8 +232,8 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
 #endif
 }
 
-// The fewer registers, the better: blocks of the next linear, and of the small kernel between them,
-// are to start beside these. But not fewer than the loop over chains needs: beside this much shared
+// The fewer registers, the better: blocks of the small kernels between two linears are to start
+// beside these. But not fewer than the loop over chains needs: beside this much shared
 // memory the first-level cache is too small for what hundreds of threads spill. (__maxnreg__ takes
 // no template's constant.)
 template <int kRows, int kCluster>

@@ -5,21 +5,26 @@
 
 namespace openspec {
 
-/// Copies K and V of single tokens to other token indices of their sequences, in every layer. The
-/// accepted path of a tree comes to lie contiguously by it: moves of one sequence follow each other
-/// in rising `to`, none beyond `from`, so that taken in order none overwrites what a later one
-/// reads.
+/// Makes the KV of a step's committed rows contiguous: the accepted drafts of a tree stand among
+/// others. The i-th row of a span that counts goes to token index span_kv_len + i of its sequence,
+/// in every layer. These rows rise, so that none is moved beyond where it is, and taken in order
+/// none overwrites what a later one reads.
 struct MoveKvParams {
-  const KvLayerView* layers = nullptr;  // [num_layers], all of one page size
+  const KvLayerView* layers = nullptr;  // [num_layers] on the device that runs the step
   int num_layers = 0;
   PageTableView page_table;
-  const int32_t* seq = nullptr;  // [num_moves] slots
-  const int32_t* from = nullptr;
-  const int32_t* to = nullptr;
-  int num_moves = 0;
+  RowBatch rows;                          // as they ran
+  const int32_t* num_computed = nullptr;  // [rows.num_spans] rows of a span that count
+  // [rows.num_rows] at span_begin + i, the i-th row of the span that counts. From the first that is
+  // not at its place on, none is.
+  const int32_t* committed_row = nullptr;
   DType dtype = DType::kF32;
 };
 
 void move_kv_cpu(const ExecContext& exec, const MoveKvParams& params);
+#ifdef OPENSPEC_CUDA
+/// K and V of a token and head are a multiple of 16 bytes.
+int move_kv_cuda(const MoveKvParams& params, void* stream);
+#endif
 
 }  // namespace openspec

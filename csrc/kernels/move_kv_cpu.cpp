@@ -14,22 +14,36 @@ std::byte* key_of(const KvLayerView& kv, const PageTableView& table, int slot, i
   return static_cast<std::byte*>(kv.data) + static_cast<size_t>(line) * head_bytes;
 }
 
+void move_span(const MoveKvParams& params, const KvLayerView& kv, int span) {
+  const RowBatch& rows = params.rows;
+  const size_t head_bytes = static_cast<size_t>(kv.head_dim) * dtype_bytes(params.dtype);
+  const size_t stride = head_bytes * static_cast<size_t>(kv.page_size);
+  const int begin = rows.span_begin[span], slot = rows.span_seq[span];
+  for (int i = 0; i < params.num_computed[span]; ++i) {
+    const int at = params.committed_row[begin + i] - begin;
+    if (at == i) continue;
+    const int kv_len = rows.span_kv_len[span];
+    const std::byte* from = key_of(kv, params.page_table, slot, kv_len + at, head_bytes);
+    std::byte* to = key_of(kv, params.page_table, slot, kv_len + i, head_bytes);
+    // All heads of K, then all of V.
+    for (size_t head = 0; head < static_cast<size_t>(2 * kv.num_kv_heads); ++head) {
+      std::memcpy(to + head * stride, from + head * stride, head_bytes);
+    }
+  }
+}
+
 }  // namespace
 
 void move_kv_cpu(const ExecContext& exec, const MoveKvParams& params) {
-  if (params.num_moves == 0) return;
+  bool has_moves = false;
+  for (int span = 0; span < params.rows.num_spans; ++span) {
+    const int last = params.rows.span_begin[span] + params.num_computed[span] - 1;
+    has_moves = has_moves || (params.num_computed[span] > 0 && params.committed_row[last] != last);
+  }
+  if (!has_moves) return;
   exec.pool->parallel_for(params.num_layers, [&](int64_t layer) {
-    const KvLayerView& kv = params.layers[layer];
-    const size_t head_bytes = static_cast<size_t>(kv.head_dim) * dtype_bytes(params.dtype);
-    const size_t stride = head_bytes * static_cast<size_t>(kv.page_size);
-    for (int i = 0; i < params.num_moves; ++i) {
-      const std::byte* from =
-          key_of(kv, params.page_table, params.seq[i], params.from[i], head_bytes);
-      std::byte* to = key_of(kv, params.page_table, params.seq[i], params.to[i], head_bytes);
-      // All heads of K, then all of V.
-      for (size_t head = 0; head < static_cast<size_t>(2 * kv.num_kv_heads); ++head) {
-        std::memmove(to + head * stride, from + head * stride, head_bytes);
-      }
+    for (int span = 0; span < params.rows.num_spans; ++span) {
+      move_span(params, params.layers[layer], span);
     }
   });
 }

@@ -1,12 +1,12 @@
 #pragma once
 
-#include "core/check.h"
 #include "kernels/block_tree.h"
 #include "kernels/choose.h"
 #include "kernels/device.h"
 #include "kernels/draft_block.h"
 #include "kernels/draft_rows.h"
 #include "kernels/draft_tree.h"
+#include "kernels/draft_window.h"
 #include "kernels/embedding.h"
 #include "kernels/gather_rows.h"
 #include "kernels/linear.h"
@@ -47,6 +47,11 @@ OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
+OPENSPEC_DEFINE_OP(window_spans, WindowSpansParams)
+OPENSPEC_DEFINE_OP(top_drafts, TopDraftsParams)
+OPENSPEC_DEFINE_OP(grow_trees, GrowTreesParams)
+OPENSPEC_DEFINE_OP(pick_drafts, PickDraftsParams)
+OPENSPEC_DEFINE_OP(move_kv, MoveKvParams)
 OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
 OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
 OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
@@ -54,25 +59,12 @@ OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
 OPENSPEC_DEFINE_OP(add_rows, AddRowsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
 
-/// op(exec, params) of ops that have no form for CUDA yet.
-#define OPENSPEC_DEFINE_CPU_OP(op, Params)                                    \
-  inline void op(const ExecContext& exec, const Params& params) {             \
-    OPENSPEC_CHECK(exec.device == Device::kCpu, #op " runs on the CPU only"); \
-    op##_cpu(exec, params);                                                   \
-  }
-
-OPENSPEC_DEFINE_CPU_OP(top_drafts, TopDraftsParams)
-OPENSPEC_DEFINE_CPU_OP(grow_trees, GrowTreesParams)
-OPENSPEC_DEFINE_CPU_OP(pick_drafts, PickDraftsParams)
-OPENSPEC_DEFINE_CPU_OP(move_kv, MoveKvParams)
-
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
   if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);
 }
 
 #undef OPENSPEC_DEFINE_OP
-#undef OPENSPEC_DEFINE_CPU_OP
 #undef OPENSPEC_ON_CUDA
 
 }  // namespace openspec::ops

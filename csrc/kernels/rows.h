@@ -26,6 +26,7 @@ struct RowBatch {
   const int32_t* span_begin = nullptr;   // [num_spans + 1] first row of each span
   const int32_t* span_kv_len = nullptr;  // [num_spans] tokens whose KV is committed
   const int32_t* span_seq = nullptr;     // [num_spans] slot in the sequence table
+  bool may_have_trees = true;  // false promises that every span is a chain (SpanAttentionParams)
 };
 
 /// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size,

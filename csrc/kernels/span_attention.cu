@@ -10,6 +10,8 @@
 #include "kernels/span_attention_lean.cuh"
 #include "kernels/span_attention_lean_plan.cuh"
 #include "kernels/span_attention_plan.cuh"
+#include "kernels/span_attention_split.cuh"
+#include "kernels/span_attention_tails.cuh"
 #include "kernels/span_attention_tile.cuh"
 #include "kernels/span_attention_wgmma.h"
 
@@ -67,41 +69,48 @@ class ItemQueue {
   int ticket_ = 0;
 };
 
-/// Counts an item of a split tile as done. Whether the CTA is to merge the tile: it came last, and
-/// no CTAs wait to do so.
-__device__ bool arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
-                       bool merges_apart, int* shared) {
-  int32_t* num_arrived = args.workspace.num_arrived + item.tile_index * args.num_kv_heads + kv_head;
-  __syncthreads();
-  if (threadIdx.x == 0) *shared = add_and_order(num_arrived);
-  if (merges_apart) return false;
-  __syncthreads();
-  if (*shared != item.num_arrivals - 1) return false;
-  if (threadIdx.x == 0) *num_arrived = 0;
-  return true;
-}
+/// A range of a tile's pairs.
+struct PairRange {
+  int begin, end;
+};
 
-/// Waits until all items of a tile are done. Their CTAs have lower indices and so run already.
-__device__ void wait_for_items(const AttentionArgs& args, const WorkItem& item, int kv_head) {
+/// Counts an item of a split tile as done. Returns what the CTA is to merge of the tile: its share,
+/// once all items are done, where their CTAs run at the same time; else everything, for the last
+/// one.
+__device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
+                            bool merges_together, int* shared) {
+  const int counter = item.tile_index * args.num_kv_heads + kv_head;
+  int32_t* num_arrived = args.workspace.num_arrived + counter;
+  const int num_pairs = item.tile_rows * args.group, num_arrivals = item.num_arrivals;
+  __syncthreads();
   if (threadIdx.x == 0) {
-    const int counter = item.tile_index * args.num_kv_heads + kv_head;
-    int32_t* num_arrived = args.workspace.num_arrived + counter;
-    int32_t* num_merged = args.workspace.num_merged + counter;
-    // Seconds: a fault in the plan must not hang the device.
-    for (int tries = 1 << 24; load_and_order(num_arrived) < item.num_arrivals; --tries) {
-      if (tries == 0) __trap();
-      __nanosleep(20);
-    }
-    if (atomicAdd(num_merged, 1) == ceil_div(item.tile_rows * args.group, kMergePairs) - 1) {
+    const int num_before = add_and_order(num_arrived);
+    *shared = num_before;
+    if (merges_together) {
+      // Seconds: a fault in the plan must not hang the device.
+      for (int tries = 1 << 24; load_and_order(num_arrived) < num_arrivals; --tries) {
+        if (tries == 0) __trap();
+        __nanosleep(20);
+      }
+      int32_t* num_merged = args.workspace.num_merged + counter;
+      if (atomicAdd(num_merged, 1) == num_arrivals - 1) {
+        *num_arrived = 0;
+        *num_merged = 0;
+      }
+    } else if (num_before == num_arrivals - 1) {
       *num_arrived = 0;
-      *num_merged = 0;
     }
   }
   __syncthreads();
+  if (merges_together) {
+    return {item.arrival * num_pairs / num_arrivals, (item.arrival + 1) * num_pairs / num_arrivals};
+  }
+  return {0, *shared == num_arrivals - 1 ? num_pairs : 0};
 }
 
-/// Tiles of up to 64 pairs over ranges of blocks: few rows, or trees.
-__global__ void __launch_bounds__(kThreads, kSplitCtasPerSm)
+/// Tiles of up to 16 kTiles pairs over ranges of blocks: few rows, or trees.
+template <int kTiles>
+__global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasPerSm)
     split_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
@@ -110,48 +119,30 @@ __global__ void __launch_bounds__(kThreads, kSplitCtasPerSm)
   int index = blockIdx.x;
   const WorkItem* first =
       args.workspace.items + min(index / args.num_kv_heads, args.workspace.max_items - 1);
+  float4* scratch =
+      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kSplitScratch * kSplitThreads;
+  WorkHeader& header = *args.workspace.header;
   cuda::wait_for_previous_kernel();
 
   fetch(item, first);  // while the header is on its way
-  WorkHeader& header = *args.workspace.header;
   const int num_items = header.num_items * args.num_kv_heads;
-  const int num_merges = header.num_merges * args.num_kv_heads;
-  float4* scratch =
-      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kSplitScratch * kThreads;
+  const bool merges_together = header.merges_together != 0;
   wait_for_fetch();
-  if (index >= num_items + num_merges) return;
-  if (index >= num_items) {
-    const MergeItem merge = args.workspace.merges[(index - num_items) / args.num_kv_heads];
-    fetch(item, args.workspace.items + merge.item);
-    message = merge.first_pair;
-    wait_for_fetch();
-  }
+  if (index >= num_items) return;
   ItemQueue queue(header.tickets, num_items);
   for (;;) {
     queue.prefetch();
     const int kv_head = index % args.num_kv_heads;
-    int merge_begin = 0, merge_end = 0;
-    if (index < num_items) {
-      if (item.block_begin < item.block_end) {
-        const int num_pairs = (item.tail_row >= 0 ? 1 : item.tile_rows) * args.group;
-        if (num_pairs <= 16) {
-          attend<1, 1>(args, item, kv_head, shared, scratch);
-        } else if (num_pairs <= 32) {
-          attend<2, 1>(args, item, kv_head, shared, scratch);
-        } else {
-          attend<4, 1>(args, item, kv_head, shared, scratch);
-        }
-      }
-      if (item.num_slots > 0 && arrive(args, item, kv_head, num_merges > 0, &message)) {
-        merge_end = item.tile_rows * args.group;
-      }
-    } else {
-      merge_begin = message;
-      merge_end = min(merge_begin + kMergePairs, item.tile_rows * args.group);
-      wait_for_items(args, item, kv_head);
+    if (item.is_tile_tail) {
+      attend_tails<kTiles>(args, item, kv_head, shared);
+    } else if (item.block_begin < item.block_end) {
+      attend_split<kTiles>(args, item, kv_head, shared, scratch);
     }
-    for (int pair = merge_begin + threadIdx.x / 32; pair < merge_end; pair += kWarps) {
-      merge_pair(args, item, kv_head, pair);
+    if (item.num_slots > 0) {
+      const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
+      for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kSplitWarps) {
+        merge_pair(args, item, kv_head, pair);
+      }
     }
     index = queue.next(&message);
     if (index >= num_items) break;
@@ -179,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
     queue.prefetch();
     fetch(item, args.workspace.wide_items + index / args.num_kv_heads);
     wait_for_fetch();
-    attend<kWideTilePairs / 16, 2>(args, item, index % args.num_kv_heads, shared, scratch);
+    attend_wide(args, item, index % args.num_kv_heads, shared, scratch);
   }
   queue.close();
 }
@@ -208,6 +199,61 @@ int log2_of(int value) {
   return log2;
 }
 
+/// How split tiles are computed.
+struct SplitKernel {
+  void (*kernel)(AttentionArgs);
+  int num_tiles;  // of 16 pairs
+  int ctas_per_sm;
+  int shared_bytes, tree_shared_bytes;  // for chains, and for any spans
+  bool is_available;                    // false: the device lacks shared memory
+
+  template <int kTiles>
+  static SplitKernel of(int ctas_per_sm) {
+    int device = 0, most_bytes = 0, sm_bytes = 0, fit = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    // Of two CTAs that fit on an SM together some would meet while other SMs have none. So where
+    // one is meant to be alone it takes more than half of what an SM has.
+    const int least_bytes = ctas_per_sm == 1 ? sm_bytes / 2 + 1024 : 0;
+    const int bytes = std::max(SplitLayout<kTiles>::kUsedBytes, least_bytes);
+    const int tree_bytes = std::max(bytes, TailLayout<kTiles>::kBytes);
+    SplitKernel split = {split_kernel<kTiles>, kTiles, ctas_per_sm, bytes, tree_bytes, false};
+    split.is_available = most_bytes >= tree_bytes &&
+                         cuda::allow_shared_bytes(split.kernel, tree_bytes) == cudaSuccess &&
+                         cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                             &fit, split.kernel, kSplitThreads, tree_bytes) == cudaSuccess &&
+                         fit >= ctas_per_sm;
+    return split;
+  }
+  int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
+};
+
+/// The first that the device has of those that suit the step: tiles by what a span has room for on
+/// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
+const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
+  // Of the same kernel the one with more shared memory last: its limit stays.
+  static const SplitKernel kernels[] = {SplitKernel::of<4>(1), SplitKernel::of<2>(2),
+                                        SplitKernel::of<2>(1), SplitKernel::of<1>(2),
+                                        SplitKernel::of<1>(1)};
+  const int num_spans = std::max(params.rows.num_spans, 1);
+  const int group = params.num_q_heads / params.kv.num_kv_heads;
+  int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
+  // Rows of small trees are shared out over the SMs: their tails take time.
+  if (params.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
+    num_pairs /= 4;
+  }
+  const int most_ctas_per_sm = num_spans * params.kv.num_kv_heads <= cuda::num_sms() ? 1 : 2;
+  const SplitKernel* smallest = nullptr;
+  for (const SplitKernel& kernel : kernels) {
+    if (!kernel.is_available) continue;
+    smallest = &kernel;
+    const bool is_large = kernel.num_tiles > 1 && num_pairs <= kernel.num_tiles * 8;
+    if (!is_large && kernel.ctas_per_sm <= most_ctas_per_sm) return &kernel;
+  }
+  return smallest;
+}
+
 bool has_wide(const SpanAttentionParams& params) {
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
 }
@@ -222,7 +268,8 @@ bool device_is_lean() {
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
 bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  return !params.may_have_trees && params.rows.num_rows <= kMaxLeanRows &&
+  const int max_rows = params.rows.num_spans <= kFewSpans ? kMaxLeanRows : kMaxLeanBatchRows;
+  return !params.may_have_trees && params.rows.num_rows <= max_rows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
          device_is_lean();
 }
@@ -290,9 +337,14 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = params.num_q_heads / params.kv.num_kv_heads;
-  args.num_split_ctas = cuda::num_sms() * kSplitCtasPerSm;
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
+  args.num_split_ctas = split->num_ctas();
+  args.num_sms = cuda::num_sms();
+  args.tile_pairs = kMinTilePairs * split->num_tiles;
   args.has_wide = has_wide(params);
   args.has_wgmma = has_wgmma();
+  args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
@@ -305,11 +357,10 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
   const Workspace workspace = workspace_of(params);
   if (is_lean(params, workspace)) return launch_lean(params, workspace, stream);
-  static const int shared_status = [] {
-    const int status = cuda::allow_shared_bytes(split_kernel, kSplitSharedBytes);
-    return status != cudaSuccess ? status : cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
-  }();
-  if (shared_status != cudaSuccess) return shared_status;
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
+  static const int wide_status = cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
+  if (wide_status != cudaSuccess) return wide_status;
   AttentionArgs args;
   args.q = static_cast<const __nv_bfloat16*>(params.q);
   args.out = static_cast<__nv_bfloat16*>(params.out);
@@ -319,13 +370,16 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.num_q_heads = params.num_q_heads;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group_reciprocal = (1u << 16) / args.group + 1;
   args.page_size = params.kv.page_size;
   args.page_shift = log2_of(params.kv.page_size);
+  args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
   args.workspace = workspace;
-  const int status = cuda::launch(split_kernel, cuda::num_sms() * kSplitCtasPerSm, kThreads,
-                                  kSplitSharedBytes, stream, args);
+  const int split_bytes = params.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
+  const int status =
+      cuda::launch(split->kernel, split->num_ctas(), kSplitThreads, split_bytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
   if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,

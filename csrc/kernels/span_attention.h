@@ -41,6 +41,13 @@ struct SpanAttentionParams {
 size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens);
 void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
 
+/// CUDA: chains of [kMinRowsOfFewSpans, kMaxRowsOfFewSpans] rows are attended to faster by a step
+/// that has room for kFewSpans spans at most; with fewer rows the number of spans does not count.
+inline constexpr int kFewSpans = 4;
+inline constexpr int kMinRowsOfFewSpans = 9, kMaxRowsOfFewSpans = 64;
+/// CUDA: rows of a span that is no chain, at most.
+inline constexpr int kMaxTreeRows = 256;
+
 #ifdef OPENSPEC_CUDA
 /// bf16, head_dim 128, num_q_heads / num_kv_heads in [1, 8].
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,

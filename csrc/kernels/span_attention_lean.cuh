@@ -4,9 +4,9 @@
 /// of bytes. Everything else in the step runs between two launches, so the code comes from memory
 /// again every time: little of it, and each loop that costs nothing stays one.
 ///
-/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block as
-/// those of attend<1, 1> do, for 16 pairs at a time, and write the block's result straight into the
-/// shared memory of the CTAs that merge it, each of them kLeanColumns columns.
+/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block,
+/// each a quarter of the keys and then of the columns, and write the block's result straight into
+/// the shared memory of the CTAs that merge it, each of them kLeanColumns columns.
 
 #include <cuda_runtime.h>
 
@@ -26,17 +26,22 @@ constexpr int kLeanColumns = kHeadDim / kLeanCtas;
 constexpr int kLeanRegisterCtas = 3;
 static_assert(kLeanColumns * 16 == kLeanThreads && kLeanBlocks == 16 && kLeanColumns == 16);
 
-// Shared memory: K and V of both blocks and Q, all in rows of 256 bytes, chunks swizzled by row;
-// per block p as bf16, rows of 128 bytes, and the warps' maxima; what the cluster's CTAs wrote:
-// [block][pair][kLeanColumns] and maximum and normaliser [block][pair].
+// Shared memory: K of both blocks, V of both and Q, all in rows of 256 bytes, chunks swizzled by
+// row; per block p as bf16, rows of 128 bytes, and the warps' maxima.
+constexpr int kLeanValuesAt = 2 * kStageBytes;
 constexpr int kLeanQueriesAt = 4 * kStageBytes;
-constexpr int kLeanWeightsAt = kLeanQueriesAt + kLeanPairs * kLineBytes;
+constexpr int kLeanWeightsAt = kLeanQueriesAt + 16 * kLineBytes;
 constexpr int kLeanMaximaAt = kLeanWeightsAt + 2 * 16 * kBlockTokens * 2;
-constexpr int kLeanSumsAt = kLeanMaximaAt + 2 * 4 * 16 * 4;
+constexpr int kLeanBarrierAt = kLeanMaximaAt + 2 * 4 * 16 * 4;
+// More than a third of what an SM has: three CTAs would pile up on whichever SM is free first.
+constexpr int kLeanSharedBytes = 77 * 1024;
+static_assert(kLeanBarrierAt + 16 <= kLeanSharedBytes);
+// Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns], and maximum and
+// normaliser [block][pair].
+constexpr int kLeanSumsAt = 0;
 constexpr int kLeanStatsAt = kLeanSumsAt + kLeanBlocks * 16 * kLeanColumns * 4;
 constexpr int kLeanMergeAt = kLeanStatsAt + kLeanBlocks * 16 * 8;  // [pair][block] LeanMerge
-constexpr int kLeanBarrierAt = kLeanMergeAt + kLeanBlocks * 16 * 16;
-constexpr int kLeanSharedBytes = kLeanBarrierAt + 16;
+static_assert(kLeanMergeAt + kLeanBlocks * 16 * 16 <= kLeanValuesAt);
 
 struct LeanArgs {
   const __nv_bfloat16* q;  // as AttentionArgs
@@ -172,14 +177,14 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
   const int thread = threadIdx.x, lane = thread % 32;
   const int slot = thread / 128, part = thread / 32 % 4;
   const int rank = blockIdx.x % kLeanCtas;
-  const uint32_t keys = base + slot * 2 * kStageBytes, values = keys + kStageBytes;
+  const uint32_t keys = base + slot * kStageBytes, values = keys + kLeanValuesAt;
   const float scale = args.scale;
 
   // Copies: 16 chunks to a row.
   const int chunk = thread % 16, copy_row = thread / 16 % 8;
   const uint32_t copy_to = keys + copy_row * kLineBytes + ((chunk ^ copy_row) * 16);
 
-  // Fragments; see attend().
+  // Fragments.
   const int matrix = lane / 8, matrix_row = lane % 8;
   const uint32_t key_at = keys + (part * 16 + matrix / 2 * 8 + matrix_row) * kLineBytes +
                           ((matrix % 2 ^ matrix_row) * 16);
@@ -194,9 +199,6 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
   const uint32_t barrier = base + kLeanBarrierAt;
   uint32_t parity = 0;
   if (thread == 0) init_barrier(barrier);
-  __syncthreads();
-  arrive_in_cluster();
-  bool has_arrived = true;
 
   cuda::wait_for_previous_kernel();
   const int num_clusters = gridDim.x / kLeanCtas;
@@ -241,9 +243,8 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
       }
     }
     const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
-#pragma unroll 1
-    for (int pair = thread / 16; pair < ((num_pairs + 15) & ~15); pair += kLeanThreads / 16) {
-      const int tile_pair = min(pair, num_pairs - 1);
+    if (num_pairs > 0) {
+      const int pair = thread / 16, tile_pair = min(pair, num_pairs - 1);
       const int in_tile = tile_pair * args.group_reciprocal >> 16;
       const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
       copy_async(
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
     if (is_active) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        copy_async(copy_to + kStageBytes + i * 8 * kLineBytes,
+        copy_async(copy_to + kLeanValuesAt + i * 8 * kLineBytes,
                    values_from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
                    8 * i < visible);
       }
@@ -281,22 +282,17 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
     wait_for_copies<1>();
     __syncthreads();
 
-#pragma unroll 1
-    for (int first_pair = 0; first_pair < num_pairs && num_blocks > 0; first_pair += 16) {
-      if (!has_arrived) arrive_in_cluster();  // this thread has read what it was sent before
-      has_arrived = false;
-      const int pairs_here = min(num_pairs - first_pair, 16);
-      if (thread == 0) expect_bytes(barrier, num_blocks * pairs_here * (kLeanColumns * 4 + 8));
+    if (num_blocks > 0) {
+      if (thread == 0) expect_bytes(barrier, num_blocks * num_pairs * (kLeanColumns * 4 + 8));
       float maximum[2], total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       float scores[2][4] = {};
       float* maxima = reinterpret_cast<float*>(shared + kLeanMaximaAt) + slot * 64 + row;
       if (is_active) {
-        const uint32_t query_tile = query_at + first_pair * kLineBytes;
 #pragma unroll
         for (int step = 0; step < 8; ++step) {
           // Bit 7 is no part of the swizzle.
           uint32_t query[4], key[4];
-          load_matrices(query, (query_tile ^ (step % 4 * 32)) + step / 4 * 128);
+          load_matrices(query, (query_at ^ (step % 4 * 32)) + step / 4 * 128);
           load_matrices(key, (key_at ^ (step % 4 * 32)) + step / 4 * 128);
           multiply_add(scores[0], query, key[0], key[1]);
           multiply_add(scores[1], query, key[2], key[3]);
@@ -304,8 +300,9 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
         const int first_key = block * kBlockTokens + part * 16 + lane % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int pair = min(first_pair + row + half * 8, num_pairs - 1);
-          const int num_visible = tile.z + (pair * args.group_reciprocal >> 16) - first_key;
+          const int pair = min(row + half * 8, num_pairs - 1);
+          const int in_tile = pair * args.group_reciprocal >> 16;
+          const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -324,6 +321,7 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
         }
       }
       __syncthreads();
+      arrive_in_cluster();  // this CTA has read its K, and can be sent to
       if (is_active) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -365,14 +363,14 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
           }
         }
       }
-      wait_for_cluster();  // all CTAs run, and have read what they were sent before
+      wait_for_cluster();
       if (is_active) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t to = address_in(base, part * 2 + i), heard_by = to + kLeanBarrierAt;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            if (row + half * 8 >= pairs_here) continue;
+            if (row + half * 8 >= num_pairs) continue;
             const int pair = block_in_item * 16 + row + half * 8;
             const uint32_t sums_at = to + kLeanSumsAt + pair * (kLeanColumns * 4) + lane % 4 * 8;
             send(sums_at, out[2 * i][2 * half], out[2 * i][2 * half + 1], heard_by);
@@ -390,7 +388,7 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
       const int in_16 = thread % 16, pair = thread / 16;
       LeanMerge* merges = reinterpret_cast<LeanMerge*>(shared + kLeanMergeAt) + pair * kLeanBlocks;
       float2 stats = make_float2(-INFINITY, 0.0f);
-      if (in_16 < num_blocks && pair < pairs_here) {
+      if (in_16 < num_blocks && pair < num_pairs) {
         stats = reinterpret_cast<const float2*>(shared + kLeanStatsAt)[in_16 * 16 + pair];
       }
       float running = stats.x;  // up to this block, in the segment
@@ -421,10 +419,10 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
           segment.maximum = merge.w;
         }
         if (range.z != 0) {
-          if (pair >= pairs_here) continue;
+          if (pair >= num_pairs) continue;
           // Every CTA of the cluster writes the same maximum and normaliser.
           const int64_t at =
-              range.w + first_pair + pair +
+              range.w + pair +
               static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
                   num_pairs;
           args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
@@ -437,8 +435,8 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
           all.add(segment.out, segment.normaliser, segment.maximum, scale);
         }
       }
-      if (range.z == 0 && pair < pairs_here) {
-        store_lean(args, tile_row, kv_head, first_pair + pair, rank * kLeanColumns + in_16, all);
+      if (range.z == 0 && pair < num_pairs) {
+        store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
       }
     }
 

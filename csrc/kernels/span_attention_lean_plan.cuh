@@ -16,21 +16,20 @@ namespace openspec::span_attention {
 struct LeanCut {
   int tile_rows, num_tiles, num_ranges, num_slots;
 
-  __device__ LeanCut(int tile_pairs, int num_rows, int kv_len, int group) {
+  __device__ LeanCut(int num_rows, int kv_len, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
-    tile_rows = tile_pairs / group;
+    tile_rows = kMinTilePairs / group;
     num_tiles = ceil_div(num_rows, tile_rows);
     num_ranges = ceil_div(num_blocks, kLeanBlocks);
     num_slots = num_ranges > 1 ? ceil_div(num_blocks, kSegmentBlocks) : 0;
   }
 };
 
-__device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, int tile_pairs,
-                                int index) {
+__device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, int index) {
   const int rank = index % kLeanCtas;
   const int span = span_of(spans.item, args.rows.num_spans, index / kLeanCtas);
   const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
-  const LeanCut cut(tile_pairs, num_rows, kv_len, args.group);
+  const LeanCut cut(num_rows, kv_len, args.group);
   const int in_span = index / kLeanCtas - spans.item[span];
   const int tile = in_span % cut.num_tiles, first_row = tile * cut.tile_rows;
   const int rows_here = min(cut.tile_rows, num_rows - first_row);
@@ -38,8 +37,8 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
   LeanItem item = {};
   item.tile_row = spans.row[span] + first_row;
   item.num_pairs = rows_here * args.group;
-  item.first_visible = kv_len + first_row + 1;
-  item.end = kv_len + first_row + rows_here;
+  item.end = kv_len + (args.is_causal ? first_row + rows_here : num_rows);
+  item.first_visible = args.is_causal ? kv_len + first_row + 1 : item.end;
   const int num_blocks = ceil_div(item.end, kBlockTokens);
   item.block = in_span / cut.num_tiles * kLeanBlocks;
   item.num_blocks = max(min(kLeanBlocks, num_blocks - item.block), 0);
@@ -79,27 +78,13 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   __syncthreads();
 
-  // The smallest tiles of which all clusters run at once, with an SM for each CTA.
-  int tile_pairs = kMinTilePairs;
-  for (; tile_pairs < kLeanPairs; tile_pairs *= 2) {
-    int num_items = 0;
-    for (int span = thread; span < num_spans; span += kPlanThreads) {
-      if (spans.num_rows(span) == 0) continue;
-      const LeanCut cut(tile_pairs, spans.num_rows(span), spans.kv_len[span], args.group);
-      num_items += cut.num_tiles * cut.num_ranges;
-    }
-    int total;
-    sum_before(num_items, warp_sums, total);
-    if (total * args.num_kv_heads * kLeanCtas <= args.num_split_ctas / kSplitCtasPerSm) break;
-  }
-
   int slot_end = 0, item_end = 0, tile_end = 0;
   for (int begin = 0; begin <= num_spans; begin += kPlanThreads) {
     const int span = begin + thread;
     const int num_rows = span < num_spans ? spans.num_rows(span) : 0;
     int num_slots = 0, num_items = 0, num_tiles = 0;
     if (num_rows > 0) {
-      const LeanCut cut(tile_pairs, num_rows, spans.kv_len[span], args.group);
+      const LeanCut cut(num_rows, spans.kv_len[span], args.group);
       num_slots = cut.num_slots * num_rows * args.group * args.num_kv_heads;
       num_items = cut.num_tiles * cut.num_ranges;
       num_tiles = cut.num_tiles;
@@ -123,7 +108,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int num_counters = tile_end * args.num_kv_heads * kLeanCtas;
   for (int i = thread; i < num_counters; i += kPlanThreads) args.workspace.lean_arrived[i] = 0;
   for (int i = thread; i < item_end * kLeanCtas; i += kPlanThreads) {
-    write_lean_item(args, spans, tile_pairs, i);
+    write_lean_item(args, spans, i);
   }
 }
 

@@ -43,6 +43,7 @@ __device__ __forceinline__ int add_and_order(int32_t* counter) {
   return before;
 }
 
+/// Reads a counter in global memory, before this thread's later reads.
 __device__ __forceinline__ int load_and_order(const int32_t* counter) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");

@@ -18,31 +18,30 @@ struct PlanArgs {
   int max_pages_per_seq;
   int page_size;
   int num_kv_heads, group;
-  int num_split_ctas;
+  int num_split_ctas, num_sms;
+  int tile_pairs;
   bool has_wide;
   bool has_wgmma;  // wide tiles are those of sm_90a
+  bool is_causal;
   Workspace workspace;
 };
 
 constexpr int kPlanThreads = 512;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// How spans are cut: pairs per tile, blocks per range, and the longest chain, in blocks, whose
-/// tiles are not split.
+/// How spans are cut: pairs per tile, blocks per range.
 struct Strategy {
-  int tile_pairs, range_blocks, whole_blocks;
+  int tile_pairs, range_blocks;
 };
 constexpr int kNumStrategies = 18;
 
-__device__ __forceinline__ Strategy strategy_of(int index) {
-  const int depth = index / 3;
-  Strategy strategy = {kMinTilePairs << index % 3, 1 << min(depth, 3), 0};
-  strategy.whole_blocks = depth < 4    ? strategy.range_blocks
-                          : depth == 4 ? 4 * kSegmentBlocks
-                                       : INT_MAX;
-  return strategy;
+__device__ __forceinline__ Strategy strategy_of(int index, int tile_pairs) {
+  constexpr int kRanges[kNumStrategies] = {1,  2,  3,  4,  5,  6,  7,  8,   10,
+                                           12, 16, 20, 24, 32, 48, 64, 128, 1 << 28};
+  return {tile_pairs, kRanges[index]};
 }
 
+// kIsCut: wide tiles, an item for each segment.
 enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4, kIsCut = 8 };
 
 /// A span's rows cut by a strategy.
@@ -50,7 +49,7 @@ struct SpanCut {
   int tile_rows, num_tiles;
   int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
   int num_slots;                                    // 0: each item is a whole tile
-  int num_tails;                                    // items of one row each, behind the others
+  int num_tile_tails, num_tails;  // tails of the first tiles, and in all; behind the other items
 
   __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
@@ -58,28 +57,30 @@ struct SpanCut {
     tile_rows = is_tree && !has_slots ? 1 : strategy.tile_pairs / group;
     num_tiles = ceil_div(num_rows, tile_rows);
     range_blocks = strategy.range_blocks;
+    num_tile_tails = num_tails = 0;
     if (is_tree) {
       num_shared_blocks = has_slots ? kv_len / kBlockTokens : 0;
       num_ranges = ceil_div(num_shared_blocks, range_blocks);
       num_slots =
           has_slots ? num_slots_of(num_shared_blocks, range_blocks) + num_blocks - num_shared_blocks
                     : 0;
-      num_tails = num_rows;
+      if (has_slots) {
+        const int room = tail_lines_of(strategy.tile_pairs / 16) - kv_len % kBlockTokens;
+        num_tile_tails = num_rows <= room ? num_tiles : room / tile_rows;
+      }
+      num_tails = num_tile_tails + max(num_rows - num_tile_tails * tile_rows, 0);
     } else {
-      const bool is_split = has_slots && num_blocks > strategy.whole_blocks;
+      const bool is_split = has_slots && num_blocks > range_blocks;
       num_shared_blocks = num_blocks;
       num_ranges = is_split ? ceil_div(num_blocks, range_blocks) : 1;
       num_slots = is_split ? num_slots_of(num_blocks, range_blocks) : 0;
-      num_tails = 0;
     }
   }
   __device__ int num_items() const { return num_tiles * num_ranges + num_tails; }
-  /// Separate merges, were there CTAs for them.
-  __device__ int num_merges(int num_rows, int group) const {
-    if (num_slots == 0) return 0;
-    const int last_rows = num_rows - (num_tiles - 1) * tile_rows;
-    return (num_tiles - 1) * ceil_div(tile_rows * group, kMergePairs) +
-           ceil_div(last_rows * group, kMergePairs);
+  /// The row of the span that a tail begins with.
+  __device__ int tail_row(int tail) const {
+    return tail < num_tile_tails ? tail * tile_rows
+                                 : num_tile_tails * tile_rows + tail - num_tile_tails;
   }
 };
 
@@ -104,29 +105,29 @@ struct WideCut {
 
 /// What a strategy comes to, over all spans that are not wide.
 struct StrategyTotals {
-  int num_items, num_merges, num_blocks;  // per KV head
-  int longest_item;                       // blocks
-  int most_slots, most_pair_slots;        // of a tile and KV head
+  int num_items, num_blocks;        // per KV head
+  int longest_item;                 // blocks
+  int most_pair_slots, most_share;  // of a tile and KV head; over its items
   int num_pair_slots;
 };
 
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
 __device__ float estimate(const Strategy& strategy, const StrategyTotals& totals, int num_tokens,
-                          int num_kv_heads, int num_ctas, int num_pair_slots) {
+                          int num_kv_heads, int num_ctas, int num_sms, int num_pair_slots) {
   constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
   constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
   const float num_items = static_cast<float>(totals.num_items) * num_kv_heads;
-  const float num_merges = static_cast<float>(totals.num_merges) * num_kv_heads;
   const float read = num_tokens * (num_kv_heads * kTokenBytes / kMemory);
   const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * kTokenBytes / kCache);
-  const float block_time = strategy.tile_pairs == 16   ? 600.0f
-                           : strategy.tile_pairs == 32 ? 650.0f
-                                                       : 800.0f;
-  const float rounds = ceilf(num_items / num_ctas) * (1000.0f + totals.longest_item * block_time);
+  // With as many CTAs on an SM as there are.
+  const bool is_alone = num_ctas <= num_sms;
+  const float block_time = strategy.tile_pairs == 16   ? (is_alone ? 1200.0f : 1700.0f)
+                           : strategy.tile_pairs == 32 ? (is_alone ? 1400.0f : 1900.0f)
+                                                       : 1900.0f;
+  const float rounds = ceilf(num_items / num_ctas) * (1200.0f + totals.longest_item * block_time);
   float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
-  if (num_merges > 0.0f) {
-    merge += num_items + num_merges <= num_ctas ? 900.0f + 30.0f * totals.most_slots
-                                                : 800.0f + 8.0f * totals.most_pair_slots;
+  if (totals.num_pair_slots > 0) {
+    merge += 1600.0f + 22.0f * (num_items <= num_ctas ? totals.most_share : totals.most_pair_slots);
   }
   if (totals.num_pair_slots > num_pair_slots) merge += 1e6f;  // some spans will not be split
   return fmaxf(fmaxf(read, cached), rounds) + merge;
@@ -157,12 +158,11 @@ __device__ int sum_before(int value, int* warp_sums, int& total) {
 
 /// Per span, in shared memory. The begin arrays have an entry more, the end of the last span.
 struct SpanTable {
-  int *row, *kv_len, *flags, *slot, *item, *wide_item, *tile, *merge, *wide_merge;
-  static constexpr int kArrays = 9;
+  int *row, *kv_len, *flags, *slot, *item, *wide_item, *tile, *wide_merge;
+  static constexpr int kArrays = 8;
 
   __device__ SpanTable(int* shared, int num_spans) {
-    int** arrays[kArrays] = {&row,       &kv_len, &flags, &slot,      &item,
-                             &wide_item, &tile,   &merge, &wide_merge};
+    int** arrays[kArrays] = {&row, &kv_len, &flags, &slot, &item, &wide_item, &tile, &wide_merge};
     for (int i = 0; i < kArrays; ++i) *arrays[i] = shared + i * (num_spans + 1);
   }
   __device__ int num_rows(int span) const { return row[span + 1] - row[span]; }
@@ -199,13 +199,13 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   const SpanCut cut(strategy, num_rows, spans.kv_len[span], flags, args.group);
   const int in_span = index - spans.item[span], num_shared_items = cut.num_tiles * cut.num_ranges;
   const bool is_tail = in_span >= num_shared_items;
+  const int tail_row = is_tail ? cut.tail_row(in_span - num_shared_items) : 0;
   // Tiles of one range follow each other: they share K and V in L2.
-  const int tile = is_tail ? (in_span - num_shared_items) / cut.tile_rows : in_span % cut.num_tiles;
+  const int tile = is_tail ? tail_row / cut.tile_rows : in_span % cut.num_tiles;
   const int first_row = tile * cut.tile_rows;  // in the span
 
   WorkItem item;
-  item.span_row = spans.row[span];
-  item.tile_row = item.span_row + first_row;
+  item.tile_row = spans.row[span] + first_row;
   item.tile_rows = min(cut.tile_rows, num_rows - first_row);
   item.kv_len = spans.kv_len[span];
   item.seq = args.rows.span_seq[span];
@@ -213,28 +213,37 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   item.num_slots = cut.num_slots;
   item.range_blocks = cut.range_blocks;
   item.slot_base = spans.slot[span] + first_row * args.group * args.num_kv_heads * cut.num_slots;
-  item.num_arrivals = cut.num_ranges + (cut.num_tails > 0 ? item.tile_rows : 0);
+  item.num_arrivals = cut.num_ranges;
+  if (cut.num_tails > 0) item.num_arrivals += tile < cut.num_tile_tails ? 1 : item.tile_rows;
+  item.arrival = is_tail ? cut.num_ranges + tail_row - first_row : in_span / cut.num_tiles;
   item.tile_index = spans.tile[span] + tile;
   item.is_tree = (flags & kIsTree) != 0;
+  item.is_tile_tail = is_tail && tile < cut.num_tile_tails;
+  item.tail_row = is_tail && !item.is_tile_tail ? spans.row[span] + tail_row : -1;
   if (is_tail) {
-    item.tail_row = item.span_row + in_span - num_shared_items;
     item.end = item.kv_len;
-    const uint32_t* words =
-        args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
+    if (item.is_tile_tail) {
+      item.end += first_row + item.tile_rows;
+    } else {
+      const uint32_t* words =
+          args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
 #pragma unroll
-    for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+      for (int i = 0; i < kAncestorWords; ++i) item.end += __popc(words[i]);
+    }
+    item.first_visible = item.end;
     item.block_begin = cut.num_shared_blocks;
     item.block_end = ceil_div(item.end, kBlockTokens);
     item.first_slot = num_slots_of(cut.num_shared_blocks, cut.range_blocks);
   } else {
-    item.tail_row = -1;
-    item.end = item.is_tree ? cut.num_shared_blocks * kBlockTokens
-                            : item.kv_len + first_row + item.tile_rows;
+    item.end = item.is_tree     ? cut.num_shared_blocks * kBlockTokens
+               : args.is_causal ? item.kv_len + first_row + item.tile_rows
+                                : item.kv_len + num_rows;
+    item.first_visible = args.is_causal && !item.is_tree ? item.kv_len + first_row + 1 : item.end;
     const int num_blocks = ceil_div(item.end, kBlockTokens);
     item.block_begin = in_span / cut.num_tiles * cut.range_blocks;
     item.block_end =
         cut.num_ranges == 1 ? num_blocks : min(item.block_begin + cut.range_blocks, num_blocks);
-    item.first_slot = slot_of(item.block_begin, cut.range_blocks);
+    item.first_slot = num_slots_of(item.block_begin, cut.range_blocks);
   }
   set_lines(args, item);
   args.workspace.items[index] = item;
@@ -248,13 +257,13 @@ __device__ void write_wide_item(const PlanArgs& args, const SpanTable& spans, in
   const int tile = cut.num_tiles - 1 - in_span % cut.num_tiles, range = in_span / cut.num_tiles;
   const int first_row = tile * cut.tile_rows;
   WorkItem item = {};
-  item.span_row = spans.row[span];
-  item.tile_row = item.span_row + first_row;
+  item.tile_row = spans.row[span] + first_row;
   item.tile_rows = min(cut.tile_rows, spans.num_rows(span) - first_row);
   item.tail_row = -1;
   item.kv_len = spans.kv_len[span];
   item.seq = args.rows.span_seq[span];
-  item.end = item.kv_len + first_row + item.tile_rows;
+  item.end = item.kv_len + (args.is_causal ? first_row + item.tile_rows : spans.num_rows(span));
+  item.first_visible = args.is_causal ? item.kv_len + first_row + 1 : item.end;
   item.block_end = ceil_div(item.end, kBlockTokens);
   item.num_shared_blocks = cut.num_blocks;
   item.range_blocks = kSegmentBlocks;
@@ -304,7 +313,7 @@ __device__ void mark_wide_spans(const PlanArgs& args, const SpanTable& spans) {
   if (num_tiles == 0 || num_pair_slots > args.workspace.num_pair_slots) return;
   // In blocks of a tile. Partial results are written and read at 5.5 TB/s.
   constexpr float kBlockTime = 650.0f, kMergeTime = 12.0f;
-  const int num_sms = (args.num_split_ctas / kSplitCtasPerSm);
+  const int num_sms = args.num_sms;
   const int whole = max(
       longest, ceil_div(num_tiles * args.num_kv_heads, num_sms) * ceil_div(num_blocks, num_tiles));
   const float cut = ceil_div(num_segments * args.num_kv_heads, num_sms) * kSegmentBlocks +
@@ -317,19 +326,6 @@ __device__ void mark_wide_spans(const PlanArgs& args, const SpanTable& spans) {
       spans.flags[span] |= kIsCut;
     }
   }
-}
-
-__device__ void write_merge(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
-                            int index) {
-  const int span = span_of(spans.merge, args.rows.num_spans, index);
-  const SpanCut cut(strategy, spans.num_rows(span), spans.kv_len[span], spans.flags[span],
-                    args.group);
-  const int in_span = index - spans.merge[span];
-  const int merges_per_tile = ceil_div(cut.tile_rows * args.group, kMergePairs);
-  const int tile = in_span / merges_per_tile;
-  // The tile's first range, or its first row's tail.
-  const int item = spans.item[span] + (cut.num_ranges > 0 ? tile : tile * cut.tile_rows);
-  args.workspace.merges[index] = {item, in_span % merges_per_tile * kMergePairs};
 }
 
 /// Bits of the rows of the span that a row sees: itself and its ancestors, which come before it.
@@ -363,7 +359,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
   __syncthreads();
 
   // A strategy per lane, a span per warp at a time.
-  const Strategy strategy = strategy_of(min(lane, kNumStrategies - 1));
+  const Strategy strategy = strategy_of(min(lane, kNumStrategies - 1), args.tile_pairs);
   StrategyTotals mine = {};
   int my_tokens = 0;
   for (int span = warp; span < args.rows.num_spans; span += kPlanThreads / 32) {
@@ -374,24 +370,24 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
         cut.num_tails > 0 ? ceil_div(kv_len + num_rows, kBlockTokens) - cut.num_shared_blocks : 0;
     my_tokens += kv_len + num_rows;
     mine.num_items += cut.num_items();
-    mine.num_merges += cut.num_merges(num_rows, args.group);
     mine.num_blocks += cut.num_tiles * cut.num_shared_blocks + cut.num_tails * tail_blocks;
     mine.longest_item =
         max(mine.longest_item,
             cut.num_slots == 0 ? cut.num_shared_blocks
                                : max(min(cut.range_blocks, cut.num_shared_blocks), tail_blocks));
-    mine.most_slots = max(mine.most_slots, cut.num_slots);
     const int tile_rows = min(cut.tile_rows, num_rows);
-    mine.most_pair_slots = max(mine.most_pair_slots, cut.num_slots * tile_rows * args.group);
+    const int pair_slots = cut.num_slots * tile_rows * args.group;
+    mine.most_pair_slots = max(mine.most_pair_slots, pair_slots);
+    const int num_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
+    mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + num_tails));
     mine.num_pair_slots +=
         min(cut.num_slots * num_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
   }
   StrategyTotals& all = totals[lane];
   atomicAdd(&all.num_items, mine.num_items);
-  atomicAdd(&all.num_merges, mine.num_merges);
   atomicAdd(&all.num_blocks, mine.num_blocks);
   atomicMax(&all.longest_item, mine.longest_item);
-  atomicMax(&all.most_slots, mine.most_slots);
+  atomicMax(&all.most_share, mine.most_share);
   atomicMax(&all.most_pair_slots, mine.most_pair_slots);
   atomicAdd(&all.num_pair_slots, mine.num_pair_slots);
   if (lane == 0) atomicAdd(&num_tokens, my_tokens);
@@ -400,7 +396,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
   if (warp == 0) {
     float time = lane < kNumStrategies
                      ? estimate(strategy, all, num_tokens, args.num_kv_heads, args.num_split_ctas,
-                                args.workspace.num_pair_slots)
+                                args.num_sms, args.workspace.num_pair_slots)
                      : INFINITY;
     int index = lane;
 #pragma unroll
@@ -415,7 +411,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
     if (lane == 0) chosen = index;
   }
   __syncthreads();
-  return strategy_of(chosen);
+  return strategy_of(chosen, args.tile_pairs);
 }
 
 /// One CTA: lists the step's work.
@@ -436,7 +432,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __syncthreads();
   const int num_rows = spans.row[num_spans];
   bool has_tree = false;
-  for (int row = thread; row < num_rows; row += kPlanThreads) {
+  for (int row = thread; row < num_rows && args.is_causal; row += kPlanThreads) {
     const int span = args.rows.row_span[row];
     const int chain_parent = row == spans.row[span] ? -1 : row - 1;
     if (args.rows.row_parent[row] != chain_parent) {
@@ -468,7 +464,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   const Strategy strategy = choose_strategy(args, spans);
 
   // Where each span's share of every list begins.
-  int slot_end = 0, item_end = 0, wide_end = 0, tile_end = 0, merge_end = 0, wide_merge_end = 0;
+  int slot_end = 0, item_end = 0, wide_end = 0, tile_end = 0, wide_merge_end = 0;
   for (int begin = 0; begin <= num_spans; begin += kPlanThreads) {
     const int span = begin + thread;
     const bool is_span = span < num_spans && spans.num_rows(span) > 0;
@@ -490,12 +486,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     slot_end += total;
     if (slot + num_slots <= args.workspace.num_pair_slots) flags |= kHasSlots;
 
-    int num_items = 0, num_tiles = 0, num_merges = 0, num_wide = 0, num_wide_merges = 0;
+    int num_items = 0, num_tiles = 0, num_wide = 0, num_wide_merges = 0;
     if (is_split) {
       const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags, args.group);
       num_items = cut.num_items();
       num_tiles = cut.num_tiles;
-      num_merges = cut.num_merges(span_rows, args.group);
     } else if (is_span) {
       const WideCut cut(span_rows, spans.kv_len[span], flags, args.group);
       num_wide = cut.num_tiles * cut.num_ranges;
@@ -506,8 +501,6 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     item_end += total;
     const int tile = tile_end + sum_before(num_tiles, warp_sums, total);
     tile_end += total;
-    const int merge = merge_end + sum_before(num_merges, warp_sums, total);
-    merge_end += total;
     const int wide_item = wide_end + sum_before(num_wide, warp_sums, total);
     wide_end += total;
     const int wide_merge = wide_merge_end + sum_before(num_wide_merges, warp_sums, total);
@@ -517,23 +510,21 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       spans.slot[span] = slot;
       spans.item[span] = item;
       spans.tile[span] = tile;
-      spans.merge[span] = merge;
       spans.wide_item[span] = wide_item;
       spans.wide_merge[span] = wide_merge;
     }
   }
   __syncthreads();
 
-  if ((item_end + merge_end) * args.num_kv_heads > args.num_split_ctas) merge_end = 0;
+  const bool merges_together = item_end * args.num_kv_heads <= args.num_split_ctas;
   if (thread == 0)
-    *args.workspace.header = {item_end, wide_end, merge_end, wide_merge_end, {0, 0}, {0, 0}};
+    *args.workspace.header = {item_end, wide_end, merges_together, wide_merge_end, {0, 0}, {0, 0}};
   for (int i = thread; i < tile_end * args.num_kv_heads; i += kPlanThreads) {
     args.workspace.num_arrived[i] = 0;
     args.workspace.num_merged[i] = 0;
   }
   for (int i = thread; i < item_end; i += kPlanThreads) write_item(args, spans, strategy, i);
   for (int i = thread; i < wide_end; i += kPlanThreads) write_wide_item(args, spans, i);
-  for (int i = thread; i < merge_end; i += kPlanThreads) write_merge(args, spans, strategy, i);
   for (int i = thread; i < wide_merge_end; i += kPlanThreads) write_wide_merge(args, spans, i);
 }
 

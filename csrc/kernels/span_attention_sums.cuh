@@ -15,8 +15,12 @@ struct AttentionArgs {
   const int32_t* pages;    // PageTableView::pages
   int max_pages_per_seq;
   int num_q_heads, num_kv_heads, group;
+  uint32_t group_reciprocal;  // 2^16 / group, rounded up: products shifted back are quotients
   int page_size;
-  int page_shift;   // log2 of page_size; -1: no power of two
+  int page_shift;  // log2 of page_size; -1: no power of two
+  // 2^34 / page_size, rounded up: a token's product with it, shifted back, is its page, up to 2^34
+  // / page_size tokens.
+  uint32_t page_reciprocal;
   float scale;      // c above
   int first_token;  // SpanAttentionParams::first_token
   Workspace workspace;
@@ -25,7 +29,7 @@ struct AttentionArgs {
 /// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
 /// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
 /// column tile.
-template <int kRowTiles, int kDimTiles>
+template <int kRowTiles, int kDimTiles, int kCtaThreads = kThreads>
 struct Sums {
   float out[kRowTiles][kDimTiles][4];
   float maximum[kRowTiles][2];
@@ -103,10 +107,10 @@ struct Sums {
 #pragma unroll
       for (int i = 0; i < kDimTiles; ++i) {
         const float (&x)[4] = out[tile][i];
-        scratch[(tile * kDimTiles + i) * kThreads + threadIdx.x] =
+        scratch[(tile * kDimTiles + i) * kCtaThreads + threadIdx.x] =
             make_float4(x[0], x[1], x[2], x[3]);
       }
-      scratch[(kRowTiles * kDimTiles + tile) * kThreads + threadIdx.x] =
+      scratch[(kRowTiles * kDimTiles + tile) * kCtaThreads + threadIdx.x] =
           make_float4(maximum[tile][0], maximum[tile][1], normaliser[tile][0], normaliser[tile][1]);
     }
   }
@@ -114,7 +118,7 @@ struct Sums {
   __device__ __forceinline__ void merge_into_kept(const float4* scratch, float scale) {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      const float4 kept = scratch[(kRowTiles * kDimTiles + tile) * kThreads + threadIdx.x];
+      const float4 kept = scratch[(kRowTiles * kDimTiles + tile) * kCtaThreads + threadIdx.x];
       float first = kept.x, second = kept.y;
       const MergeWeights weights[2] = {merge_weights(first, maximum[tile][0], scale),
                                        merge_weights(second, maximum[tile][1], scale)};
@@ -125,7 +129,7 @@ struct Sums {
 #pragma unroll
       for (int i = 0; i < kDimTiles; ++i) {
         float (&x)[4] = out[tile][i];
-        const float4 earlier = scratch[(tile * kDimTiles + i) * kThreads + threadIdx.x];
+        const float4 earlier = scratch[(tile * kDimTiles + i) * kCtaThreads + threadIdx.x];
         x[0] = merged(earlier.x, x[0], weights[0]);
         x[1] = merged(earlier.y, x[1], weights[0]);
         x[2] = merged(earlier.z, x[2], weights[1]);
@@ -138,10 +142,10 @@ struct Sums {
 /// One warp merges a pair's partial results in order and writes its output.
 __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
                                            int kv_head, int pair) {
-  constexpr int kLoads = 8;  // in flight together
+  constexpr int kLoads = 4;  // in flight together
   const int lane = opaque_thread() % 32;
   const int row = item.tile_row + pair / args.group;
-  int num_visible = item.kv_len + row - item.span_row + 1;
+  int num_visible = min(item.first_visible + pair / args.group, item.end);
   if (item.is_tree) {
     const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
     num_visible = item.kv_len;
@@ -151,7 +155,6 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   const int num_shared = min(num_blocks, item.num_shared_blocks);
   const int num_shared_slots = num_slots_of(num_shared, item.range_blocks);
   const int num_slots = num_shared_slots + num_blocks - num_shared;
-  const int slots_per_segment = kSegmentBlocks + 1 - item.range_blocks;
 
   const int tile_pairs = item.tile_rows * args.group;
   const int64_t from =
@@ -167,14 +170,7 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
     sums.z = merged(sums.z, later.z, weights);
     sums.w = merged(sums.w, later.w, weights);
   };
-  // Where the slots of the next segment begin; blocks that are not shared have one slot each.
-  int num_done = 0;
-  const auto end_of_segment = [&] {
-    num_done += kSegmentBlocks;
-    return num_done <= num_shared ? num_done / kSegmentBlocks * slots_per_segment
-                                  : num_shared_slots + num_done - num_shared;
-  };
-  int segment_end = end_of_segment();
+  int block = 0;  // first one of the slot
   for (int begin = 0; begin < num_slots; begin += kLoads) {
     float4 sums[kLoads];
     float2 stats[kLoads];
@@ -191,14 +187,18 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       if (begin + i < num_slots) {
-        if (begin + i == segment_end) {
+        if (block > 0 && block % kSegmentBlocks == 0) {
           add(total, total_max, total_sum, part, part_max, part_sum);
           part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
           part_max = -INFINITY;
           part_sum = 0.0f;
-          segment_end = end_of_segment();
         }
         add(part, part_max, part_sum, sums[i], stats[i].x, stats[i].y);
+        // Blocks that are not shared have one slot each.
+        block =
+            block >= num_shared || block % kSegmentBlocks != 0
+                ? block + 1
+                : min(block + first_run_of(block / kSegmentBlocks, item.range_blocks), num_shared);
       }
     }
   }

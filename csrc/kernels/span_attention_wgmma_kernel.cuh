@@ -47,10 +47,11 @@ class PairGroup {
 
   __device__ __forceinline__ void attend(const WorkItem& item, int kv_head) {
     const int num_pairs = item.tile_rows * args_.group, first_pair = group_ * kGroupPairs;
-    const int first_visible = item.kv_len + item.tile_row - item.span_row + 1;  // by the first row
+    const int first_visible = item.first_visible;
     int num_visible = 0;  // by any pair of the group
     if (first_pair < num_pairs) {
-      num_visible = first_visible + (min(first_pair + kGroupPairs, num_pairs) - 1) / args_.group;
+      const int last_row = (min(first_pair + kGroupPairs, num_pairs) - 1) / args_.group;
+      num_visible = min(first_visible + last_row, item.end);
     }
     const int block_end = uniform(min(item.block_end, ceil_div(num_visible, kBlockTokens)));
     int block = uniform(item.block_begin);
@@ -186,10 +187,11 @@ class PairGroup {
     int num_visible[2];  // by the thread's pairs
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      num_visible[half] = first_visible + min(pair + 8 * half, num_pairs - 1) / args_.group;
+      const int row = min(pair + 8 * half, num_pairs - 1) / args_.group;
+      num_visible[half] = min(first_visible + row, item.end);
     }
-    const int all_visible = uniform(first_visible + group_ * kGroupPairs / args_.group);
     const int end = uniform(item.end);
+    const int all_visible = min(uniform(first_visible + group_ * kGroupPairs / args_.group), end);
     const bool is_direct = uniform(item.num_slots) == 0;
 
     Sums<1, 16> sums;

@@ -14,9 +14,10 @@
 
 #include <cuda_runtime.h>
 
-#include <climits>
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/span_attention.h"
 
 namespace openspec::span_attention {
 
@@ -25,12 +26,18 @@ constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
 constexpr int kMaxSpans = 1024;
-constexpr int kMaxTreeRows = 256;  // rows of a span that is no chain
+/// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all behind the
+/// shared blocks up to the tile's last row. Rows of tiles with more have a tail each.
+__host__ __device__ constexpr int tail_lines_of(int num_tiles) {
+  return num_tiles == 4 ? 192 : 144;
+}
 constexpr int kAncestorWords = kMaxTreeRows / 32;
 constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
 
-constexpr int kThreads = 128;  // of both attention kernels
+constexpr int kThreads = 128;  // of the wide kernel
 constexpr int kWarps = kThreads / 32;
+constexpr int kSplitThreads = 256;
+constexpr int kSplitWarps = kSplitThreads / 32;
 
 // A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
 // products.
@@ -38,20 +45,21 @@ constexpr int kMinTilePairs = 16;
 constexpr int kMaxTilePairs = 64;
 constexpr int kWideTilePairs = 128;
 
-// Fixed grids; CTAs beyond what fits at once find nothing left to do, or wait for a place.
-constexpr int kSplitCtasPerSm = 3;
+// Fixed grids; CTAs beyond what fits at once find nothing left to do, or wait for a place. Split
+// tiles: at most, and as many as fit at once.
+constexpr int kSplitCtasPerSm = 2;
 constexpr int kWideCtasPerSm = 2;
-// float4 per thread that a CTA keeps of the segments so far: sums of at most 16 tiles of 16 x 8, or
+// float4 per thread that a CTA keeps of the segments so far: sums of at most 8 tiles of 16 x 8, or
 // 32 in the wide kernel, and maxima and normalisers.
-constexpr int kSplitScratch = 16 + 1;
+constexpr int kSplitScratch = 8 + 1;
 constexpr int kWideScratch = 32 + 2;
 
 // Steps with room for fewer rows than this have no wide tiles, and spare the launch.
 constexpr int kMinRowsForWide = 257;
 constexpr int kMinRowsForWgmma = 97;  // the same where the wide tiles are those of sm_90a
-constexpr int kWideMergePairs = 8;
 
-constexpr int kMergePairs = kWarps;  // pairs that one CTA of a separate merge handles
+// Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
+constexpr int kMaxTreePairsForSmallTiles = 128;
 
 /// Partial results by pair: enough to split 64 sequences of 8k tokens with 4 rows each into
 /// segments, with 32 heads. What does not fit is not split.
@@ -59,22 +67,27 @@ constexpr int kMaxPairSlots = 128 * 1024;
 
 /// One row tile and one range of blocks, for every KV head; one cache line.
 struct alignas(128) WorkItem {
-  int32_t span_row;   // first row of the span
-  int32_t tile_row;   // first row of the tile
-  int32_t tile_rows;  // rows of the tile: whole rows, all q heads of the KV head
-  int32_t tail_row;   // -1: the tile's rows share the keys. Else: this row alone, over its own
-                      // ancestors, which follow the committed prefix at their depth
-  int32_t kv_len;     // tokens before the span
-  int32_t seq;        // slot in the sequence table
+  int32_t tile_row;       // first row of the tile
+  int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
+  int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
+                          // no more than `end`
+  // Of trees, behind the shared blocks, rows have keys of their own: the rest of the committed
+  // prefix, then their ancestors by depth. An item of these is a tail, of one row or of the tile.
+  int32_t tail_row;                // -1: not of one row
+  int32_t is_tile_tail;            // boolean
+  int32_t kv_len;                  // tokens before the span
+  int32_t seq;                     // slot in the sequence table
   int32_t block_begin, block_end;  // empty for tiles that end before the range
-  int32_t end;                     // tokens that the last row sees; keys from here on count as zero
-  int32_t num_shared_blocks;       // blocks that all items but tails cover
+  int32_t end;  // tokens that the last row sees; keys from here on count as zero. Of a tile's tail:
+                // tokens up to its last row
+  int32_t num_shared_blocks;  // blocks that all items but tails cover
   // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
   int32_t num_slots;     // partial results per pair
   int32_t first_slot;    // of block_begin
-  int32_t range_blocks;  // 1, 2, 4 or 8: the grid of the ranges
+  int32_t range_blocks;  // the grid of the ranges
   int32_t slot_base;     // pair slot where the tile's partial results begin
   int32_t num_arrivals;  // items of the tile
+  int32_t arrival;       // this one's place among them
   int32_t tile_index;    // of the counters
   int32_t is_tree;
   // For each 8 tokens of the first block: line of kHeadDim elements in the layer, KV head 0's K.
@@ -89,12 +102,16 @@ struct Tickets {
 };
 
 struct WorkHeader {
-  int32_t num_items;       // times num_kv_heads
-  int32_t num_wide_items;  // times num_kv_heads
-  int32_t num_merges;      // times num_kv_heads; 0: the last of a tile's items merges it
-  int32_t num_wide_merges;
+  int32_t num_items;        // times num_kv_heads
+  int32_t num_wide_items;   // times num_kv_heads
+  int32_t merges_together;  // whether all items of a tile merge it; else the last one does
+  int32_t num_wide_merges;  // times num_kv_heads; come behind the wide items
   Tickets tickets, wide_tickets;
 };
+
+// Pairs of a merge behind the wide items: a warp for each.
+constexpr int kWideMergePairs = 8;
+static_assert(kWideMergePairs >= kMaxGroup);
 
 /// A share of a tile to merge by a CTA of its own.
 struct MergeItem {
@@ -102,21 +119,21 @@ struct MergeItem {
   int32_t first_pair;
 };
 
-/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kLeanPairs pairs and
+/// Few rows, no trees (span_attention_lean.cuh): an item is a tile of up to kMinTilePairs pairs and
 /// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
-constexpr int kLeanPairs = 64;
-// Room for rows in a lean step. With more there may be so many sequences that bytes count, not
-// latencies: measured with 600 tokens each, 4 sequences gain a third, 16 lose a tenth, 64 half.
-constexpr int kMaxLeanRows = 8;
+// Room for rows in a lean step, of few spans and of any number. More items take several rounds of
+// clusters, and where there are many sequences bytes count, not latencies.
+constexpr int kMaxLeanRows = 32;
+constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.
 struct alignas(128) LeanItem {
   int32_t tile_row;       // first row of the tile
   int32_t num_pairs;      // of the tile
-  int32_t first_visible;  // tokens that the tile's first row sees; the next one sees one more
+  int32_t first_visible;  // as WorkItem
   int32_t end;            // tokens that the last row sees; keys from here on count as zero
   int32_t block;          // of the item, the first
   int32_t num_blocks;     // 0 for tiles that end before the item's blocks
@@ -136,14 +153,13 @@ struct Workspace {
   WorkHeader* header;
   WorkItem* items;
   WorkItem* wide_items;
-  MergeItem* merges;  // as many as CTAs
   MergeItem* wide_merges;
   int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
   int32_t* num_merged;    // as num_arrived
   uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
   LeanItem* lean_items;   // [items, kLeanCtas]
   int32_t* lean_arrived;  // [tiles, num_kv_heads, kLeanCtas] zero between launches
-  float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, kThreads]
+  float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, threads]
   float2* partial_stats;  // [pair slots] maximum, normaliser
   float* partial_sums;    // [pair slots, kHeadDim]
   int32_t num_pair_slots;
@@ -182,7 +198,7 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.wide_items,
        has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads
                 : 0);
-  take(workspace.merges, num_sms * kSplitCtasPerSm);
+  // Of tiles of a row or more, kMaxGroup pairs of a KV head or less to each.
   take(workspace.wide_merges, has_wide ? rows : 0);
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
@@ -192,29 +208,35 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   workspace.max_lean_items = static_cast<int32_t>(max_lean_items);
   take(workspace.lean_items, max_lean_items * kLeanCtas);
   take(workspace.lean_arrived, lean_rows * heads * kLeanCtas);
-  const size_t split_scratch = kSplitCtasPerSm * kSplitScratch;
-  const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch : 0;
-  take(workspace.scratch,
-       num_sms * kThreads * (split_scratch > wide_scratch ? split_scratch : wide_scratch));
+  const size_t split_scratch = kSplitCtasPerSm * kSplitScratch * kSplitThreads;
+  const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch * kThreads : 0;
+  take(workspace.scratch, num_sms * (split_scratch > wide_scratch ? split_scratch : wide_scratch));
   take(workspace.partial_stats, workspace.num_pair_slots);
   take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kHeadDim);
   return used;
 }
 
-/// Slot of a block's partial result, or of the partial result that contains it. A range at the
-/// beginning of a segment merges its blocks; the others keep one slot per block.
-__host__ __device__ inline int slot_of(int block, int range_blocks) {
-  const int in_segment = block % kSegmentBlocks;
-  const int slots_per_segment = kSegmentBlocks + 1 - range_blocks;
-  return block / kSegmentBlocks * slots_per_segment +
-         (in_segment < range_blocks ? 0 : in_segment - range_blocks + 1);
-}
-
-/// Slots of blocks [0, num_blocks).
-__host__ __device__ inline int num_slots_of(int num_blocks, int range_blocks) {
-  return num_blocks == 0 ? 0 : slot_of(num_blocks - 1, range_blocks) + 1;
-}
-
 __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+/// Blocks of a segment that come to one partial result: those up to the end of the range that the
+/// segment begins in. Each block behind them has a partial result of its own.
+__host__ __device__ inline int first_run_of(int segment, int range_blocks) {
+  const int begin = segment * kSegmentBlocks;
+  const int run = (begin / range_blocks + 1) * range_blocks - begin;
+  return run < kSegmentBlocks ? run : kSegmentBlocks;
+}
+
+/// Partial results of blocks [0, num_blocks), which end where a range or the tile does.
+__host__ __device__ inline int num_slots_of(int num_blocks, int range_blocks) {
+  if (range_blocks % kSegmentBlocks == 0) return ceil_div(num_blocks, kSegmentBlocks);
+  int num_slots = 0;
+  for (int begin = 0; begin < num_blocks; begin += kSegmentBlocks) {
+    const int left = num_blocks - begin;
+    const int blocks = left < kSegmentBlocks ? left : kSegmentBlocks;
+    const int singles = blocks - first_run_of(begin / kSegmentBlocks, range_blocks);
+    num_slots += 1 + (singles > 0 ? singles : 0);
+  }
+  return num_slots;
+}
 
 }  // namespace openspec::span_attention

@@ -11,9 +11,6 @@ constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each s
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Values of FinishReason (runtime/step.h).
-constexpr int kRunning = 0, kStop = 1, kLength = 2;
-
 __device__ int block_sum(int value, int* warp_sums) {
   const int total = __reduce_add_sync(kAllLanes, value);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = total;
@@ -69,47 +66,87 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
   params.num_wanted[s] = num_wanted;
 }
 
-/// Drafts of a chain of `offered` whose survival, as the bits of a float in [0, 1], is at least
-/// `bound`.
-__device__ int count_surviving(float acceptance, int offered, unsigned bound) {
-  float survival = 1.0f;
-  int count = 0;
-  while (count < offered) {
-    survival *= acceptance;
-    if (__float_as_uint(survival) < bound) break;
-    ++count;
+/// How likely a span's drafts are, as numbers that never rise from draft to draft.
+struct Survivals {
+  float acceptance;     // of each draft, in [0, 1]
+  const float* scores;  // [drafts] at most 0, never rising; null: acceptance it is
+
+  static constexpr unsigned kInfinity = 0x7f800000u;
+
+  __device__ unsigned of(int draft) const {
+    if (scores != nullptr) return kInfinity - __float_as_uint(fabsf(scores[draft]));
+    float survival = 1.0f;
+    for (int i = 0; i <= draft; ++i) survival *= acceptance;
+    return __float_as_uint(survival);
   }
-  return count;
-}
+  /// How many of the first `offered` drafts are at least as likely as `bound`.
+  __device__ int count(int offered, unsigned bound) const {
+    int count = 0;
+    if (scores == nullptr) {
+      for (float survival = acceptance; count < offered; survival *= acceptance, ++count) {
+        if (__float_as_uint(survival) < bound) break;
+      }
+      return count;
+    }
+    while (count < offered) {
+      const int middle = (count + offered) / 2;
+      if (of(middle) >= bound) {
+        count = middle + 1;
+      } else {
+        offered = middle;
+      }
+    }
+    return count;
+  }
+};
 
 /// The share of one span in `room` rows for drafts; every thread of the block calls it.
-__device__ int grant(float acceptance, int offered, int room, int* shared) {
+__device__ int grant(const Survivals& survivals, int offered, int room, int* shared) {
   if (block_sum(offered, shared) <= room) return offered;
   // The lowest bound that no more than `room` drafts reach.
-  unsigned low = 0, high = 0x3f800001u;  // just above 1: nothing reaches it
+  unsigned low = 0, high = Survivals::kInfinity + 1;
   while (low < high) {
     const unsigned middle = low + (high - low) / 2;
-    if (block_sum(count_surviving(acceptance, offered, middle), shared) <= room) {
+    if (block_sum(survivals.count(offered, middle), shared) <= room) {
       high = middle;
     } else {
       low = middle + 1;
     }
   }
-  int granted = count_surviving(acceptance, offered, high);
+  int granted = survivals.count(offered, high);
   // What is left goes to the best of those below the bound, which are equal, in rounds of one draft
   // each: where acceptance is 0 or 1, all drafts of a span are equal.
   for (int left = room - block_sum(granted, shared); left > 0;) {
-    float next = 1.0f;
-    for (int i = 0; i <= granted; ++i) next *= acceptance;
-    const unsigned bits = granted < offered ? __float_as_uint(next) + 1 : 0;
-    const unsigned best = block_max(bits, shared);
+    const unsigned next = granted < offered ? survivals.of(granted) + 1 : 0;
+    const unsigned best = block_max(next, shared);
     if (best == 0) break;
     int total;
-    const int before = cuda::block_exclusive_sum(bits == best ? 1 : 0, shared, &total);
-    granted += bits == best && before < left ? 1 : 0;
+    const int before = cuda::block_exclusive_sum(next == best ? 1 : 0, shared, &total);
+    granted += next == best && before < left ? 1 : 0;
     left -= min(left, total);
   }
   return granted;
+}
+
+/// How many leading drafts of a span can have rows.
+__device__ int count_usable(const LayoutRowsParams& params, int span) {
+  const int64_t first = static_cast<int64_t>(span) * params.max_drafts;
+  const int most = min(params.num_drafts[span], params.num_wanted[span]);
+  float last_score = 0.0f;
+  for (int i = 0; i < most; ++i) {
+    const int32_t token = params.drafts[first + i];
+    if (token < 0 || token >= params.vocab_size) return i;
+    if (params.parents != nullptr) {
+      const int32_t above = params.parents[first + i];
+      if (above < -1 || above >= i) return i;
+    }
+    if (params.scores != nullptr) {
+      const float score = params.scores[first + i];
+      if (!(score <= last_score)) return i;
+      last_score = score;
+    }
+  }
+  return max(most, 0);
 }
 
 struct SpanRows {
@@ -144,16 +181,13 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
         span.num_scored = max(0, end - span.kv_len);
       }
     }
-    if (is_sampled) {
-      const int most = min(params.num_drafts[s], params.num_wanted[s]);
-      const int32_t* drafts = params.drafts + static_cast<int64_t>(s) * params.max_drafts;
-      while (offered < most && drafts[offered] >= 0 && drafts[offered] < params.vocab_size) {
-        ++offered;
-      }
-    }
+    if (is_sampled) offered = count_usable(params, s);
   }
   const int room = min(header.row_budget, params.num_rows) - block_sum(span.num_new, warp_values);
-  const int granted = grant(acceptance, offered, max(room, 0), warp_values);
+  const int64_t first_draft = static_cast<int64_t>(s) * params.max_drafts;
+  const Survivals survivals{acceptance,
+                            params.scores != nullptr ? params.scores + first_draft : nullptr};
+  const int granted = grant(survivals, offered, max(room, 0), warp_values);
   int num_rows, num_samples;
   const int row_begin = cuda::block_exclusive_sum(span.num_new + granted, warp_values, &num_rows);
   const int of_samples = span.num_scored + (is_sampled ? 1 + granted : 0);
@@ -195,14 +229,26 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
       const SpanRows of = rows_of[index];
       const int i = row - begin_of[index];
       const int32_t* history = table.tokens + of.slot * table.tokens_stride;
-      position = of.kv_len + i;
+      const int kv_index = of.kv_len + i;
+      position = kv_index;
       parent = i == 0 ? -1 : row - 1;
-      token = i < of.num_new
-                  ? history[position]
-                  : params.drafts[static_cast<int64_t>(index) * params.max_drafts + i - of.num_new];
+      if (i < of.num_new) {
+        token = history[position];
+      } else {
+        const int64_t first = static_cast<int64_t>(index) * params.max_drafts;
+        const int draft = i - of.num_new;
+        token = params.drafts[first + draft];
+        if (params.parents != nullptr) {
+          const int last_known = row - draft - 1;
+          int above = params.parents[first + draft];
+          parent = last_known + 1 + above;
+          position = of.kv_len + of.num_new;
+          for (; above >= 0; above = params.parents[first + above]) ++position;
+        }
+      }
       const int32_t page = table.pages[static_cast<int64_t>(of.slot) * table.max_pages_per_seq +
-                                       position / params.page_size];
-      kv_slot = static_cast<int64_t>(page) * params.page_size + position % params.page_size;
+                                       kv_index / params.page_size];
+      kv_slot = static_cast<int64_t>(page) * params.page_size + kv_index % params.page_size;
       if (i < of.num_scored) {
         params.sample_row[of.sample_begin + i] = row;
         params.score_token[of.sample_begin + i] = history[position + 1];
@@ -224,103 +270,6 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   }
 }
 
-constexpr int kCommitThreads = 128;
-
-/// A warp for each span; 32 tokens of its run at a time.
-__global__ void __launch_bounds__(kCommitThreads) commit_rows_kernel(CommitRowsParams params) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const StepHeader header = *params.input.header;
-  const int s = (blockIdx.x * kCommitThreads + threadIdx.x) / 32;
-  const int lane = threadIdx.x % 32;
-  if (s >= header.num_spans) {
-    if (s < params.num_spans && lane == 0) params.num_computed[s] = 0;
-    return;
-  }
-  const DeviceTable& table = params.table;
-  const StepSpan span = params.input.spans[s];
-  const int slot = span.slot;
-  const int kv_len = table.kv_len[slot], num_tokens = table.num_tokens[slot];
-  const SamplingParams& sampling = table.sampling[slot];
-  const int64_t entry = static_cast<int64_t>(header.ring_index) * params.max_spans + s;
-
-  StepOutcome outcome;
-  outcome.sample_begin = params.sample_begin[s];
-  outcome.sample_end = params.sample_begin[s + 1];
-  outcome.first_choice = params.first_choice[s];
-  const bool has_rows = table.is_active[slot] != 0 && kv_len + span.num_new_tokens <= num_tokens;
-  if (has_rows) outcome.num_computed = span.num_new_tokens;
-  if (outcome.first_choice >= 0) {
-    const int granted = params.num_granted[s], offered = params.num_offered[s];
-    const int judged = min(offered, granted + 1);
-    const int32_t* chosen = params.chosen + outcome.first_choice;
-    const int32_t* drafts = params.drafts + static_cast<int64_t>(s) * params.max_drafts;
-    int32_t* history = table.tokens + slot * table.tokens_stride + num_tokens;
-    int32_t* out = params.tokens + entry * (1 + params.max_drafts);
-    const int prompt_len = table.prompt_len[slot], limit = table.max_num_tokens[slot];
-    const int min_tokens = sampling.min_tokens, num_stop_ids = sampling.num_stop_ids;
-    const int32_t* stop_ids = sampling.stop_ids;
-    outcome.num_drafts = granted;
-    outcome.num_offered = offered;
-    outcome.num_judged = judged;
-    bool goes_on = true, is_right = true;
-    for (int base = 0; base <= granted && is_right; base += 32) {
-      // Token i of the run is what was chosen after i accepted drafts.
-      const int i = base + lane;
-      const int32_t token = i <= granted ? chosen[i] : -1;
-      const unsigned wrong = __ballot_sync(kAllLanes, !(i < judged && drafts[i] == token));
-      const int num_right = wrong == 0 ? 32 : __ffs(wrong) - 1;
-      outcome.num_right += num_right;
-      is_right = num_right == 32;
-      if (!goes_on) continue;
-      const int num_in_run = min(min(base + num_right, granted) + 1, base + 32) - base;
-      bool is_stop = false;
-      if (i <= granted && num_tokens + i + 1 - prompt_len > min_tokens) {
-        for (int j = 0; j < num_stop_ids; ++j) is_stop = is_stop || stop_ids[j] == token;
-      }
-      const bool is_last = num_tokens + i + 1 >= limit;
-      const unsigned ends = __ballot_sync(kAllLanes, lane < num_in_run && (is_stop || is_last));
-      const int count = ends == 0 ? num_in_run : __ffs(ends);
-      if (lane < count) {
-        history[i] = token;
-        out[i] = token;
-      }
-      outcome.num_tokens += count;
-      if (ends != 0) {
-        const bool by_stop = __shfl_sync(kAllLanes, is_stop, count - 1);
-        outcome.finish = by_stop ? kStop : kLength;
-        goes_on = false;
-      }
-    }
-    outcome.num_accepted = min(outcome.num_tokens, min(outcome.num_right, granted));
-    outcome.num_computed += outcome.num_tokens - 1;
-  }
-  __syncwarp();
-  if (lane == 0) {
-    params.outcomes[entry] = outcome;
-    params.num_computed[s] = outcome.num_computed;
-    if (has_rows) {
-      table.kv_len[slot] = kv_len + outcome.num_computed;
-      table.num_tokens[slot] = num_tokens + outcome.num_tokens;
-      if (outcome.finish != kRunning) table.is_active[slot] = 0;
-    }
-  }
-  if (params.logprobs == nullptr ||
-      (sampling.num_logprobs < 0 && sampling.num_prompt_logprobs < 0)) {
-    return;
-  }
-  const int64_t ring_begin = static_cast<int64_t>(header.ring_index) * params.max_samples;
-  constexpr int kWidth = 1 + kMaxLogprobs;
-  const int end = min(outcome.sample_end, params.max_samples);
-  for (int i = outcome.sample_begin * kWidth + lane; i < end * kWidth; i += 32) {
-    params.out_logprob_ids[ring_begin * kWidth + i] = params.logprob_ids[i];
-    params.out_logprobs[ring_begin * kWidth + i] = params.logprobs[i];
-  }
-  for (int i = outcome.sample_begin + lane; i < end; i += 32) {
-    params.out_ranks[ring_begin + i] = params.ranks[i];
-  }
-}
-
 }  // namespace
 
 int begin_step_cuda(const BeginStepParams& params, void* stream) {
@@ -329,11 +278,6 @@ int begin_step_cuda(const BeginStepParams& params, void* stream) {
 
 int layout_rows_cuda(const LayoutRowsParams& params, void* stream) {
   return cuda::launch(layout_rows_kernel, 1, kThreads, 0, stream, params);
-}
-
-int commit_rows_cuda(const CommitRowsParams& params, void* stream) {
-  const int num_blocks = (params.num_spans * 32 + kCommitThreads - 1) / kCommitThreads;
-  return cuda::launch(commit_rows_kernel, num_blocks, kCommitThreads, 0, stream, params);
 }
 
 }  // namespace openspec

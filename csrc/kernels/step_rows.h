@@ -69,15 +69,18 @@ struct BeginStepParams {
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 
 /// Spends the row budget on drafts and lays all rows out, as RowLayout does: span after span, known
-/// tokens, then drafts. Where the budget is short, drafts go in falling order of survival
-/// (acceptance to the power of their depth), equal ones in rounds over the spans. A draft that is
-/// no token id ends its chain.
+/// tokens, then drafts. Where the budget is short, drafts go in falling order of survival (by their
+/// scores, or else acceptance to the power of their place), equal ones in rounds over the spans. A
+/// draft that is no token id, stands before the one that it follows or has a higher score than one
+/// before it ends its span's drafts.
 struct LayoutRowsParams {
   StepInput input;
   DeviceTable table;
   const int32_t* num_wanted = nullptr;  // [max_spans]
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts]
   const int32_t* num_drafts = nullptr;  // [max_spans]
+  const int32_t* parents = nullptr;     // [max_spans, max_drafts] of trees, see Draft; null: chains
+  const float* scores = nullptr;        // [max_spans, max_drafts], see Draft; null: none
   int max_spans = 0;
   int max_drafts = 0;
   int page_size = 0;
@@ -105,24 +108,25 @@ int layout_rows_cuda(const LayoutRowsParams& params, void* stream);
 /// What a step did for one span.
 struct StepOutcome {
   int32_t num_computed = 0;  // tokens whose KV became committed
-  int32_t num_tokens = 0;    // chosen tokens, in StepResult::tokens
+  int32_t num_tokens = 0;    // chosen tokens, in CommitRowsParams::tokens
   int32_t finish = 0;        // FinishReason
   int32_t num_drafts = 0;    // drafts that had rows
   int32_t num_accepted = 0;  // drafts among the chosen tokens
   int32_t num_offered = 0;
-  int32_t num_judged =
-      0;  // offered drafts that can be compared with a choice: one more than granted
-  int32_t num_right = 0;  // of these, the leading ones that equal it
+  int32_t num_judged = 0;  // see DraftJudgement
+  int32_t num_right = 0;
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
   int32_t reserved = 0;
 };
 
-/// Accepts the longest run of drafts that equal the choices, stops at stop ids and limits, and
-/// commits: history, lengths, and the outcome to the ring in pinned memory.
+/// Accepts the longest run of drafts that equal the choices (accept_drafts), stops at stop ids and
+/// limits, and commits: history, lengths, and the outcome to the ring in pinned memory.
 struct CommitRowsParams {
   StepInput input;
   DeviceTable table;
-  const int32_t* drafts = nullptr;  // [max_spans, max_drafts], as for layout_rows
+  const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
+  const int32_t* parents = nullptr;     // likewise; null: chains
+  const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;
   const int32_t* num_granted = nullptr;
   const int32_t* first_choice = nullptr;
@@ -137,9 +141,12 @@ struct CommitRowsParams {
   int max_drafts = 0;
   int max_samples = 0;
   int32_t* num_computed = nullptr;  // out [num_spans], for what follows in the same step
+  // out [num_rows] with parents: which rows count, see ExtendRowsParams
+  int32_t* committed_row = nullptr;
   // out, each [ring, ...], pinned
   StepOutcome* outcomes = nullptr;     // [ring, max_spans]
-  int32_t* tokens = nullptr;           // [ring, max_spans, 1 + max_drafts]
+  int32_t* tokens = nullptr;           // [ring, max_spans, 1 + max_drafts], as the next
+  int32_t* samples = nullptr;          // where each was chosen
   int32_t* out_logprob_ids = nullptr;  // [ring, max_samples, 1 + kMaxLogprobs], as the next
   float* out_logprobs = nullptr;
   int32_t* out_ranks = nullptr;  // [ring, max_samples]

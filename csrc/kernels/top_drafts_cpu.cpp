@@ -58,14 +58,17 @@ class RowDrafter {
     }
   }
 
-  // What the filters drop becomes -inf. All of them as thresholds on e^(logit - maximum).
+  // What the filters drop becomes -inf. As for the choice min_p and top_p are thresholds on
+  // e^(logit - maximum), top_k one on the logits.
   void filter() {
     exponentiate(logits_, max_logit(logits_), weights_);
-    float threshold = sampling_.min_p;
     if (has_top_k()) {
-      std::memcpy(work_, weights_, logits_.size * sizeof(float));
-      threshold = max_of(threshold, kth_largest(work_, logits_.size, sampling_.top_k));
+      const float kth = kth_largest_logit();
+      for (int64_t i = 0; i < logits_.size; ++i) {
+        if (logits_.values[i] < kth) weights_[i] = -1.0f;
+      }
     }
+    float threshold = sampling_.min_p;
     if (sampling_.top_p < 1.0f) {
       const uint64_t total = mass_from(weights_, logits_.size, threshold);
       const uint64_t wanted = max_of<uint64_t>(1, sm::top_p_mass(sampling_.top_p, total));
@@ -78,6 +81,14 @@ class RowDrafter {
     }
   }
 
+  float kth_largest_logit() {
+    const int64_t k = sampling_.top_k;
+    const float bound = bound_of_kth_largest(logits_.values, logits_.size, k, work_);
+    const int64_t count = collect(logits_.values, logits_.size, bound, ids_);
+    for (int64_t i = 0; i < count; ++i) work_[i] = logits_.values[ids_[i]];
+    return count > k ? kth_largest(work_, count, k) : bound;
+  }
+
   void write_best(const Logits& values) {
     const int top_k = params_.top_k;
     const float maximum = max_logit(values);
@@ -86,7 +97,10 @@ class RowDrafter {
     const float bound = bound_of_kth_largest(values.values, values.size, top_k, work_);
     const int64_t count = collect(values.values, values.size, bound, ids_);
     Best best(top_k);
-    for (int64_t i = 0; i < count; ++i) best.add(ids_[i], values.at(ids_[i]));
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = values.at(ids_[i]);
+      if (value > kMinusInfinity) best.add(ids_[i], value);
+    }
     best.fill(values.size);
     int32_t* tokens = params_.tokens + sample_ * top_k;
     float* scores = params_.scores + sample_ * top_k;

@@ -159,7 +159,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .may_have_trees = false,  // every draft is a chain so far
+                .may_have_trees = rows.may_have_trees,
                 .is_causal = is_causal};
   ops::rope_angles(exec_, {.position = rows.row_position,
                            .inv_freq = inv_freq,
@@ -167,7 +167,6 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                            .num_rows = rows.num_rows,
                            .head_dim = g.head_dim,
                            .scale = rope_scale});
-  ops::span_attention_plan(exec_, attention_);
 }
 
 bool DecoderPass::is_split(const PackedLinear& weight) const {
@@ -192,7 +191,7 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
   due_ = nullptr;
 }
 
-void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
+void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
   scratch_.linear(exec_, layer.qkv, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
@@ -207,8 +206,14 @@ void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayer
                            .num_q_heads = g.num_q_heads,
                            .eps = g.rms_norm_eps,
                            .dtype = scratch_.dtype_});
+}
+
+void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
+  append(layer, x, kv);
+  if (!is_planned_) ops::span_attention_plan(exec_, attention_);
+  is_planned_ = true;
   ops::span_attention(exec_, attention_);
-  linear_due(layer.o, at(places.attended));
+  linear_due(layer.o, at(scratch_.at_.attended));
 }
 
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {

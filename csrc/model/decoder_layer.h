@@ -91,7 +91,9 @@ class DecoderPass {
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
-  /// x [num_rows, attention_inputs]; K and V go to `kv`.
+  /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
+  void append(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
+  /// The same, then attention.
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
@@ -107,6 +109,7 @@ class DecoderPass {
   const ExecContext& exec_;
   DecoderScratch& scratch_;
   SpanAttentionParams attention_;
+  bool is_planned_ = false;
   const PackedLinear* due_ = nullptr;  // whose output waits for `norm`
 };
 

@@ -129,15 +129,13 @@ void Eagle3::project(const ExecContext& exec, const void* features, int num_rows
   pass_scratch_.linear(exec, fc_, features, hidden, num_rows, dtype_);
 }
 
-void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-                     const KvLayerView& kv, const void* embedding, void* hidden) {
+DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
+                               const PageTableView& page_table, const KvLayerView& kv,
+                               const void* embedding, void* hidden) {
   const Eagle3Config& c = config_;
   void* embedded = scratch_.at(at_.embedded);
-  void* normed = scratch_.at(at_.normed);
   std::byte* attention_in = scratch_.at(at_.attention_in);
-  const int64_t row_bytes = int64_t{c.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
   const int64_t stride = 2 * c.hidden_size;
-
   ops::embedding(exec, {.token = rows.row_token,
                         .table = c.has_embedding ? embedding_ : embedding,
                         .out = embedded,
@@ -148,35 +146,50 @@ void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
   DecoderPass pass(exec, pass_scratch_, rows, page_table, kv, inv_freq_.floats(), 1.0f,
                    kFirstToken);
   pass.norm(embedded, layer_.input_norm, attention_in, stride);
-  pass.norm(hidden, hidden_norm_, attention_in + row_bytes, stride);
+  pass.norm(hidden, hidden_norm_, attention_in + row_bytes(), stride);
+  return pass;
+}
+
+void Eagle3::append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+                    const KvLayerView& kv, const void* embedding, void* hidden) {
+  begin_pass(exec, rows, page_table, kv, embedding, hidden)
+      .append(layer_, scratch_.at(at_.attention_in), kv);
+}
+
+void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+                     const KvLayerView& kv, const void* embedding, void* hidden) {
+  void* normed = scratch_.at(at_.normed);
+  DecoderPass pass = begin_pass(exec, rows, page_table, kv, embedding, hidden);
   void* residual = hidden;
-  if (c.norm_before_residual) {
+  if (config_.norm_before_residual) {
     residual = scratch_.at(at_.residual);
     pass.norm(hidden, hidden_norm_, residual);
   }
-  pass.attend(layer_, attention_in, kv);
+  pass.attend(layer_, scratch_.at(at_.attention_in), kv);
   pass.norm(residual, layer_.post_norm, normed);
   pass.mlp(layer_, normed);
-  pass.norm(residual, final_norm_, normed);  // for its sum: logits are wanted of few rows
-  if (c.norm_before_residual) {
+  pass.norm(residual, final_norm_, normed);
+  if (config_.norm_before_residual) {
     ops::gather_rows(exec, {.in = residual,
                             .out = hidden,
                             .num_rows = rows.num_rows,
-                            .width_bytes = row_bytes,
-                            .out_stride = row_bytes});
+                            .width_bytes = row_bytes(),
+                            .out_stride = row_bytes()});
   }
 }
 
-void Eagle3::logits(const ExecContext& exec, void* hidden, int count, float* out) {
-  const Eagle3Config& c = config_;
+void Eagle3::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   void* normed = scratch_.at(at_.normed);
-  ops::rms_norm(exec, {.residual = hidden,
-                       .weight = final_norm_,
-                       .out = normed,
-                       .num_rows = count,
-                       .width = c.hidden_size,
-                       .eps = c.rms_norm_eps,
-                       .dtype = dtype_});
+  if (row != nullptr) {
+    void* gathered = scratch_.at(at_.embedded);  // which only a pass needs
+    ops::gather_rows(exec, {.row = row,
+                            .in = normed,
+                            .out = gathered,
+                            .num_rows = count,
+                            .width_bytes = row_bytes(),
+                            .out_stride = row_bytes()});
+    normed = gathered;
+  }
   pass_scratch_.linear(exec, head_, normed, out, count, DType::kF32);
 }
 

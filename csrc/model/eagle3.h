@@ -45,14 +45,19 @@ class Eagle3 {
   const Eagle3Config& config() const { return config_; }
   Weights& weights() { return weights_; }
 
-  /// hidden [num_rows, hidden_size] = fc(features [num_rows, num_captures * hidden_size]).
+  /// hidden [num_rows, hidden_size] = fc(features [num_rows, num_captures * hidden_size]); what a
+  /// row passes on to rows behind it is then its entry alone, which needs no more than `append`.
   void project(const ExecContext& exec, const void* features, int num_rows, void* hidden);
+  /// The rows' entries, of their features `hidden` [num_rows, hidden_size], which stay as they are.
+  void append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+              const KvLayerView& kv, const void* embedding, void* hidden);
   /// One pass; `hidden` [num_rows, hidden_size] holds the features before and the outputs after it.
   /// `embedding` [vocab_size, hidden_size] bf16 is the target's.
   void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
                const KvLayerView& kv, const void* embedding, void* hidden);
-  /// Logits of `count` outputs: out [count, draft_vocab_size] fp32.
-  void logits(const ExecContext& exec, void* hidden, int count, float* out);
+  /// Logits of rows of the last pass: out [count, draft_vocab_size] fp32; row [count], of -1 comes
+  /// anything; null: its first ones.
+  void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
   /// Token ids of the head's columns, on the device; null: its numbers.
   const int32_t* token_of() const { return token_of_; }
 
@@ -64,6 +69,13 @@ class Eagle3 {
   struct Scratch {
     size_t embedded, attention_in, residual, normed, total;
   };
+  /// A pass with the layer's inputs in place.
+  DecoderPass begin_pass(const ExecContext& exec, const RowBatch& rows,
+                         const PageTableView& page_table, const KvLayerView& kv,
+                         const void* embedding, void* hidden);
+  int64_t row_bytes() const {
+    return int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
+  }
   static Scratch plan_scratch(const Eagle3Config& config, DType dtype, const ForwardLimits& limits);
   static ForwardLimits pass_limits(const Eagle3Config& config, const ForwardLimits& limits);
 

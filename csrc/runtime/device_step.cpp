@@ -36,7 +36,9 @@ DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config) {
   at.slot_updates = take(seqs, sizeof(SlotUpdate));
   at.page_updates = take(num_page_updates, sizeof(PageUpdate));
   at.num_drafts = take(seqs, sizeof(int32_t));
-  at.drafts = take(seqs * index(std::max(1, config.num_speculative_tokens)), sizeof(int32_t));
+  for (size_t* array : {&at.drafts, &at.parents}) {
+    *array = take(seqs * index(std::max(1, config.num_speculative_tokens)), sizeof(int32_t));
+  }
   return at;
 }
 
@@ -64,9 +66,12 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   at.pages = take(seqs * pages_per_seq, sizeof(int32_t));
   at.sampling = take(seqs, sizeof(SamplingParams));
   at.input = take(1, plan_input(config).total);
-  at.drafts = take(seqs * num_drafts, sizeof(int32_t));
-  for (size_t* array : {&at.row_token, &at.row_position, &at.row_span, &at.row_parent,
-                        &at.sample_row, &at.score_token, &at.chosen, &at.ranks}) {
+  for (size_t* array : {&at.drafts, &at.parents, &at.scores}) {
+    *array = take(seqs * num_drafts, sizeof(int32_t));
+  }
+  for (size_t* array :
+       {&at.row_token, &at.row_position, &at.row_span, &at.row_parent, &at.committed_row,
+        &at.sample_row, &at.score_token, &at.chosen, &at.ranks}) {
     *array = take(rows, sizeof(int32_t));
   }
   at.row_kv_slot = take(rows, sizeof(int64_t));
@@ -94,6 +99,10 @@ DeviceStep::DeviceStep(StepContext context)
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
+  OPENSPEC_CHECK_ARG(
+      !context_.drafter.needs().makes_trees || config.num_speculative_tokens < kMaxTreeRows,
+      "on CUDA a tree has fewer than ", kMaxTreeRows, " drafts, got ",
+      config.num_speculative_tokens);
   device::fill_zero(scratch_.data(), scratch_.bytes(), stream_.handle());
   const Scratch& s = scratch_at_;
   table_ = {.tokens = at<int32_t>(s.tokens),
@@ -114,12 +123,18 @@ DeviceStep::DeviceStep(StepContext context)
   const auto samples = index(kRing) * index(config.max_num_batched_tokens);
   input_ring_ = Buffer(index(kRing) * input_.total, Memory::kPinned);
   outcomes_ = Buffer(entries * sizeof(StepOutcome), Memory::kPinned);
-  tokens_ =
-      Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
-             Memory::kPinned);
+  for (Buffer* buffer : {&tokens_, &samples_}) {
+    *buffer =
+        Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
+               Memory::kPinned);
+  }
   logprob_ids_ = Buffer(samples * kLogprobWidth * sizeof(int32_t), Memory::kPinned);
   logprobs_ = Buffer(samples * kLogprobWidth * sizeof(float), Memory::kPinned);
   ranks_ = Buffer(samples * sizeof(int32_t), Memory::kPinned);
+  const auto layers = std::span(context_.kv_layers).first(index(config.target.num_layers));
+  kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
+  device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream_.handle());
+  synchronize();
   for (auto* events : {&begun_, &done_}) {
     events->reserve(kRing);
     for (int i = 0; i < kRing; ++i) events->emplace_back();
@@ -202,9 +217,12 @@ void DeviceStep::launch(StepLease& lease) {
   const RunnerConfig& config = context_.config;
   lease.ring_index = next_ring_;
   next_ring_ = (next_ring_ + 1) % kRing;
-  const Shape shape = choose_shape(lease);
+  std::byte* input = input_at(lease.ring_index);
+  const bool is_on_host = num_steps_ahead() == 0 && config.num_speculative_tokens > 0;
+  const bool host_has_trees = is_on_host && propose_on_host(lease, input);
+  const Shape shape = choose_shape(lease, host_has_trees);
   const int num_samples = num_samples_of(lease, shape);
-  const bool takes_drafts = shape.proposes || num_steps_ahead() == 0;
+  const bool takes_drafts = shape.proposes || is_on_host;
 
   std::vector<PageUpdate> page_updates;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -217,7 +235,6 @@ void DeviceStep::launch(StepLease& lease) {
       page_updates.push_back({slot, first + static_cast<int>(j), pages[j]});
     }
   }
-  std::byte* input = input_at(lease.ring_index);
   const StepHeader header = {.num_spans = static_cast<int32_t>(lease.requests.size()),
                              .num_slot_updates = static_cast<int32_t>(slot_updates_.size()),
                              .num_page_updates = static_cast<int32_t>(page_updates.size()),
@@ -240,7 +257,6 @@ void DeviceStep::launch(StepLease& lease) {
                  " page updates, more than its input holds");
   std::memcpy(input + input_.slot_updates, slot_updates_.data(), slot_bytes);
   std::memcpy(input + input_.page_updates, page_updates.data(), page_bytes);
-  if (num_steps_ahead() == 0 && config.num_speculative_tokens > 0) propose_on_host(lease, input);
   start(lease.ring_index, shape, num_samples);
   slot_updates_.clear();
 }
@@ -256,80 +272,6 @@ void DeviceStep::start(int ring_index, const Shape& shape, int num_samples) {
     enqueue(shape, num_samples);
   }
   done_[index(ring_index)].record(stream_.handle());
-}
-
-void DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
-  const auto most = index(context_.config.num_speculative_tokens);
-  auto* num_drafts = reinterpret_cast<int32_t*>(input + input_.num_drafts);
-  auto* tokens = reinterpret_cast<int32_t*>(input + input_.drafts);
-  std::vector<ProposeRequest> wanted;
-  std::vector<size_t> span_of;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    num_drafts[i] = 0;
-    if (lease.requests[i].max_drafts == 0) continue;
-    wanted.push_back({lease.requests[i].slot, lease.requests[i].max_drafts});
-    span_of.push_back(i);
-  }
-  if (wanted.empty()) return;
-  std::vector<Draft> drafts(wanted.size());
-  try {
-    context_.drafter.propose_on_host(context_.table, wanted, drafts);
-  } catch (const std::exception& error) {
-    context_.report_drafter_failure(error);
-    return;
-  }
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    size_t count = 0;
-    while (count < std::min(index(drafts[i].size()), most) &&
-           drafts[i].parents[count] == static_cast<int>(count) - 1) {
-      tokens[span_of[i] * most + count] = drafts[i].tokens[count];
-      ++count;
-    }
-    num_drafts[span_of[i]] = static_cast<int32_t>(count);
-  }
-}
-
-DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease) {
-  const RunnerConfig& config = context_.config;
-  const bool is_costly = context_.drafter.needs().is_costly;
-  int num_known = 0, num_sampled = 0, num_drafts = 0, num_seqs = 0;
-  std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    num_known += request.num_new_tokens;
-    num_sampled += lease.is_sampled[i];
-    num_drafts += request.max_drafts;
-    num_seqs += request.max_drafts > 0;
-    offers.push_back(
-        {request.max_drafts, context_.table.acceptance(request.slot).ratio(),
-         num_steps_ahead() == 0 ? 1.0 : context_.table.availability(request.slot).ratio()});
-  }
-  Shape shape{num_known + num_drafts, num_drafts > 0 || !is_costly};
-  if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
-    const double seconds =
-        is_costly ? proposing_seconds(num_seqs, config.num_speculative_tokens) : 0.0;
-    const RowBudget budget = spend_row_budget(offers, num_known, num_sampled,
-                                              config.max_num_batched_tokens, step_times_, seconds);
-    if (is_costly) {
-      shape.proposes =
-          gate_.opens(budget.tokens_per_second, num_sampled / step_times_.seconds(num_known));
-    }
-    shape.num_rows = num_known;
-    if (shape.proposes) {
-      for (int count : budget.counts) shape.num_rows += count;
-    }
-  }
-  // A drafter that works on the host puts its proposals into the input.
-  shape.proposes = shape.proposes && config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
-  const auto num_spans = static_cast<int>(lease.requests.size());
-  if (shape.proposes && is_costly) {
-    shape.num_rows = std::max(shape.num_rows, 2 * num_spans);
-    if (shape.num_rows > config.max_num_batched_tokens) shape = {num_known, false};
-  }
-  for (auto graph = graphs_.lower_bound(shape); graph != graphs_.end(); ++graph) {
-    if (graph->first.proposes == shape.proposes) return graph->first;
-  }
-  return shape;
 }
 
 int DeviceStep::num_samples_of(const StepLease& lease, const Shape& shape) const {
@@ -377,8 +319,8 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   if (!table.is_in_use(result.slot) || table.serial(result.slot) != lease.serials[span]) {
     return result;
   }
-  const int32_t* tokens =
-      tokens_.as<int32_t>() + entry * index(1 + std::max(1, config.num_speculative_tokens));
+  const size_t first = entry * index(1 + std::max(1, config.num_speculative_tokens));
+  const int32_t *tokens = tokens_.as<int32_t>() + first, *samples = samples_.as<int32_t>() + first;
   result.token_ids.assign(tokens, tokens + outcome.num_tokens);
   result.finish = static_cast<FinishReason>(outcome.finish);
   result.num_computed = outcome.num_computed;
@@ -405,7 +347,7 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   }
   if (params.num_logprobs >= 0) {
     for (int i = 0; i < outcome.num_tokens; ++i) {
-      result.logprobs.push_back(logprobs_of(outcome.first_choice + i, params.num_logprobs));
+      result.logprobs.push_back(logprobs_of(samples[i], params.num_logprobs));
     }
   }
   return result;
@@ -448,8 +390,15 @@ double DeviceStep::time_rows(int slot, int num_rows, bool proposes) {
   device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
                          row.size_bytes(), stream_.handle());
   upload_params(slot);
-  // A drafter that costs nothing proposes in every step.
-  const Shape shape{num_rows, graphs_.contains({num_rows, proposes}) ? proposes : !proposes};
+  // The least room for sequences. A drafter that costs nothing proposes in every step.
+  Shape shape{num_rows, 1, proposes, proposes && context_.drafter.needs().makes_trees};
+  for (const bool other : {proposes, !proposes}) {
+    const bool has_trees = other && context_.drafter.needs().makes_trees;
+    const auto graph = find_graph({num_rows, 1, other, has_trees});
+    if (graph == graphs_.end() || graph->first.num_rows != num_rows) continue;
+    shape = graph->first;
+    break;
+  }
   start(0, shape, num_rows);
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);
@@ -491,15 +440,25 @@ std::vector<float> DeviceStep::last_features() {
 std::vector<Draft> DeviceStep::last_drafts() {
   const auto most = index(std::max(1, context_.config.num_speculative_tokens));
   const auto seqs = index(num_last_spans_);
-  std::vector<int32_t> tokens(seqs * most), counts(seqs);
-  device::copy_to_host(tokens.data(), at<int32_t>(scratch_at_.drafts),
-                       tokens.size() * sizeof(int32_t), stream_.handle());
-  device::copy_to_host(counts.data(), at<int32_t>(scratch_at_.num_drafts),
-                       counts.size() * sizeof(int32_t), stream_.handle());
-  synchronize();
+  const auto download = [&]<typename T>(size_t offset, size_t count, T /*type*/) {
+    std::vector<T> values(count);
+    device::copy_to_host(values.data(), at<T>(offset), count * sizeof(T), stream_.handle());
+    synchronize();
+    return values;
+  };
+  const auto tokens = download(scratch_at_.drafts, seqs * most, int32_t{});
+  const auto counts = download(scratch_at_.num_drafts, seqs, int32_t{});
+  const auto parents = download(scratch_at_.parents, seqs * most, int32_t{});
+  const auto scores = download(scratch_at_.scores, seqs * most, float{});
+  const bool has_trees = context_.drafter.needs().makes_trees;
   std::vector<Draft> drafts(seqs);
   for (size_t i = 0; i < seqs; ++i) {
-    for (int k = 0; k < counts[i]; ++k) drafts[i].append(tokens[i * most + index(k)]);
+    for (size_t k = i * most; k < i * most + index(counts[i]); ++k) {
+      drafts[i].append(tokens[k]);
+      if (!has_trees) continue;
+      drafts[i].parents.back() = parents[k];
+      drafts[i].scores.push_back(scores[k]);
+    }
   }
   return drafts;
 }

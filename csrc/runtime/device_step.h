@@ -15,8 +15,9 @@ namespace openspec {
 /// ring in pinned memory. The device holds the sequence table that counts; the host's own is what
 /// it has heard of so far, so the next step can be launched before this one is known.
 ///
-/// A graph is recorded for each number of rows in kGraphRows; a step takes the next larger one, its
-/// surplus rows are padding. Larger steps (prompts) are launched op by op, through the same code.
+/// A graph is recorded for each number of rows in kGraphRows, where it matters for several numbers
+/// of sequences; a step takes the next larger one, its surplus rows are padding. Larger steps
+/// (prompts) are launched op by op, through the same code.
 class DeviceStep final : public StepBackend {
  public:
   explicit DeviceStep(StepContext context);
@@ -43,14 +44,14 @@ class DeviceStep final : public StepBackend {
  private:
   /// Offsets into one block of memory.
   struct InputLayout {
-    size_t header, spans, slot_updates, page_updates, num_drafts, drafts, total;
+    size_t header, spans, slot_updates, page_updates, num_drafts, drafts, parents, total;
   };
   struct Scratch {
     size_t tokens, num_tokens, kv_len, prompt_len, max_num_tokens, is_active, pages, sampling,
-        input, seq, num_wanted, drafts, num_drafts, row_token, row_position, row_span, row_parent,
-        row_kv_slot, span_begin, span_kv_len, span_seq, num_offered, num_granted, num_computed,
-        first_choice, sample_begin, sample_row, score_token, chosen, logprob_ids, logprobs, ranks,
-        logits, choose, total;
+        input, seq, num_wanted, drafts, num_drafts, parents, scores, row_token, row_position,
+        row_span, row_parent, row_kv_slot, span_begin, span_kv_len, span_seq, num_offered,
+        num_granted, num_computed, committed_row, first_choice, sample_begin, sample_row,
+        score_token, chosen, logprob_ids, logprobs, ranks, logits, choose, total;
   };
   /// One slot's sampling parameters: lists on the device, and where the host writes them.
   struct SlotParams {
@@ -64,10 +65,12 @@ class DeviceStep final : public StepBackend {
     return reinterpret_cast<T*>(scratch_.at(offset));
   }
 
-  /// What a step launches, and its graph.
+  /// What a step launches, and its graph. Rows and spans are what it has room for.
   struct Shape {
     int num_rows = 0;
-    bool proposes = false;
+    int num_spans = 0;      // room
+    bool proposes = false;  // on the device
+    bool has_trees = false;
     auto operator<=>(const Shape&) const = default;
   };
 
@@ -75,10 +78,11 @@ class DeviceStep final : public StepBackend {
   void enqueue(const Shape& shape, int num_samples);
   void begin(int num_spans);
   void propose(int num_spans, int num_rows);
-  void lay_out(int num_spans, int num_rows, int num_samples);
+  void lay_out(const Shape& shape, int num_samples);
   void score(const RowBatch& rows);
   void choose(const RowBatch& rows, int num_samples);
-  void commit(int num_spans);
+  void commit(const Shape& shape);
+  void move_kv(const RowBatch& rows);
   void extend(const RowBatch& rows);
 
   StepInput input();
@@ -87,13 +91,19 @@ class DeviceStep final : public StepBackend {
   /// the host sent with the input.
   struct Proposals {
     const int32_t *tokens, *counts;
+    const int32_t* parents;  // null where all are chains
+    const float* scores;     // null where there are none
   };
-  Proposals proposals();
-  int num_spans_of(const Shape& shape) const;
+  Proposals proposals(bool has_trees);
+  /// The steps of so many rows that graphs are recorded of.
+  std::vector<Shape> shapes_of(int num_rows) const;
+  /// The smallest recorded step that has room for `least`; graphs_.end(): there is none.
+  std::map<Shape, device::Graph>::iterator find_graph(const Shape& least);
   /// The step that serves the lease best, with at least the rows that its known tokens need.
-  Shape choose_shape(const StepLease& lease);
+  Shape choose_shape(const StepLease& lease, bool host_has_trees);
   int num_samples_of(const StepLease& lease, const Shape& shape) const;
-  void propose_on_host(const StepLease& lease, std::byte* input);
+  /// Returns whether any of the proposals is a tree.
+  bool propose_on_host(const StepLease& lease, std::byte* input);
   std::byte* input_at(int ring_index) { return input_ring_.at(input_.total * index(ring_index)); }
   /// Copies the input of the ring's entry and starts the step.
   void start(int ring_index, const Shape& shape, int num_samples);
@@ -109,11 +119,12 @@ class DeviceStep final : public StepBackend {
   Scratch scratch_at_;
   Buffer scratch_;
   Buffer captured_;
+  Buffer kv_layers_;  // [target's layers] KvLayerView
   DeviceTable table_;
   std::vector<SlotParams> slot_params_;
   std::vector<SlotUpdate> slot_updates_;  // for the next step
   // [ring] in pinned memory
-  Buffer input_ring_, outcomes_, tokens_, logprob_ids_, logprobs_, ranks_;
+  Buffer input_ring_, outcomes_, tokens_, samples_, logprob_ids_, logprobs_, ranks_;
   std::vector<device::Event> begun_, done_;  // [ring]
   int next_ring_ = 0;
   int num_last_rows_ = 0, num_last_logits_ = 0, num_last_spans_ = 0;

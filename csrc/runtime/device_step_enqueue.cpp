@@ -8,15 +8,9 @@
 
 namespace openspec {
 
-int DeviceStep::num_spans_of(const Shape& shape) const {
-  // Where drafts cost time per sequence, a step that proposes has two rows for each at least.
-  const bool has_pairs = shape.proposes && context_.drafter.needs().is_costly;
-  return std::min(has_pairs ? shape.num_rows / 2 : shape.num_rows, context_.config.max_num_seqs);
-}
-
 void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
-  const int num_spans = num_spans_of(shape);
+  const int num_spans = shape.num_spans;
   const RowBatch rows = {.num_rows = shape.num_rows,
                          .num_spans = num_spans,
                          .row_token = at<int32_t>(s.row_token),
@@ -26,13 +20,15 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .row_kv_slot = at<int64_t>(s.row_kv_slot),
                          .span_begin = at<int32_t>(s.span_begin),
                          .span_kv_len = at<int32_t>(s.span_kv_len),
-                         .span_seq = at<int32_t>(s.span_seq)};
+                         .span_seq = at<int32_t>(s.span_seq),
+                         .may_have_trees = shape.has_trees};
   begin(num_spans);
   if (shape.proposes) propose(num_spans, shape.num_rows);
-  lay_out(num_spans, shape.num_rows, num_samples);
+  lay_out(shape, num_samples);
   score(rows);
   choose(rows, num_samples);
-  commit(num_spans);
+  commit(shape);
+  if (shape.has_trees) move_kv(rows);
   extend(rows);
 }
 
@@ -46,10 +42,18 @@ StepInput DeviceStep::input() {
           .page_updates = reinterpret_cast<const PageUpdate*>(block + input_.page_updates)};
 }
 
-DeviceStep::Proposals DeviceStep::proposals() {
+DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
   const Scratch& s = scratch_at_;
-  if (num_steps_ahead() > 0) return {at<int32_t>(s.drafts), at<int32_t>(s.num_drafts)};
-  return {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts)};
+  Proposals drafts{};
+  if (num_steps_ahead() > 0) {
+    drafts = {at<int32_t>(s.drafts), at<int32_t>(s.num_drafts), at<int32_t>(s.parents),
+              at<float>(s.scores)};
+  } else {
+    drafts = {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts),
+              at<int32_t>(s.input + input_.parents), nullptr};
+  }
+  if (!has_trees) drafts.parents = nullptr, drafts.scores = nullptr;
+  return drafts;
 }
 
 TableView DeviceStep::table_view() const {
@@ -74,6 +78,7 @@ void DeviceStep::begin(int num_spans) {
 
 void DeviceStep::propose(int num_spans, int num_rows) {
   const Scratch& s = scratch_at_;
+  const bool has_trees = context_.drafter.needs().makes_trees;
   context_.drafter.propose(exec_, table_view(),
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
@@ -81,21 +86,26 @@ void DeviceStep::propose(int num_spans, int num_rows) {
                             .max_drafts = context_.config.num_speculative_tokens,
                             .max_rows = num_rows,
                             .drafts = at<int32_t>(s.drafts),
-                            .num_drafts = at<int32_t>(s.num_drafts)});
+                            .num_drafts = at<int32_t>(s.num_drafts),
+                            .parents = has_trees ? at<int32_t>(s.parents) : nullptr,
+                            .scores = has_trees ? at<float>(s.scores) : nullptr});
 }
 
-void DeviceStep::lay_out(int num_spans, int num_rows, int num_samples) {
+void DeviceStep::lay_out(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
+  const Proposals drafts = proposals(shape.has_trees);
   device::check(layout_rows_cuda({.input = input(),
                                   .table = table_,
                                   .num_wanted = at<int32_t>(s.num_wanted),
-                                  .drafts = proposals().tokens,
-                                  .num_drafts = proposals().counts,
-                                  .max_spans = num_spans,
+                                  .drafts = drafts.tokens,
+                                  .num_drafts = drafts.counts,
+                                  .parents = drafts.parents,
+                                  .scores = drafts.scores,
+                                  .max_spans = shape.num_spans,
                                   .max_drafts = std::max(1, context_.config.num_speculative_tokens),
                                   .page_size = context_.config.page_size,
                                   .vocab_size = context_.config.target.vocab_size,
-                                  .num_rows = num_rows,
+                                  .num_rows = shape.num_rows,
                                   .num_samples = num_samples,
                                   .row_token = at<int32_t>(s.row_token),
                                   .row_position = at<int32_t>(s.row_position),
@@ -145,12 +155,15 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples) {
   }
 }
 
-void DeviceStep::commit(int num_spans) {
+void DeviceStep::commit(const Shape& shape) {
   const Scratch& s = scratch_at_;
+  const Proposals drafts = proposals(shape.has_trees);
   const RunnerConfig& config = context_.config;
   device::check(commit_rows_cuda({.input = input(),
                                   .table = table_,
-                                  .drafts = proposals().tokens,
+                                  .drafts = drafts.tokens,
+                                  .parents = drafts.parents,
+                                  .span_begin = at<int32_t>(s.span_begin),
                                   .num_offered = at<int32_t>(s.num_offered),
                                   .num_granted = at<int32_t>(s.num_granted),
                                   .first_choice = at<int32_t>(s.first_choice),
@@ -159,13 +172,15 @@ void DeviceStep::commit(int num_spans) {
                                   .logprob_ids = at<int32_t>(s.logprob_ids),
                                   .logprobs = at<float>(s.logprobs),
                                   .ranks = at<int32_t>(s.ranks),
-                                  .num_spans = num_spans,
+                                  .num_spans = shape.num_spans,
                                   .max_spans = config.max_num_seqs,
                                   .max_drafts = std::max(1, config.num_speculative_tokens),
                                   .max_samples = config.max_num_batched_tokens,
                                   .num_computed = at<int32_t>(s.num_computed),
+                                  .committed_row = at<int32_t>(s.committed_row),
                                   .outcomes = outcomes_.as<StepOutcome>(),
                                   .tokens = tokens_.as<int32_t>(),
+                                  .samples = samples_.as<int32_t>(),
                                   .out_logprob_ids = logprob_ids_.as<int32_t>(),
                                   .out_logprobs = logprobs_.as<float>(),
                                   .out_ranks = ranks_.as<int32_t>()},
@@ -173,11 +188,23 @@ void DeviceStep::commit(int num_spans) {
                 "commit_rows");
 }
 
+void DeviceStep::move_kv(const RowBatch& rows) {
+  ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
+                       .num_layers = context_.config.target.num_layers,
+                       .page_table = {table_.pages, table_.max_pages_per_seq},
+                       .rows = rows,
+                       .num_computed = at<int32_t>(scratch_at_.num_computed),
+                       .committed_row = at<int32_t>(scratch_at_.committed_row),
+                       .dtype = context_.config.dtype});
+}
+
 void DeviceStep::extend(const RowBatch& rows) {
   if (!context_.drafter.works_on_arrays()) return;
+  const int32_t* committed_row = at<int32_t>(scratch_at_.committed_row);
   context_.drafter.extend(exec_, table_view(),
                           {.rows = rows,
                            .num_computed = at<int32_t>(scratch_at_.num_computed),
+                           .committed_row = rows.may_have_trees ? committed_row : nullptr,
                            .num_committed = rows.num_rows,
                            .features = captured_.data()});
 }
@@ -185,25 +212,20 @@ void DeviceStep::extend(const RowBatch& rows) {
 #else
 
 void DeviceStep::begin(int) {}
-
 void DeviceStep::propose(int, int) {}
-void DeviceStep::lay_out(int, int, int) {}
+void DeviceStep::lay_out(const Shape&, int) {}
 void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}
-void DeviceStep::commit(int) {}
+void DeviceStep::commit(const Shape&) {}
+void DeviceStep::move_kv(const RowBatch&) {}
 void DeviceStep::extend(const RowBatch&) {}
 
 #endif
 
 void DeviceStep::prepare() {
   graphs_.clear();
-  const bool has_drafts = context_.config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
-  const bool is_costly = context_.drafter.needs().is_costly;
   for (int rows : row_sizes()) {
-    for (const bool proposes : {false, true}) {
-      // A drafter that costs nothing is always asked.
-      if (proposes ? !has_drafts || (is_costly && rows < 2) : has_drafts && !is_costly) continue;
-      const Shape shape{rows, proposes};
+    for (const Shape& shape : shapes_of(rows)) {
       // Once for real, without sequences: kernels are loaded and their limits set before recording.
       StepHeader header;
       std::memcpy(input_at(0) + input_.header, &header, sizeof header);

@@ -144,7 +144,6 @@ void HostStep::choose(StepLease& lease) {
 
 void HostStep::accept(StepLease& lease) {
   context_.enter("accept");
-  for (auto* array : {&move_seq_, &move_from_, &move_to_}) array->clear();
   lease.committed_row.resize(lease.layout.token.size());
   std::iota(lease.committed_row.begin(), lease.committed_row.end(), 0);
   for (size_t i = 0; i < lease.spans.size(); ++i) {
@@ -157,32 +156,26 @@ void HostStep::accept(StepLease& lease) {
     lease.results.push_back(resolve(lease, i, path));
     line_up(lease, i, path);
   }
-  move_kv();
+  move_kv(lease);
 }
 
-/// The accepted drafts of a tree stand among others: notes their rows, and where their KV goes.
+/// The accepted drafts of a tree stand among others: notes their rows.
 void HostStep::line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
-  const Span& span = lease.spans[index];
-  const int first_row = lease.layout.span_begin[index];
+  const int first_row = lease.layout.span_begin[index] + lease.spans[index].num_new_tokens;
   for (size_t i = 0; i < path.size(); ++i) {
-    const int to = span.num_new_tokens + static_cast<int>(i);
-    const int from = span.num_new_tokens + path[i];
-    if (from == to) continue;
-    lease.committed_row[static_cast<size_t>(first_row + to)] = first_row + from;
-    move_seq_.push_back(span.slot);
-    move_from_.push_back(span.kv_len + from);
-    move_to_.push_back(span.kv_len + to);
+    lease.committed_row[static_cast<size_t>(first_row) + i] = first_row + path[i];
   }
 }
 
-void HostStep::move_kv() {
+void HostStep::move_kv(const StepLease& lease) {
+  std::vector<int32_t> num_computed;
+  for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
   ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
                        .num_layers = context_.config.target.num_layers,
                        .page_table = context_.table.page_table(),
-                       .seq = move_seq_.data(),
-                       .from = move_from_.data(),
-                       .to = move_to_.data(),
-                       .num_moves = static_cast<int>(move_seq_.size()),
+                       .rows = row_batch(lease.layout),
+                       .num_computed = num_computed.data(),
+                       .committed_row = lease.committed_row.data(),
                        .dtype = context_.config.dtype});
 }
 

@@ -42,7 +42,7 @@ class HostStep final : public StepBackend {
   void accept(StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
   void line_up(StepLease& lease, size_t span, std::span<const int32_t> path);
-  void move_kv();
+  void move_kv(const StepLease& lease);
   RowBatch row_batch(const RowLayout& layout) const;
 
   StepContext context_;
@@ -53,7 +53,6 @@ class HostStep final : public StepBackend {
   // Of a drafter on arrays.
   std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
   std::vector<float> scores_;
-  std::vector<int32_t> move_seq_, move_from_, move_to_;  // KV of accepted drafts
   std::vector<std::byte> captured_;
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;

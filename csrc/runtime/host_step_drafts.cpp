@@ -8,14 +8,18 @@ namespace openspec {
 
 namespace {
 
-/// How many leading drafts can have rows: a draft that is no token, or stands before the one that
-/// it follows, ends them.
+/// How many leading drafts can have rows: a draft that is no token, stands before the one that it
+/// follows or has a higher score than one before it ends them.
 int num_valid(const Draft& draft, int most, int vocab_size) {
   int count = 0;
+  float last_score = 0.0f;
   for (; count < std::min(draft.size(), most); ++count) {
     const auto i = static_cast<size_t>(count);
     if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) break;
     if (draft.parents[i] < -1 || draft.parents[i] >= count) break;
+    if (draft.scores.empty()) continue;
+    if (!(draft.scores[i] <= last_score)) break;
+    last_score = draft.scores[i];
   }
   return count;
 }

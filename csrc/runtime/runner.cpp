@@ -113,8 +113,6 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
              num_lookahead(config, drafter_->needs()),
              config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
   const bool is_cuda = config_.device == Device::kCuda;
-  OPENSPEC_CHECK_ARG(!is_cuda || !drafter_->needs().makes_trees,
-                     "trees of drafts are for the CPU so far, on CUDA drafts are chains");
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
     kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
                              is_cuda ? Memory::kDevice : Memory::kHost);
@@ -224,8 +222,11 @@ int Runner::num_pages_needed(int slot, int num_rows) const {
   const SequenceTable::InFlight& in_flight = table_.in_flight(slot);
   const int end = table_.kv_len(slot) + in_flight.num_rows + num_rows;
   const bool has_drafts = end > table_.num_tokens(slot);
-  const int end_of_drafting =
-      has_drafts ? table_.num_tokens(slot) + drafter_->needs().num_draft_rows : 0;
+  // What is in flight may turn out to be all right.
+  const int most_tokens =
+      std::min(config_.max_model_len,
+               std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
+  const int end_of_drafting = has_drafts ? most_tokens + drafter_->needs().num_draft_rows : 0;
   return std::max(0, table_.pages_for(std::max(end + num_rows_behind(), end_of_drafting)) -
                          table_.num_pages(slot) - in_flight.num_pages);
 }

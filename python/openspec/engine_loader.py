@@ -46,8 +46,6 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
-    if spec.check_device is not None:
-        spec.check_device(spec.complete_options(config.method_options), device.name)
     if drafter is None and spec.build is not None and config.num_drafts > 0:
         drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
     is_compiled = config.num_drafts > 0 and drafter is None

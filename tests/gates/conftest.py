@@ -10,7 +10,7 @@ import pytest
 from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
-from tests.gates import harness, random_heads
+from tests.gates import random_heads
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 
 Reference = Callable[[Sequence[Job]], list[Result]]
@@ -64,6 +64,12 @@ TREES: dict[str, dict[str, object]] = {
     "eagle3 tree": {"method": "eagle3", "draft_top_k": 4},
     "dflash tree": {"method": "dflash", "draft_top_k": 4},
 }
+"""Compiled drafters that draft trees."""
+
+VARIANTS: dict[str, dict[str, object]] = {
+    **TREES,
+    "eagle3 window": {"method": "eagle3", "draft_window": 24},
+}
 """Compiled drafters with other options than their defaults."""
 
 
@@ -79,7 +85,7 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         }
     if name == plain_method():
         return {"method": name}
-    settings = TREES.get(name, {"method": name})
+    settings = VARIANTS.get(name, {"method": name})
     spec = get_drafter(str(settings["method"]))
     draft_model = random_heads.draft_model(spec.name)
     settings = {**settings, "draft_model": draft_model}
@@ -90,11 +96,9 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     return {**settings, "num_speculative_tokens": min(num_drafts, most)}
 
 
-@pytest.fixture(params=[*available_drafters(), *TREES, *PYTHON_DRAFTERS])
+@pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])
 def drafter_name(request: pytest.FixtureRequest) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
-    if harness.DEVICE != "cpu" and request.param in TREES:
-        pytest.skip("trees are for the CPU so far")
     return str(request.param)
 
 

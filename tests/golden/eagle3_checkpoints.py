@@ -21,7 +21,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB, DRAFT_VOCAB = 64, 4, 2, 128, 96, 
 NUM_LAYERS = 8
 DIALECTS = ("classic", "speculators", "deepspec")
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
@@ -38,7 +38,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-class _Weights:
+class Weights:
     """Random tensors under names; matrices keep the size of what they multiply, and are bf16
     numbers, as the engine stores them."""
 
@@ -71,7 +71,7 @@ class _Weights:
 
 def target(seed: int = 0) -> Checkpoint:
     """A Qwen3 of NUM_LAYERS layers with its own LM head."""
-    weights = _Weights(seed)
+    weights = Weights(seed)
     weights.matrix("model.embed_tokens", VOCAB, HIDDEN, gain=8)
     for layer in range(NUM_LAYERS):
         weights.layer(f"model.layers.{layer}.", HIDDEN, has_qk_norm=True)
@@ -84,14 +84,14 @@ def target(seed: int = 0) -> Checkpoint:
         "bos_token_id": 0,
         "eos_token_id": 1,
         "tie_word_embeddings": False,
-        **_SIZES,
+        **SIZES,
     }
     return config, weights.tensors
 
 
 def head(dialect: str, seed: int = 1) -> Checkpoint:
     """A head for `target`."""
-    weights = _Weights(seed)
+    weights = Weights(seed)
     is_deepspec = dialect == "deepspec"
     num_states = 5 if is_deepspec else 3
     prefix = "midlayer." if dialect == "classic" else "layers.0."
@@ -107,7 +107,7 @@ def head(dialect: str, seed: int = 1) -> Checkpoint:
         weights.tensors["d2t"] = torch.from_numpy(chosen - np.arange(DRAFT_VOCAB))
         weights.tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
         weights.tensors["t2d"][torch.from_numpy(chosen)] = True
-    layer = {**_SIZES, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    layer = {**SIZES, "num_hidden_layers": 1, "tie_word_embeddings": False}
     if dialect == "classic":  # without layer ids: the defaults
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],

@@ -47,8 +47,8 @@ def read_case(name: str) -> dict[str, Tensor]:
     }
 
 
-def make_runner(folders: tuple[Path, Path], num_drafts: int, **options: int) -> _C.Runner:
-    """The core of an engine that always drafts."""
+def make_runner(folders: tuple[Path, Path], num_drafts: int, **options: int | str) -> _C.Runner:
+    """The core of an engine that always drafts; `options` are settings of it."""
     core = load_engine(
         config_from_settings(
             {
@@ -148,6 +148,23 @@ def test_a_prefix_hit_loses_nothing(folders: dict[str, tuple[Path, Path]]) -> No
         runner.remove_sequence(slot)
         runner.check_integrity()
     assert runner.prefix_cache_stats[1] >= 16
+
+
+def test_window(folders: dict[str, tuple[Path, Path]]) -> None:
+    """One that holds the context changes no bit; a short one leaves tokens out."""
+    case = read_case("problem")
+    prompt = case["tokens"].tolist()[: int(case["num_prefilled"])]
+    assert len(prompt) > 33
+    logits = []
+    for window in (0, len(prompt), 16):
+        runner = make_runner(folders["problem"], 1, draft_window=window)
+        params = _C.SequenceParams(max_tokens=64, num_speculative_tokens=1)
+        slot = runner.add_sequence(prompt, len(prompt), params)
+        step(runner, slot, len(prompt), 0)
+        step(runner, slot, 1, 1)
+        logits.append(runner.last_draft_logits())
+    assert logits[0] == logits[1]
+    assert logits[0] != logits[2]
 
 
 def test_several_sequences_at_once(folders: dict[str, tuple[Path, Path]]) -> None:

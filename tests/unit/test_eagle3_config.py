@@ -157,7 +157,7 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
 
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     spec = get_drafter("eagle3")
-    names = ["capture_layers", "draft_top_k", "draft_tree_size", "draft_noise"]
+    names = ["capture_layers", "draft_top_k", "draft_tree_size", "draft_noise", "draft_window"]
     assert [option.name for option in spec.options] == names
     assert spec.needs_draft_model
 
@@ -470,13 +470,3 @@ def test_trees_that_cannot_be(
     config = EngineConfig(method="eagle3", draft_model=folder, method_options=options)
     with pytest.raises(ConfigError, match=message):
         get_drafter("eagle3").validate(config, target)
-
-
-def test_trees_are_for_the_cpu() -> None:
-    spec = get_drafter("eagle3")
-    assert spec.check_device is not None
-    chain, tree = (spec.complete_options({"draft_top_k": top_k}) for top_k in (1, 4))
-    for options, device in ((chain, "cpu"), (chain, "cuda"), (tree, "cpu")):
-        spec.check_device(options, device)
-    with pytest.raises(ConfigError, match=r"--draft-top-k 4: trees run on the CPU.*--device cpu"):
-        spec.check_device(tree, "cuda")

@@ -80,8 +80,8 @@ class _Cache:
         self.values = [like.new_zeros(shape) for _ in model.model.layers]
 
 
-def _heads(layer: Layer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Rotated queries [n, t, 4, 128] and keys, and values [n, t, 128]."""
+def project_heads(layer: Layer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Rotated queries [..., 4, 128] and keys, and values [..., 128], of rows [..., hidden]."""
     attention = layer.self_attn
     cos, sin = tables
     normed = layer.input_layernorm(x)
@@ -97,7 +97,7 @@ def _prefill(model: TinyQwen3, tokens: Tensor, cache: _Cache, first: int) -> Non
     tables = rotary_tables(model.config, length, tokens.device)
     x = model.model.embed_tokens(tokens)
     for index, layer in enumerate(model.model.layers):
-        query, key, value = _heads(layer, x, tables)
+        query, key, value = project_heads(layer, x, tables)
         cache.keys[index][first : first + rows, :length] = key
         cache.values[index][first : first + rows, :length] = value
         if index + 1 == len(model.model.layers):
@@ -114,7 +114,7 @@ def attend_heads(
 ) -> Tensor:
     """A whole layer over packed rows: positions `places`, attention where `mask` [n, t, t] is."""
     cos, sin = rotary_tables(config, places.shape[1], x.device)
-    query, key, value = _heads(layer, x, (cos[places], sin[places]))
+    query, key, value = project_heads(layer, x, (cos[places], sin[places]))
     scores = (query.flatten(1, 2) @ key.mT).unflatten(1, query.shape[1:3]).float()
     scores = (scores * key.shape[-1] ** -0.5).masked_fill(~mask[:, :, None], -torch.inf)
     weights = scores.softmax(-1).to(value.dtype)
@@ -149,7 +149,7 @@ def generate(
         tables = cos[at], sin[at]
         x = model.model.embed_tokens(tokens[row, at])
         for index, layer in enumerate(model.model.layers):
-            query, key, value = _heads(layer, x, tables)
+            query, key, value = project_heads(layer, x, tables)
             keys, values = cache.keys[index], cache.values[index]
             keys[row, at], values[row, at] = key, value
             scores = torch.bmm(query, keys[:, :span].mT) * keys.shape[-1] ** -0.5

@@ -65,7 +65,9 @@ def draft_vocabulary(documents: list[np.ndarray], rows: int, size: int) -> Tenso
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
 
-def trunk(model: TinyQwen3, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def trunk(
+    model: TinyQwen3, tokens: Tensor, places: Tensor, after_layers: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     """The target over packed rows: final hidden states and the captured ones side by side."""
     document = (places == 0).cumsum(-1)
     row = torch.arange(places.shape[-1], device=places.device)
@@ -73,7 +75,7 @@ def trunk(model: TinyQwen3, tokens: Tensor, places: Tensor) -> tuple[Tensor, Ten
     x, captured = model.model.embed_tokens(tokens), []
     for index, layer in enumerate(model.model.layers):
         x = attend_heads(layer, x, places, mask, model.config)
-        if index in AFTER_LAYERS:
+        if index in after_layers:
             captured.append(x)
     return model.model.norm(x), torch.cat(captured, -1)
 
@@ -87,7 +89,7 @@ def teach(
     torch cannot take apart again.
     """
     ids = tokens & (UNLEARNED - 1)
-    hidden, captured = trunk(model, ids, places)
+    hidden, captured = trunk(model, ids, places, AFTER_LAYERS)
     logits = model.logits(hidden)
     features = F.pad(captured[:, :-1], (0, 0, 1, 0))
     truth = logits[..., vocabulary].float().softmax(-1).to(logits.dtype)
@@ -205,7 +207,7 @@ def endless_rows(
     drawn = np.random.default_rng(0)
 
     def packed(epoch: int) -> tuple[Tensor, Tensor]:
-        some, left = [], num_tokens * DOCUMENT_SHARE
+        some, left = [], num_tokens * DOCUMENT_SHARE if documents else 0
         while left > 0:
             some.append(documents[drawn.integers(len(documents))])
             left -= len(some[-1])

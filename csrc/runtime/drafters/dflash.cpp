@@ -367,8 +367,7 @@ class DFlashDrafter final : public Drafter {
     if (makes_trees()) {
       places.top_tokens = take(samples * top_k_, sizeof(int32_t));
       places.top_scores = take(samples * top_k_, sizeof(float));
-      places.top_drafts = take(
-          1, top_drafts_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size));
+      places.top_drafts = take(1, top_drafts_bytes());
     }
     return places;
   }
@@ -380,6 +379,15 @@ class DFlashDrafter final : public Drafter {
     }
 #endif
     return choose_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
+  }
+
+  size_t top_drafts_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return top_drafts_workspace_bytes_cuda(most_rows(), model_config_.draft_vocab_size);
+    }
+#endif
+    return top_drafts_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
   }
 
   template <typename T>

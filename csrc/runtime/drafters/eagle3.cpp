@@ -16,9 +16,9 @@ constexpr int kMaxTopK = 10;
 /// Autoregressive drafts from a one-layer head over the target's features: chains, or with
 /// draft_top_k above 1 trees.
 ///
-/// Its state per sequence: entries in the page pool up to the last known token, and the output of
-/// that token's row, from which the first draft is drawn. Entries of drafts behind it are
-/// overwritten as soon as the step is known.
+/// Its state per sequence: entries in the page pool up to the last known token, and the feature of
+/// that token's row. The row itself runs when drafts are wanted, so that a step without costs
+/// little more than the entries. Entries of drafts are overwritten as soon as the step is known.
 class Eagle3Drafter final : public Drafter {
  public:
   explicit Eagle3Drafter(const DrafterConfig& config)
@@ -54,6 +54,7 @@ class Eagle3Drafter final : public Drafter {
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
     has_noise_ = config.flag("draft_noise", true);
+    window_ = config.integer("draft_window", 0, 0, kMost);
     needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
@@ -134,19 +135,19 @@ class Eagle3Drafter final : public Drafter {
     copy_rows(exec, rows.source, step.features, features, num_rows,
               head_.num_captures * head_.hidden_size);
     model_->project(exec, features, num_rows, hidden);
-    model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
-    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.hidden_of_slot),
+    model_->append(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
+    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
 
  private:
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, last_row, chosen, features, hidden, hidden_of_slot, logits, choose,
-        greedy, total;
+        span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits, choose,
+        window_kv_len, window_seq, window_pages, greedy, total;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
-        frontier_row, top_drafts;
+        frontier_row, root_outputs, top_drafts;
   };
 
   bool makes_trees() const { return shape_.top_k > 1; }
@@ -156,6 +157,33 @@ class Eagle3Drafter final : public Drafter {
     return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
   }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
+
+  /// A pass over draft rows, which see the last tokens only where there is a window.
+  void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows, void* hidden,
+               bool may_have_trees = false) {
+    RowBatch batch = rows.batch(may_have_trees);
+    PageTableView pages = table.pages;
+    if (window_ > 0) {
+      ops::window_spans(exec, {.span_begin = batch.span_begin,
+                               .span_kv_len = batch.span_kv_len,
+                               .span_seq = batch.span_seq,
+                               .from = table.pages,
+                               .num_spans = batch.num_spans,
+                               .window = window_,
+                               .page_size = config_.page_size,
+                               .max_pages = max_window_pages(),
+                               .out_kv_len = at<int32_t>(at_.window_kv_len),
+                               .out_seq = at<int32_t>(at_.window_seq),
+                               .out_pages = at<int32_t>(at_.window_pages)});
+      batch.span_kv_len = at<int32_t>(at_.window_kv_len);
+      batch.span_seq = at<int32_t>(at_.window_seq);
+      pages = {at<int32_t>(at_.window_pages), max_window_pages()};
+    }
+    model_->forward(exec, batch, pages, kv_, embedding_, hidden);
+  }
+  int max_window_pages() const {
+    return window_pages(window_, std::max(1, num_tree_rows()), config_.page_size);
+  }
 
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     num_last_logits_ = wanted.num_seqs;
@@ -177,12 +205,11 @@ class Eagle3Drafter final : public Drafter {
                              .num_drafts = wanted.num_drafts});
       if (depth == wanted.max_drafts) break;
       if (depth == 0) {
-        copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), hidden, rows.num_rows,
+        copy_rows(exec, rows.source, memory_.at(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
-      } else {
-        model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
       }
-      model_->logits(exec, hidden, rows.num_rows, at<float>(at_.logits));
+      forward(exec, table, rows, hidden);
+      model_->logits(exec, nullptr, rows.num_rows, at<float>(at_.logits));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
                          .num_samples = rows.num_rows,
@@ -213,9 +240,12 @@ class Eagle3Drafter final : public Drafter {
                            .out = roots,
                            .drafts = wanted.drafts,
                            .num_drafts = wanted.num_drafts});
-    copy_rows(exec, roots.source, memory_.at(at_.hidden_of_slot), outputs, num_seqs,
+    void* root_outputs = memory_.at(at_.root_outputs);
+    copy_rows(exec, roots.source, memory_.at(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
-    find_best(exec, table, roots, roots.row_span, outputs, num_seqs);
+    forward(exec, table, roots, root_outputs);
+    model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
+    find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
       ops::grow_trees(exec, {.table = table,
@@ -231,14 +261,20 @@ class Eagle3Drafter final : public Drafter {
                              .parent_row = at<int32_t>(at_.parent_row),
                              .frontier_row = at<int32_t>(at_.frontier_row)});
       if (level == shape_.depth) break;
-      copy_rows(exec, at<int32_t>(at_.parent_row), outputs, next, rows.num_rows, head_.hidden_size);
-      copy_rows(exec, rows.source, memory_.at(at_.hidden_of_slot), next, rows.num_rows,
-                head_.hidden_size);
+      // A row's feature is its parent's output, or that of the last known token.
+      ops::gather_rows(exec, {.row = at<int32_t>(at_.parent_row),
+                              .in = outputs,
+                              .out = next,
+                              .num_rows = rows.num_rows,
+                              .width_bytes = row_bytes(head_.hidden_size),
+                              .out_stride = row_bytes(head_.hidden_size),
+                              .other_row = rows.source,
+                              .other_in = root_outputs});
       std::swap(outputs, next);
-      model_->forward(exec, rows.batch(), table.pages, kv_, embedding_, outputs);
-      copy_rows(exec, at<int32_t>(at_.frontier_row), outputs, next, num_seqs * shape_.top_k,
-                head_.hidden_size);
-      find_best(exec, table, rows, at<int32_t>(at_.frontier_row), next, num_seqs * shape_.top_k);
+      forward(exec, table, rows, outputs, /*may_have_trees=*/true);
+      const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
+      model_->logits(exec, frontier_row, num_seqs * shape_.top_k, at<float>(at_.logits));
+      find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);
     }
     ops::pick_drafts(exec, {.trees = trees,
                             .num_wanted = wanted.num_wanted,
@@ -251,11 +287,10 @@ class Eagle3Drafter final : public Drafter {
                             .num_drafts = wanted.num_drafts});
   }
 
-  /// The best drafts after rows, whose outputs are given.
+  /// The best drafts after rows, whose logits are there.
   void find_best(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-                 const int32_t* row, void* outputs, int count) {
+                 const int32_t* row, int count) {
     num_last_logits_ = count;
-    model_->logits(exec, outputs, count, at<float>(at_.logits));
     ops::top_drafts(exec, {.rows = rows.batch(),
                            .sample_row = row,
                            .num_samples = count,
@@ -298,10 +333,15 @@ class Eagle3Drafter final : public Drafter {
     const size_t width = static_cast<size_t>(head_.hidden_size) * dtype_bytes(config_.dtype);
     places.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
     places.hidden = take(rows, width);
-    places.hidden_of_slot = take(seqs, width);
+    places.feature_of_slot = take(seqs, width);
     places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
-    places.choose = take(1, choose_bytes());
+    places.choose = take(1, makes_trees() ? 0 : choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
+    if (window_ > 0) {
+      places.window_kv_len = take(seqs, sizeof(int32_t));
+      places.window_seq = take(seqs, sizeof(int32_t));
+      places.window_pages = take(seqs * max_window_pages(), sizeof(int32_t));
+    }
     if (!makes_trees()) return places;
     for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
       *array = take(max_proposals_ * shape_.num_nodes(), sizeof(int32_t));
@@ -313,8 +353,8 @@ class Eagle3Drafter final : public Drafter {
     }
     places.parent_row = take(rows, sizeof(int32_t));
     places.frontier_row = take(logits_rows, sizeof(int32_t));
-    places.top_drafts =
-        take(1, top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size));
+    places.root_outputs = take(max_proposals_, width);
+    places.top_drafts = take(1, top_drafts_bytes());
     return places;
   }
 
@@ -325,6 +365,15 @@ class Eagle3Drafter final : public Drafter {
     }
 #endif
     return choose_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
+  }
+
+  size_t top_drafts_bytes() const {
+#ifdef OPENSPEC_CUDA
+    if (config_.device == Device::kCuda) {
+      return top_drafts_workspace_bytes_cuda(limits().max_logits_rows, head_.draft_vocab_size);
+    }
+#endif
+    return top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
   }
 
   template <typename T>
@@ -357,19 +406,21 @@ class Eagle3Drafter final : public Drafter {
   /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
                  int num_rows, int width) const {
-    const auto bytes =
-        static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
     ops::gather_rows(exec, {.row = row,
                             .in = from,
                             .out = to,
                             .num_rows = num_rows,
-                            .width_bytes = bytes,
-                            .out_stride = bytes});
+                            .width_bytes = row_bytes(width),
+                            .out_stride = row_bytes(width)});
+  }
+  int64_t row_bytes(int width) const {
+    return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
   }
 
   DrafterConfig config_;
   TreeShape shape_;  // top_k 1: a chain
   bool has_noise_ = true;
+  int window_ = 0;         // tokens that a draft row sees; 0: all
   int max_proposals_ = 0;  // sequences that draft at a time
   int num_last_logits_ = 0;
   Eagle3Config head_;

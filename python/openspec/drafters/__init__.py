@@ -137,8 +137,6 @@ class DrafterSpec:
     num_draft_rows: Callable[[int, Options], int] | None = None
     """Drafts of a sequence and step, from K and the completed options, where these are not K drafts
     one after another but a tree of depth K."""
-    check_device: Callable[[Options, str], None] | None = None
-    """Refuses what cannot work on a device ("cpu", "cuda"); raises ConfigError with the remedy."""
     build: Callable[[int, Options], _C.Drafter] | None = None
     """Makes a drafter written in Python, from K and the options. None: it is compiled in."""
 

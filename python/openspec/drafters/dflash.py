@@ -515,14 +515,6 @@ def _check_tree(config: EngineConfig, spec: DrafterSpec) -> None:
         )
 
 
-def _check_tree_device(options: Options, device: str) -> None:
-    if device != "cpu" and int(options[DRAFT_TOP_K]) > 1:
-        raise ConfigError(
-            f"--draft-top-k {options[DRAFT_TOP_K]}: trees run on the CPU so far; leave it out on "
-            f"{device}, or use --device cpu"
-        )
-
-
 _OPTIONS = (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
@@ -547,8 +539,7 @@ _TREE_OPTIONS = (
         default=1,
         minimum=1,
         maximum=16,
-        help="Above 1 a tree is drafted from the best so many tokens of every position. Only on "
-        "the CPU so far.",
+        help="Above 1 a tree is drafted from the best so many tokens of every position.",
     ),
     DrafterOption(
         name=DRAFT_TREE_SIZE,
@@ -581,7 +572,6 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
         options=_OPTIONS if has_markov else (*_OPTIONS, *_TREE_OPTIONS),
         num_drafts_of=_num_drafts_of,
         check=check,
-        check_device=None if has_markov else _check_tree_device,
         num_draft_rows=None if has_markov else _num_draft_rows,
         read_draft_model=read,
         plan_checkup=plan,

@@ -390,14 +390,6 @@ def _check(config: EngineConfig, target: ModelConfig) -> None:
         )
 
 
-def _check_device(options: Options, device: str) -> None:
-    if device != "cpu" and int(options[DRAFT_TOP_K]) > 1:
-        raise ConfigError(
-            f"--draft-top-k {options[DRAFT_TOP_K]}: trees run on the CPU so far; leave it out on "
-            f"{device}, or use --device cpu"
-        )
-
-
 SPEC = DrafterSpec(
     name="eagle3",
     summary="a head of one layer reads the target's hidden states and drafts chains or trees",
@@ -411,7 +403,7 @@ SPEC = DrafterSpec(
             minimum=1,
             maximum=10,
             help="Above 1 a tree is drafted: the best so many drafts of a level get so many "
-            "children each. Only on the CPU so far.",
+            "children each.",
         ),
         DrafterOption(
             name=DRAFT_TREE_SIZE,
@@ -421,9 +413,16 @@ SPEC = DrafterSpec(
             help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
         ),
         DRAFT_NOISE_OPTION,
+        DrafterOption(
+            name="draft_window",
+            default=0,
+            minimum=0,
+            maximum=1 << 24,
+            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
+            "far longer than those that it was trained on.",
+        ),
     ),
     check=_check,
-    check_device=_check_device,
     num_draft_rows=_num_draft_rows,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,

@@ -38,13 +38,19 @@ struct Sequence {
   std::vector<int> parents;  // within the span; -1: the committed prefix
   Bits k, v;                 // [token, num_kv_heads, kDim]
   Bits q;                    // [row, num_q_heads, kDim]
-  int first_token = 0;       // tokens before it are not seen; the same for all of a step
+  // The same for all of a step.
+  int first_token = 0;    // tokens before it are not seen
+  bool is_causal = true;  // false: every row sees all rows
 
   int num_rows() const { return static_cast<int>(parents.size()); }
   int num_tokens() const { return kv_len + num_rows(); }
   // Tokens that a row sees, in order.
   std::vector<int> visible(int row) const {
     std::vector<int> tokens;
+    if (!is_causal) {
+      for (int token = num_tokens() - 1; token >= kv_len; --token) tokens.push_back(token);
+      row = -1;
+    }
     for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
       tokens.push_back(kv_len + node);
     }
@@ -213,6 +219,7 @@ class Step {
     p.dtype = DType::kBF16;
     p.max_tokens = max_tokens + layout.spare_context;
     p.first_token = sequences.empty() ? 0 : sequences.front().first_token;
+    p.is_causal = sequences.empty() || sequences.front().is_causal;
     p.out = keep(Bits(q.size(), 0xffff));
     out_ = buffers_.back().get();
     buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(

@@ -1,6 +1,7 @@
 #include "kernels/draft_rows.h"
 
 #include "cuda/draft_rows_device.h"
+#include "kernels/draft_window.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -107,6 +108,54 @@ TEST(chain_rows_matches_the_cpu) {
       device_batch.check_equal(batch);
       CHECK(device_drafts.download<int32_t>() == drafts);
       CHECK(device_num_drafts.download<int32_t>() == num_drafts);
+    }
+  }
+}
+
+TEST(window_spans_matches_the_cpu) {
+  Rng rng(3);
+  const DraftTable table = random_table(rng);
+  const DeviceTableCopy device_table(table);
+  for (const int num_spans : {1, 2, 31, 257}) {
+    for (const int window : {1, 16, 100, 4096}) {
+      const int max_pages = window_pages(window, 5, kPageSize);
+      Ids span_begin = {0}, span_kv_len, span_seq;
+      for (int span = 0; span < num_spans; ++span) {
+        const int num_rows = rng.integer(0, 5);
+        span_begin.push_back(span_begin.back() + num_rows);
+        span_kv_len.push_back(num_rows == 0 ? 0 : rng.integer(0, 600));
+        span_seq.push_back(num_rows == 0 ? 0 : rng.integer(0, kSlots - 1));
+      }
+      Ids kv_len(span_seq.size(), -9), seq(span_seq.size(), -9),
+          pages(static_cast<size_t>(num_spans * max_pages), -9);
+      const DeviceBuffer device_begin(span_begin), device_len(span_kv_len), device_seq(span_seq),
+          device_out_len(kv_len), device_out_seq(seq), device_out_pages(pages);
+      WindowSpansParams params = {.span_begin = span_begin.data(),
+                                  .span_kv_len = span_kv_len.data(),
+                                  .span_seq = span_seq.data(),
+                                  .from = table.view().pages,
+                                  .num_spans = num_spans,
+                                  .window = window,
+                                  .page_size = kPageSize,
+                                  .max_pages = max_pages,
+                                  .out_kv_len = kv_len.data(),
+                                  .out_seq = seq.data(),
+                                  .out_pages = pages.data()};
+      window_spans_cpu({}, params);
+      params.span_begin = device_begin.as<int32_t>();
+      params.span_kv_len = device_len.as<int32_t>();
+      params.span_seq = device_seq.as<int32_t>();
+      params.from = device_table.view().pages;
+      params.out_kv_len = device_out_len.as<int32_t>();
+      params.out_seq = device_out_seq.as<int32_t>();
+      params.out_pages = device_out_pages.as<int32_t>();
+      CHECK_CUDA(window_spans_cuda(params, nullptr));
+      CHECK(device_out_len.download<int32_t>() == kv_len);
+      CHECK(device_out_seq.download<int32_t>() == seq);
+      CHECK(device_out_pages.download<int32_t>() == pages);
+      for (const DeviceBuffer* buffer : {&device_out_len, &device_out_seq, &device_out_pages}) {
+        CHECK(buffer->guard_is_whole());
+      }
     }
   }
 }

@@ -30,8 +30,13 @@ TEST(gather_rows_matches_the_cpu) {
         const Bytes in = random_bytes(rng, static_cast<size_t>(kInRows * width));
         std::vector<int32_t> row;
         for (int i = 0; i < num_rows; ++i) row.push_back(rng.integer(-1, kInRows - 1));
-        const DeviceBuffer device_in(in), device_row(row);
-        for (const bool has_row : {true, false}) {
+        const Bytes other_in = random_bytes(rng, in.size());
+        std::vector<int32_t> other_row;
+        for (int i = 0; i < num_rows; ++i) other_row.push_back(rng.integer(-1, kInRows - 1));
+        const DeviceBuffer device_in(in), device_row(row), device_other_in(other_in),
+            device_other_row(other_row);
+        for (const int num_sources : {0, 1, 2}) {
+          const bool has_row = num_sources > 0, has_other = num_sources > 1;
           Bytes expected(static_cast<size_t>(num_rows * (width + gap)), 0xff);
           const DeviceBuffer out(expected.size());
           GatherRowsParams params;
@@ -40,11 +45,15 @@ TEST(gather_rows_matches_the_cpu) {
           params.out_stride = width + gap;
           GatherRowsParams cpu = params;
           cpu.row = has_row ? row.data() : nullptr;
+          cpu.other_row = has_other ? other_row.data() : nullptr;
+          cpu.other_in = has_other ? other_in.data() : nullptr;
           cpu.in = in.data();
           cpu.out = expected.data();
           ThreadPool pool(2);
           gather_rows_cpu({.pool = &pool}, cpu);
           params.row = has_row ? device_row.as<int32_t>() : nullptr;
+          params.other_row = has_other ? device_other_row.as<int32_t>() : nullptr;
+          params.other_in = has_other ? device_other_in.data() : nullptr;
           params.in = device_in.data();
           params.out = out.data();
           CHECK_CUDA(gather_rows_cuda(params, nullptr));

@@ -67,6 +67,8 @@ const std::vector<Shape>& shapes() {
       {"14B down", 640, 17408, kNone, 4},
       {"32B o", 640, 8192, kNone, 2},
       {"32B down", 640, 25600, kNone, 8},
+      {"draft fc", 640, 7680},
+      {"wide draft fc", 640, 12800},
       {"one step", 16, 16},
       {"empty chains", 48, 80},
       {"empty chains, swiglu", 48, 48, kSwiGlu},

@@ -50,7 +50,23 @@ RunnerConfig small_config() {
   return config;
 }
 
+// Drafts as trees.
+const std::string kTrees = "eagle3 trees";
+
+std::vector<std::string> methods() {
+  std::vector<std::string> names = drafter_names();
+  names.push_back(kTrees);
+  return names;
+}
+
 RunnerConfig config_of(const std::string& method) {
+  if (method == kTrees) {
+    RunnerConfig config = config_of("eagle3");
+    config.num_speculative_tokens = 9;
+    config.draft_depth = 4;
+    config.method_options["draft_top_k"] = int64_t{3};
+    return config;
+  }
   RunnerConfig config = small_config();
   config.method = method;
   if (method == "none") config.num_speculative_tokens = 0;
@@ -246,6 +262,24 @@ void check_same(const std::vector<Output>& outputs, const std::vector<Output>& e
   }
 }
 
+using Script = std::function<Ids(std::span<const int32_t>, int)>;
+
+/// Knows what the jobs' texts are.
+Script oracle_of(const std::vector<Job>& jobs, const std::vector<Output>& expected) {
+  return [&](std::span<const int32_t> known, int count) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      Ids text = jobs[i].prompt;
+      text.insert(text.end(), expected[i].tokens.begin(), expected[i].tokens.end());
+      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
+        continue;
+      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
+      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
+                 text.begin() + static_cast<std::ptrdiff_t>(end));
+    }
+    return Ids{};
+  };
+}
+
 }  // namespace
 
 TEST(text_does_not_depend_on_batch_chunks_or_running_ahead) {
@@ -266,7 +300,7 @@ TEST(text_does_not_depend_on_batch_chunks_or_running_ahead) {
 TEST(text_does_not_depend_on_drafts_from_the_device) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Output> expected = plain(jobs);
-  for (const std::string& method : drafter_names()) {
+  for (const std::string& method : methods()) {
     if (method == "none") continue;
     for (bool adaptive : {false, true}) {
       RunnerConfig config = config_of(method);
@@ -274,7 +308,8 @@ TEST(text_does_not_depend_on_drafts_from_the_device) {
       const auto runner = make_runner(config);
       if (adaptive) CHECK(!runner->measure_step_times(1.0).empty());
       for (int chunk : {5, 64}) {
-        check_same(run(*runner, jobs, {.chunk = chunk, .max_drafts = 4}), expected);
+        const Schedule schedule{.chunk = chunk, .max_drafts = config.num_speculative_tokens};
+        check_same(run(*runner, jobs, schedule), expected);
       }
     }
   }
@@ -283,19 +318,7 @@ TEST(text_does_not_depend_on_drafts_from_the_device) {
 TEST(text_does_not_depend_on_drafts_from_the_host) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Output> expected = plain(jobs);
-  const auto oracle = [&](std::span<const int32_t> known, int count) {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      Ids text = jobs[i].prompt;
-      text.insert(text.end(), expected[i].tokens.begin(), expected[i].tokens.end());
-      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
-        continue;
-      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
-      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                 text.begin() + static_cast<std::ptrdiff_t>(end));
-    }
-    return Ids{};
-  };
-  using Script = std::function<Ids(std::span<const int32_t>, int)>;
+  const Script oracle = oracle_of(jobs, expected);
   const std::vector<Script> scripts{
       oracle,
       [&](std::span<const int32_t> known, int count) {
@@ -317,18 +340,34 @@ TEST(text_does_not_depend_on_drafts_from_the_host) {
   }
 }
 
+// The right drafts among wrong siblings: what is accepted does not lie behind what is known.
+TEST(text_does_not_depend_on_trees_from_the_host) {
+  const std::vector<Job> jobs = mixed_jobs();
+  const std::vector<Output> expected = plain(jobs);
+  for (int chunk : {5, 64}) {
+    RunnerConfig config = small_config();
+    config.adaptive = false;
+    config.num_speculative_tokens = 16;
+    auto drafter = std::make_unique<testing::TreeDrafter>(oracle_of(jobs, expected));
+    const auto runner = make_runner(config, std::move(drafter));
+    check_same(run(*runner, jobs, {.chunk = chunk, .max_drafts = 16}), expected);
+    if (chunk == 64) CHECK_LT(runner->stats().num_steps, 30);
+  }
+}
+
 TEST(removal_and_abandoned_steps_change_nothing) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Output> expected = plain(jobs);
-  for (const std::string& method : drafter_names()) {
+  for (const std::string& method : methods()) {
     for (const Schedule& schedule :
-         {Schedule{.chunk = 33, .max_drafts = 4, .remove_every = 3},
-          Schedule{.chunk = 33, .max_drafts = 4, .abandon_every = 3},
-          Schedule{.chunk = 9, .max_drafts = 4, .remove_every = 5, .abandon_every = 7}}) {
+         {Schedule{.chunk = 33, .remove_every = 3}, Schedule{.chunk = 33, .abandon_every = 3},
+          Schedule{.chunk = 9, .remove_every = 5, .abandon_every = 7}}) {
       RunnerConfig config = config_of(method);
       config.adaptive = false;
       const auto runner = make_runner(config);
-      const std::vector<Output> outputs = run(*runner, jobs, schedule);
+      Schedule with_drafts = schedule;
+      with_drafts.max_drafts = config.num_speculative_tokens;
+      const std::vector<Output> outputs = run(*runner, jobs, with_drafts);
       for (size_t i = 0; i < jobs.size(); ++i) CHECK_EQ(outputs[i].tokens, expected[i].tokens);
       CHECK_EQ(runner->num_free_pages(), 256);
     }

@@ -315,6 +315,75 @@ TEST(tokens_before_the_first_are_not_seen) {
   }
 }
 
+// Steps of one to many sequences, with as many KV heads as a model has: contexts are cut into
+// ranges of every length, for they follow the number of tiles.
+TEST(ranges_of_every_length_are_invariant_bit_for_bit) {
+  Rng rng(14);
+  const Shape shape = {32, 8};
+  constexpr int kTokens = 1700;
+  const Sequence whole = random_sequence(rng, shape, 0, kTokens);
+  const Bits expected = run(rng, shape, {whole});
+  const Sequence tree = random_sequence(rng, shape, 1000, 24, Form::kBushy);
+  const Bits expected_tree = run(rng, shape, {tree});
+  for (const int num_sequences : {1, 2, 3, 5, 9, 17, 31}) {
+    for (const int max_rows : {1, 6, 16}) {
+      std::vector<Sequence> batch;
+      std::vector<int> begins;
+      for (int i = 0; i < num_sequences; ++i) {
+        const int num_rows = rng.integer(std::min(max_rows, 4), max_rows);
+        begins.push_back(rng.integer(max_rows == 6 ? 1000 : 0, kTokens - num_rows));
+        batch.push_back(chunk_of(shape, whole, begins.back(), num_rows));
+      }
+      const bool has_tree = max_rows == 16 && num_sequences % 3 != 0;
+      if (has_tree) batch.push_back(tree);
+      Layout layout;
+      layout.spare_rows = rng.integer(0, 40);
+      layout.spare_spans = rng.integer(0, 3);
+      const Bits out = run(rng, shape, batch, layout);
+      size_t at = 0;
+      for (size_t i = 0; i < begins.size(); ++i) {
+        const size_t num_rows = static_cast<size_t>(batch[i].num_rows());
+        check_same_rows(shape, out, at, expected, static_cast<size_t>(begins[i]), num_rows);
+        at += num_rows;
+      }
+      if (has_tree) check_same_rows(shape, out, at, expected_tree, 0, 24);
+    }
+  }
+}
+
+// Blocks of rows that see each other: against the reference, and each row against the last one of a
+// chain with its q, by whichever kernel either takes.
+TEST(rows_of_a_block_see_each_other) {
+  Rng rng(15);
+  for (const int group : {1, 4, 5}) {
+    const Shape shape = {4 * group, 4};
+    for (const int num_sequences : {1, 2, 7, 40}) {
+      for (const int most_rows : {4, 16, num_sequences == 1 ? 300 : 40}) {
+        std::vector<Sequence> blocks;
+        for (int i = 0; i < num_sequences; ++i) {
+          const int num_rows = i == 0 ? most_rows : rng.integer(1, most_rows);
+          blocks.push_back(random_sequence(rng, shape, rng.integer(0, 1300), num_rows));
+          blocks.back().is_causal = false;
+        }
+        Layout layout;
+        layout.page_size = std::vector<int>{8, 16, 24, 64}[static_cast<size_t>(rng.integer(0, 3))];
+        layout.spare_rows = rng.integer(0, 3);
+        const Bits out = run(rng, shape, blocks, layout);
+        check_rows(shape, blocks, out, most_rows / 2);
+        const int last_row = blocks.front().num_rows() - 1;
+        for (const int row : {0, last_row / 2, last_row}) {
+          Sequence chain = blocks.front();
+          chain.is_causal = true;
+          const auto at = [&](int index) { return static_cast<size_t>(index) * shape.q_width(); };
+          std::copy_n(&blocks.front().q[at(row)], shape.q_width(), &chain.q[at(last_row)]);
+          check_same_rows(shape, out, static_cast<size_t>(row), run(rng, shape, {chain}),
+                          static_cast<size_t>(last_row), 1);
+        }
+      }
+    }
+  }
+}
+
 // A captured graph stays right as lengths, page tables and KV change on the device.
 TEST(captured_graph_follows_the_lengths) {
   Rng rng(9);

@@ -4,7 +4,9 @@
 #include "kernels/step_rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <span>
 
 #include "core/row_layout.h"
 #include "cuda/cuda_testing.h"
@@ -17,8 +19,9 @@ namespace {
 testing::NeedsDevice needs_device;
 
 using Ids = std::vector<int32_t>;
+using Floats = std::vector<float>;
 
-constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 5, kRing = 3;
+constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kRing = 3;
 constexpr int kPagesPerSeq = (kMaxLen + 2 * (1 + kDrafts) + kPageSize - 1) / kPageSize;
 
 struct Sequence {
@@ -29,20 +32,43 @@ struct Sequence {
 
 struct Step {
   std::vector<StepSpan> spans;
-  std::vector<Ids> drafts;
+  std::vector<Draft> drafts;
   int row_budget = 0;
 };
 
+enum class Drafts { kChains, kTrees, kScoredTrees };
+
+/// Up to `most` drafts, at times with one that cannot be.
+Draft random_draft(testing::Rng& rng, Drafts kind, int most) {
+  Draft draft;
+  for (int i = 0, count = rng.integer(0, most); i < count; ++i) {
+    draft.append(rng.integer(0, 3 * most) == 0 ? rng.integer(-2, 2 * kVocab)
+                                               : rng.integer(0, kVocab - 1));
+    if (kind == Drafts::kChains) continue;
+    // Siblings may be equal.
+    if (i > 0 && rng.integer(0, 9) == 0)
+      draft.tokens.back() = draft.tokens[draft.tokens.size() - 2];
+    const int highest = rng.integer(0, 3 * most) == 0 ? i : i - 1;
+    draft.parents.back() = rng.integer(rng.integer(0, 3 * most) == 0 ? -2 : -1, highest);
+    if (kind == Drafts::kTrees) continue;
+    const int change = rng.integer(0, 3 * most) == 0 ? 1 : -rng.integer(0, 2);
+    const float last = i == 0 ? 0.0f : draft.scores.back();
+    draft.scores.push_back(last + 0.25f * static_cast<float>(change));
+  }
+  return draft;
+}
+
 /// A table and a step that uses some of its slots, as a scheduler would.
 struct Case {
-  explicit Case(uint64_t seed) : rng(seed), sequences(kSeqs) {
+  Case(uint64_t seed, Drafts kind) : rng(seed), sequences(kSeqs) {
+    const int most = seed % 3 == 0 ? kDrafts : 5;
     for (int slot = 0; slot < kSeqs; ++slot) {
       Sequence& sequence = sequences[static_cast<size_t>(slot)];
       const int count = rng.integer(2, kMaxLen - 1);
       for (int i = 0; i < count; ++i) sequence.tokens.push_back(rng.integer(0, kVocab - 1));
       for (int i = 0; i < kPagesPerSeq; ++i) sequence.pages.push_back(rng.integer(0, 5000));
       sequence.prompt_len = rng.integer(1, count);
-      sequence.max_num_tokens = std::min(kMaxLen, count + rng.integer(1, 2 * kDrafts));
+      sequence.max_num_tokens = std::min(kMaxLen, count + rng.integer(1, 2 * most));
       sequence.min_tokens = rng.integer(0, 1) * rng.integer(0, 50);
       for (int i = rng.integer(0, 3); i > 0; --i) {
         sequence.stop_ids.push_back(rng.integer(0, kVocab - 1));
@@ -59,14 +85,9 @@ struct Case {
       const int num_new = rng.integer(0, 1) ? left : rng.integer(1, left);
       step.spans.push_back({.slot = slot,
                             .num_new_tokens = num_new,
-                            .max_drafts = num_new == left ? rng.integer(0, kDrafts) : 0,
+                            .max_drafts = num_new == left ? rng.integer(0, most) : 0,
                             .acceptance = static_cast<float>(rng.integer(0, 4)) / 4});
-      Ids draft;
-      for (int i = rng.integer(0, kDrafts); i > 0; --i) {
-        draft.push_back(rng.integer(0, 12) == 0 ? rng.integer(-2, 2 * kVocab)
-                                                : rng.integer(0, kVocab - 1));
-      }
-      step.drafts.push_back(draft);
+      step.drafts.push_back(random_draft(rng, kind, most));
     }
   }
   testing::Rng rng;
@@ -148,28 +169,37 @@ int usable_drafts(const Case& at, size_t span) {
   const Sequence& sequence = at.sequences[static_cast<size_t>(of.slot)];
   const int num_tokens = static_cast<int>(sequence.tokens.size());
   if (!sequence.is_active || sequence.kv_len + of.num_new_tokens != num_tokens) return 0;
-  const int most = std::min({of.max_drafts, sequence.max_num_tokens - num_tokens - 1,
-                             static_cast<int>(at.step.drafts[span].size())});
+  const Draft& draft = at.step.drafts[span];
+  const int most =
+      std::min({of.max_drafts, sequence.max_num_tokens - num_tokens - 1, draft.size()});
   int count = 0;
-  while (count < most && at.step.drafts[span][static_cast<size_t>(count)] >= 0 &&
-         at.step.drafts[span][static_cast<size_t>(count)] < kVocab) {
-    ++count;
+  for (size_t i = 0; static_cast<int>(i) < most; ++i, ++count) {
+    const int32_t token = draft.tokens[i], parent = draft.parents[i];
+    if (token < 0 || token >= kVocab || parent < -1 || parent >= count) break;
+    if (draft.scores.empty()) continue;
+    if (draft.scores[i] > (i == 0 ? 0.0f : draft.scores[i - 1])) break;
   }
-  return std::max(count, 0);
+  return count;
 }
 
 /// Drafts in falling order of survival, equal ones in rounds over the spans.
 Ids grant(const Case& at, const Ids& offered, int room) {
   Ids granted(offered.size(), 0);
+  const auto survival_of = [&](size_t s, int draft) {
+    const Floats& scores = at.step.drafts[s].scores;
+    if (!scores.empty()) return std::exp(static_cast<double>(scores[static_cast<size_t>(draft)]));
+    float survival = 1.0f;
+    for (int i = 0; i <= draft; ++i) survival *= at.step.spans[s].acceptance;
+    return static_cast<double>(survival);
+  };
   for (; room > 0; --room) {
     int best = -1, best_round = 0;
-    float best_survival = -1.0f;
+    double best_survival = -1.0;
     for (size_t s = 0; s < offered.size(); ++s) {
       if (granted[s] == offered[s]) continue;
-      const float acceptance = at.step.spans[s].acceptance;
-      float survival = 1.0f;
-      for (int i = 0; i <= granted[s]; ++i) survival *= acceptance;
-      const int round = acceptance == 0.0f || acceptance == 1.0f ? granted[s] : 0;
+      const double survival = survival_of(s, granted[s]);
+      int round = 0;  // drafts of the span that are just as likely
+      while (round < granted[s] && survival_of(s, granted[s] - round - 1) == survival) ++round;
       if (survival > best_survival || (survival == best_survival && round < best_round)) {
         best_survival = survival;
         best_round = round;
@@ -182,8 +212,9 @@ Ids grant(const Case& at, const Ids& offered, int room) {
   return granted;
 }
 
-void check_case(uint64_t seed, bool is_short) {
-  Case at(seed);
+void check_case(uint64_t seed, Drafts kind, bool is_short) {
+  Case at(seed, kind);
+  const bool has_trees = kind != Drafts::kChains;
   const size_t num_spans = at.step.spans.size();
   Ids offered;
   int num_base = 0;
@@ -214,10 +245,8 @@ void check_case(uint64_t seed, bool is_short) {
               .num_new_tokens = of.num_new_tokens,
               .kv_len = sequence.kv_len,
               .num_tokens = static_cast<int>(sequence.tokens.size()),
-              .draft = {}};
-    for (int i = 0; i < granted[s]; ++i) {
-      span.draft.append(at.step.drafts[s][static_cast<size_t>(i)]);
-    }
+              .draft = at.step.drafts[s]};
+    span.draft.truncate(granted[s]);
     expected.append(span, sequence.tokens, sequence.pages, kPageSize,
                     sequence.scores_prompt ? 0 : kMaxLen, sequence.prompt_len);
   }
@@ -225,13 +254,18 @@ void check_case(uint64_t seed, bool is_short) {
   const int num_rows = at.step.row_budget + 9;
   const int num_samples = static_cast<int>(expected.sample_row.size()) + 5;
   const OnDevice device(at);
-  Ids draft_ids(size_t{kSeqs} * kDrafts, -1), draft_counts(kSeqs, 77);
+  Ids draft_ids(size_t{kSeqs} * kDrafts, -1), draft_parents = draft_ids, draft_counts(kSeqs, 77);
+  Floats draft_scores(draft_ids.size(), 5.0f);
   for (size_t s = 0; s < num_spans; ++s) {
-    draft_counts[s] = static_cast<int32_t>(at.step.drafts[s].size());
-    std::copy(at.step.drafts[s].begin(), at.step.drafts[s].end(),
-              draft_ids.begin() + static_cast<std::ptrdiff_t>(s) * kDrafts);
+    const Draft& draft = at.step.drafts[s];
+    const auto first = static_cast<std::ptrdiff_t>(s) * kDrafts;
+    draft_counts[s] = draft.size();
+    std::copy(draft.tokens.begin(), draft.tokens.end(), draft_ids.begin() + first);
+    std::copy(draft.parents.begin(), draft.parents.end(), draft_parents.begin() + first);
+    std::copy(draft.scores.begin(), draft.scores.end(), draft_scores.begin() + first);
   }
-  const DeviceBuffer drafts(draft_ids), num_drafts(draft_counts);
+  const DeviceBuffer drafts(draft_ids), num_drafts(draft_counts), parents(draft_parents),
+      scores(draft_scores);
   const DeviceBuffer seq(kSeqs * 4), num_wanted(kSeqs * 4);
   CHECK_CUDA(begin_step_cuda({.input = device.input(),
                               .table = device.table(),
@@ -245,32 +279,35 @@ void check_case(uint64_t seed, bool is_short) {
       num_usable(kSeqs * 4), num_granted(kSeqs * 4), first_choice(kSeqs * 4),
       sample_begin((kSeqs + 1) * 4), sample_row(static_cast<size_t>(num_samples) * 4),
       score_token(static_cast<size_t>(num_samples) * 4);
-  CHECK_CUDA(layout_rows_cuda({.input = device.input(),
-                               .table = device.table(),
-                               .num_wanted = num_wanted.as<int32_t>(),
-                               .drafts = drafts.as<int32_t>(),
-                               .num_drafts = num_drafts.as<int32_t>(),
-                               .max_spans = kSeqs,
-                               .max_drafts = kDrafts,
-                               .page_size = kPageSize,
-                               .vocab_size = kVocab,
-                               .num_rows = num_rows,
-                               .num_samples = num_samples,
-                               .row_token = token.as<int32_t>(),
-                               .row_position = position.as<int32_t>(),
-                               .row_span = span.as<int32_t>(),
-                               .row_parent = parent.as<int32_t>(),
-                               .row_kv_slot = kv_slot.as<int64_t>(),
-                               .span_begin = span_begin.as<int32_t>(),
-                               .span_kv_len = span_kv_len.as<int32_t>(),
-                               .span_seq = span_seq.as<int32_t>(),
-                               .num_offered = num_usable.as<int32_t>(),
-                               .num_granted = num_granted.as<int32_t>(),
-                               .first_choice = first_choice.as<int32_t>(),
-                               .sample_begin = sample_begin.as<int32_t>(),
-                               .sample_row = sample_row.as<int32_t>(),
-                               .score_token = score_token.as<int32_t>()},
-                              nullptr));
+  CHECK_CUDA(
+      layout_rows_cuda({.input = device.input(),
+                        .table = device.table(),
+                        .num_wanted = num_wanted.as<int32_t>(),
+                        .drafts = drafts.as<int32_t>(),
+                        .num_drafts = num_drafts.as<int32_t>(),
+                        .parents = has_trees ? parents.as<int32_t>() : nullptr,
+                        .scores = kind == Drafts::kScoredTrees ? scores.as<float>() : nullptr,
+                        .max_spans = kSeqs,
+                        .max_drafts = kDrafts,
+                        .page_size = kPageSize,
+                        .vocab_size = kVocab,
+                        .num_rows = num_rows,
+                        .num_samples = num_samples,
+                        .row_token = token.as<int32_t>(),
+                        .row_position = position.as<int32_t>(),
+                        .row_span = span.as<int32_t>(),
+                        .row_parent = parent.as<int32_t>(),
+                        .row_kv_slot = kv_slot.as<int64_t>(),
+                        .span_begin = span_begin.as<int32_t>(),
+                        .span_kv_len = span_kv_len.as<int32_t>(),
+                        .span_seq = span_seq.as<int32_t>(),
+                        .num_offered = num_usable.as<int32_t>(),
+                        .num_granted = num_granted.as<int32_t>(),
+                        .first_choice = first_choice.as<int32_t>(),
+                        .sample_begin = sample_begin.as<int32_t>(),
+                        .sample_row = sample_row.as<int32_t>(),
+                        .score_token = score_token.as<int32_t>()},
+                       nullptr));
   const auto head = [](const DeviceBuffer& buffer, size_t count) {
     Ids values = buffer.download<int32_t>();
     values.resize(count);
@@ -305,19 +342,30 @@ void check_case(uint64_t seed, bool is_short) {
   for (int32_t& choice : choices) choice = at.rng.integer(0, kVocab - 1);
   for (size_t s = 0; s < num_spans; ++s) {
     if (expected.first_choice[s] < 0) continue;
-    const int num_right = at.rng.integer(0, granted[s] + 1);
-    for (int i = 0; i < std::min(num_right, offered[s]); ++i) {
-      choices[static_cast<size_t>(expected.first_choice[s] + i)] =
-          at.step.drafts[s][static_cast<size_t>(i)];
+    const Draft& draft = at.step.drafts[s];
+    for (int last = -1; last < granted[s] && at.rng.integer(0, 5) > 0;) {
+      Ids children;
+      for (int i = last + 1; i < offered[s]; ++i) {
+        if (draft.parents[static_cast<size_t>(i)] == last) children.push_back(i);
+      }
+      if (children.empty()) break;
+      const int32_t child =
+          children[static_cast<size_t>(at.rng.integer(0, static_cast<int>(children.size()) - 1))];
+      choices[static_cast<size_t>(expected.first_choice[s] + last + 1)] =
+          draft.tokens[static_cast<size_t>(child)];
+      last = child;
     }
   }
   const DeviceBuffer chosen(choices);
   const DeviceBuffer num_computed_rows(kSeqs * sizeof(int32_t)),
       outcomes(size_t{kRing} * kSeqs * sizeof(StepOutcome)),
-      out_tokens(size_t{kRing} * kSeqs * (1 + kDrafts) * 4);
+      out_tokens(size_t{kRing} * kSeqs * (1 + kDrafts) * 4), out_samples(out_tokens.bytes()),
+      committed_row(rows);
   CHECK_CUDA(commit_rows_cuda({.input = device.input(),
                                .table = device.table(),
                                .drafts = drafts.as<int32_t>(),
+                               .parents = has_trees ? parents.as<int32_t>() : nullptr,
+                               .span_begin = span_begin.as<int32_t>(),
                                .num_offered = num_usable.as<int32_t>(),
                                .num_granted = num_granted.as<int32_t>(),
                                .first_choice = first_choice.as<int32_t>(),
@@ -328,56 +376,67 @@ void check_case(uint64_t seed, bool is_short) {
                                .max_drafts = kDrafts,
                                .max_samples = num_samples,
                                .num_computed = num_computed_rows.as<int32_t>(),
+                               .committed_row = committed_row.as<int32_t>(),
                                .outcomes = outcomes.as<StepOutcome>(),
-                               .tokens = out_tokens.as<int32_t>()},
+                               .tokens = out_tokens.as<int32_t>(),
+                               .samples = out_samples.as<int32_t>()},
                               nullptr));
   const auto all_outcomes = outcomes.download<StepOutcome>();
   const Ids all_tokens = out_tokens.download<int32_t>(),
-            history = device.tokens.download<int32_t>();
+            all_samples = out_samples.download<int32_t>(),
+            history = device.tokens.download<int32_t>(),
+            committed_rows = committed_row.download<int32_t>();
   const Ids numbers = device.numbers.download<int32_t>();
   for (size_t s = 0; s < num_spans; ++s) {
     const StepSpan& of = at.step.spans[s];
     const Sequence& sequence = at.sequences[static_cast<size_t>(of.slot)];
     const StepOutcome& outcome = all_outcomes[kSeqs + s];
-    Ids tokens;
-    int finish = 0, num_accepted = 0, num_right = 0, num_judged = 0;
+    Ids tokens, samples, path;
+    int finish = 0, num_accepted = 0;
+    DraftJudgement judgement;
     const int first = expected.first_choice[s];
     if (first >= 0) {
-      Draft draft;
-      for (int i = 0; i < granted[s]; ++i) draft.append(at.step.drafts[s][static_cast<size_t>(i)]);
-      const auto choice = [&](int i) { return choices[static_cast<size_t>(first + i)]; };
-      const int num_path = static_cast<int>(
-          accept_drafts(draft, std::span(choices).subspan(static_cast<size_t>(first))).size());
-      for (int i = 0; i <= num_path && finish == 0; ++i) {
-        tokens.push_back(choice(i));
-        num_accepted += i < num_path;
-        const int num_known = static_cast<int>(sequence.tokens.size()) + i + 1;
+      Draft draft = at.step.drafts[s];
+      draft.truncate(offered[s]);
+      const auto of_span = std::span(choices).subspan(static_cast<size_t>(first));
+      judgement = judge_drafts(draft, granted[s], of_span);
+      draft.truncate(granted[s]);
+      path = accept_drafts(draft, of_span);
+      for (size_t i = 0; i <= path.size() && finish == 0; ++i) {
+        samples.push_back(first + (i == 0 ? 0 : 1 + path[i - 1]));
+        const int32_t token = choices[static_cast<size_t>(samples.back())];
+        tokens.push_back(token);
+        num_accepted += i < path.size();
+        const int num_known = static_cast<int>(sequence.tokens.size() + i) + 1;
         const bool is_stop = num_known - sequence.prompt_len > sequence.min_tokens &&
-                             std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(),
-                                       choice(i)) != sequence.stop_ids.end();
+                             std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(), token) !=
+                                 sequence.stop_ids.end();
         finish = is_stop ? 1 : num_known >= sequence.max_num_tokens ? 2 : 0;
       }
-      num_judged = std::min(offered[s], granted[s] + 1);
-      while (num_right < num_judged &&
-             choice(num_right) == at.step.drafts[s][static_cast<size_t>(num_right)]) {
-        ++num_right;
-      }
     }
-    const Ids found(all_tokens.begin() + static_cast<std::ptrdiff_t>((kSeqs + s) * (1 + kDrafts)),
-                    all_tokens.begin() + static_cast<std::ptrdiff_t>((kSeqs + s) * (1 + kDrafts)) +
-                        outcome.num_tokens);
-    CHECK_EQ(found, tokens);
+    const auto of_ring = [&](const Ids& values) {
+      const auto begin = values.begin() + static_cast<std::ptrdiff_t>((kSeqs + s) * (1 + kDrafts));
+      return Ids(begin, begin + outcome.num_tokens);
+    };
+    CHECK_EQ(of_ring(all_tokens), tokens);
+    CHECK_EQ(of_ring(all_samples), samples);
     CHECK_EQ(outcome.finish, finish);
     CHECK_EQ(outcome.num_accepted, num_accepted);
     CHECK_EQ(outcome.num_drafts, first < 0 ? 0 : granted[s]);
-    CHECK_EQ(outcome.num_judged, num_judged);
-    CHECK_EQ(outcome.num_right, num_right);
+    CHECK_EQ(outcome.num_judged, judgement.num_judged);
+    CHECK_EQ(outcome.num_right, judgement.num_right);
     CHECK_EQ(outcome.first_choice, first);
     const int num_computed =
         !sequence.is_active ? 0
                             : of.num_new_tokens + std::max(0, static_cast<int>(tokens.size()) - 1);
     CHECK_EQ(outcome.num_computed, num_computed);
     CHECK_EQ(num_computed_rows.download<int32_t>()[s], num_computed);
+    const int begin = expected.span_begin[s];
+    for (int i = 0; has_trees && i < num_computed; ++i) {
+      const int draft = i - of.num_new_tokens;
+      const int row = draft < 0 ? i : of.num_new_tokens + path[static_cast<size_t>(draft)];
+      CHECK_EQ(committed_rows[static_cast<size_t>(begin + i)], begin + row);
+    }
     const auto slot = static_cast<size_t>(of.slot);
     CHECK_EQ(numbers[slot], static_cast<int>(sequence.tokens.size() + tokens.size()));
     CHECK_EQ(numbers[kSeqs + slot], sequence.kv_len + num_computed);
@@ -388,7 +447,8 @@ void check_case(uint64_t seed, bool is_short) {
   }
   for (const DeviceBuffer* buffer :
        {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
-        &score_token, &out_tokens, &outcomes, &device.tokens, &device.numbers}) {
+        &score_token, &out_tokens, &out_samples, &committed_row, &outcomes, &device.tokens,
+        &device.numbers}) {
     CHECK(buffer->guard_is_whole());
   }
 }
@@ -396,9 +456,17 @@ void check_case(uint64_t seed, bool is_short) {
 }  // namespace
 
 TEST(rows_and_commits_equal_the_hosts) {
-  for (uint64_t seed = 0; seed < 60; ++seed) check_case(seed, false);
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    check_case(seed, Drafts::kChains, false);
+    check_case(seed, Drafts::kTrees, false);
+    check_case(seed, Drafts::kScoredTrees, false);
+  }
 }
 
 TEST(short_budgets_go_to_the_likeliest_drafts) {
-  for (uint64_t seed = 100; seed < 160; ++seed) check_case(seed, true);
+  for (uint64_t seed = 100; seed < 160; ++seed) {
+    check_case(seed, Drafts::kChains, true);
+    check_case(seed, Drafts::kTrees, true);
+    check_case(seed, Drafts::kScoredTrees, true);
+  }
 }

@@ -1,6 +1,7 @@
 #include "kernels/draft_rows.h"
 
 #include "kernels/draft_rows_testing.h"
+#include "kernels/draft_window.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -115,4 +116,47 @@ TEST(a_chain_walks_on_from_the_last_known_token) {
   CHECK_EQ((Ids(drafts.begin(), drafts.begin() + 3)), (Ids{70, 71, 72}));
   CHECK_EQ((Ids(drafts.begin() + 3, drafts.begin() + 6)), (Ids{-9, -9, -9}));
   CHECK_EQ(drafts[6], 80);
+}
+
+// Slot 2 has 14 committed tokens and two rows, slot 1 three tokens, all within the window; a span
+// is empty.
+TEST(window_begins_with_a_page) {
+  DraftTable table(3, 16, kPageSize);
+  const Ids span_begin = {0, 2, 3, 3}, span_kv_len = {14, 3, 0}, span_seq = {2, 1, 0};
+  constexpr int kWindow = 5, kPages = window_pages(kWindow, 2, kPageSize);
+  CHECK_EQ(kPages, 3);
+  Ids kv_len(3, 77), seq(3, 77), pages(3 * kPages, -5);
+  window_spans_cpu({}, {.span_begin = span_begin.data(),
+                        .span_kv_len = span_kv_len.data(),
+                        .span_seq = span_seq.data(),
+                        .from = table.view().pages,
+                        .num_spans = 3,
+                        .window = kWindow,
+                        .page_size = kPageSize,
+                        .max_pages = kPages,
+                        .out_kv_len = kv_len.data(),
+                        .out_seq = seq.data(),
+                        .out_pages = pages.data()});
+  CHECK_EQ(kv_len, (Ids{6, 3, 0}));  // from token 8 on
+  CHECK_EQ(seq, (Ids{0, 1, 2}));
+  const auto page_of = [&](int slot, int token) {
+    return table.pages[static_cast<size_t>(slot * table.pages_per_seq + token / kPageSize)];
+  };
+  CHECK_EQ(pages, (Ids{page_of(2, 8), page_of(2, 12), -5, page_of(1, 0), -5, -5, -5, -5, -5}));
+}
+
+TEST(window_has_room_for_its_pages) {
+  for (int page_size : {1, 4, 16}) {
+    for (int window = 1; window < 40; ++window) {
+      for (int kv_len = 0; kv_len < 90; ++kv_len) {
+        for (int rows : {1, 3, 17}) {
+          const int begin = window_begin(kv_len, window, page_size);
+          CHECK_EQ(begin % page_size, 0);
+          CHECK(begin >= 0 && kv_len - begin >= std::min(kv_len, window));
+          const int pages = (kv_len + rows + page_size - 1) / page_size - begin / page_size;
+          CHECK(pages <= window_pages(window, rows, page_size));
+        }
+      }
+    }
+  }
 }

@@ -257,7 +257,7 @@ struct Grown {
       CHECK_EQ(batch.row_position[at], num_tokens - 1 + depth);
       CHECK_EQ(batch.row_kv_slot[at],
                table.kv_slot(tree == 0 ? 3 : 0, num_tokens + row % rows_per_tree));
-      CHECK_EQ(batch.source[at], depth > 1 ? -1 : tree == 0 ? 3 : 0);
+      CHECK_EQ(batch.source[at], depth > 1 ? -1 : tree);
       const int above = batch.row_parent[at] - tree * rows_per_tree;
       CHECK_EQ(parent_row[at], depth > 1 ? tree * (level - 1) * shape.top_k + above : -1);
     }

@@ -5,15 +5,21 @@
 using namespace openspec;
 using namespace openspec::testing;
 
-// An accepted path 1, 3, 4 of a tree of six behind 5 tokens comes to lie at 5, 6, 7; all else
-// stays.
-TEST(moved_tokens_lie_contiguously) {
-  constexpr int kHeads = 3, kHeadDim = 4, kPageSize = 4, kNumPages = 6;
+using Ids = std::vector<int32_t>;
+
+// Rows of three spans: a tree of six behind two known tokens, of which the path 1, 3, 4 counts; one
+// that counts as it lies; and one whose path lies one row on.
+TEST(committed_tokens_lie_contiguously) {
+  constexpr int kHeads = 3, kHeadDim = 4, kPageSize = 4, kNumPages = 9, kPagesPerSeq = 3;
   constexpr size_t kSize = size_t{kNumPages} * 2 * kHeads * kPageSize * kHeadDim;
-  const std::vector<int32_t> pages = {0, 1, 2, 5, 3, 4};  // of two sequences
-  const std::vector<int32_t> seq = {1, 1, 1, 0}, from = {6, 8, 9, 3}, to = {5, 6, 7, 2};
+  const Ids pages = {0, 1, 2, 5, 3, 4, 8, 7, 6};
+  const Ids span_begin = {0, 8, 10, 14}, span_kv_len = {3, 5, 6}, span_seq = {1, 0, 2};
+  const Ids num_computed = {5, 2, 3};
+  const Ids committed_row = {0, 1, 3, 5, 6, 99, 99, 99, 8, 9, 10, 12, 13, 99};
+  // By sequence; the last move goes to where the one before it comes from.
+  const Ids seq = {1, 1, 1, 2, 2}, from = {6, 8, 9, 8, 9}, to = {5, 6, 7, 7, 8};
   const auto at = [&](int slot, int token, int part, int head, int i) {
-    const int page = pages[static_cast<size_t>(slot * 3 + token / kPageSize)];
+    const int page = pages[static_cast<size_t>(slot * kPagesPerSeq + token / kPageSize)];
     return static_cast<size_t>(
         (((page * 2 + part) * kHeads + head) * kPageSize + token % kPageSize) * kHeadDim + i);
   };
@@ -40,11 +46,14 @@ TEST(moved_tokens_lie_contiguously) {
     ThreadPool pool(2);
     move_kv_cpu({.pool = &pool}, {.layers = views.data(),
                                   .num_layers = 2,  // the third stays
-                                  .page_table = {pages.data(), 3},
-                                  .seq = seq.data(),
-                                  .from = from.data(),
-                                  .to = to.data(),
-                                  .num_moves = 4,
+                                  .page_table = {pages.data(), kPagesPerSeq},
+                                  .rows = {.num_rows = 14,
+                                           .num_spans = 3,
+                                           .span_begin = span_begin.data(),
+                                           .span_kv_len = span_kv_len.data(),
+                                           .span_seq = span_seq.data()},
+                                  .num_computed = num_computed.data(),
+                                  .committed_row = committed_row.data(),
                                   .dtype = dtype});
     for (size_t layer = 0; layer < 2; ++layer) {
       CHECK(layers[layer].same(0, expected[layer], 0, kSize));

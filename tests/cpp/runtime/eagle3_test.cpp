@@ -121,6 +121,13 @@ TEST(a_tree_has_a_depth_and_pages_for_it) {
   const int slot = runner.add_sequence(prompt, 8, {}, {});
   CHECK_EQ(runner.num_pages_needed(slot, 8), 3);  // and the drafter's last entry
   CHECK_EQ(runner.num_pages_needed(slot, 9), 9);
+  {
+    // Behind steps in flight, whatever these choose.
+    const auto prompt_step = runner.reserve(std::vector<SpanRequest>{{slot, 8, 0}});
+    CHECK_EQ(runner.num_pages_needed(slot, 16), 7);
+    const auto tree_step = runner.reserve(std::vector<SpanRequest>{{slot, 1, 15}});
+    CHECK_EQ(runner.num_pages_needed(slot, 16), 4);
+  }
   config.num_speculative_tokens = 117;  // 4 + 7 * 16 are made
   CHECK_THROWS(plan_memory(config), ArgumentError, "116 are made");
   CHECK_THROWS(plan_memory(tree_config(9, 4, 15)), ArgumentError, "[1, 8]");

@@ -1,0 +1,203 @@
+"""Stage 5: how many drafts of the exported heads the target accepts, in fp32.
+
+    python -m bench.tiny_model.dflash.evaluate --data .tiny/eagle3 --json .tiny/dflash/evaluation.json
+
+As for the EAGLE-3 head, the target's own texts are walked along, all positions of a text drafting at
+once. Drafts are the head's most likely ones, also for sampled texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..eagle3.evaluate import TEMPERATURES, TreeDrafts, chain_hits, conditional, mean_length
+from ..eagle3.generate import Texts, generate, load_prompts, load_target
+from ..eagle3.prompts import GROUPS, LIMITS, MODEL
+from ..model import TinyQwen3
+from .export import load_head
+from .head import AFTER_LAYERS, LAYOUTS, BlockHead, block_ids, block_layer, context_entries
+
+CHAINS = (3, 7, 15)
+TREES = (15, 31, 63, 127)  # nodes
+TOP_K = 8  # children of a node at most
+BLOCKS_AT_ONCE = 96
+
+
+class Text(NamedTuple):
+    """One text of the target, and what a head sees of it."""
+
+    tokens: Tensor  # [t]
+    prompt: int
+    captured: Tensor  # [t, states * hidden]
+
+
+def read(target: TinyQwen3, texts: Texts) -> list[Text]:
+    """Captured states of finished texts."""
+    result = []
+    for row, prompt, end in zip(texts.tokens, texts.prompts, texts.ends, strict=True):
+        tokens = row[: int(end)]
+        _, captured = target.model(tokens[None], AFTER_LAYERS)
+        result.append(Text(tokens, int(prompt), torch.cat(captured, -1)[0]))
+    return result
+
+
+class Drafting:
+    """A head and its target's embeddings."""
+
+    def __init__(self, head: BlockHead, embedding: Tensor) -> None:
+        self.head, self.embedding = head, embedding
+
+    def states(self, text: Text, num_drafts: int) -> Tensor:
+        """Normed states [rows, num_drafts, hidden] of blocks at each position from text.prompt on."""
+        head, length = self.head, len(text.tokens)
+        rows = num_drafts + (not head.layout.is_anchor_first)
+        places = torch.arange(length)
+        context, context_tables = head.context(text.captured)[None], head.tables(places, length)
+        entries = [context_entries(layer, context, context_tables) for layer in head.layers]
+        parts = []
+        for anchors in places[text.prompt :].split(BLOCKS_AT_ONCE):
+            tables = head.tables(anchors[None, :, None] + torch.arange(rows), length + rows)
+            seen = (places < anchors[:, None])[None]
+            x = self.embedding[block_ids(text.tokens[anchors], rows)][None]
+            for layer, of_layer in zip(head.layers, entries, strict=True):
+                x = block_layer(layer, x, tables, of_layer, seen)
+            parts.append(head.drafting_rows(x)[0])
+        return torch.cat(parts)
+
+    def logits(self, states: Tensor, before: Tensor) -> Tensor:
+        """Scores [..., vocabulary] of places with these states after these tokens."""
+        return self.head.logits(states, before, self.embedding)
+
+    def chains(self, text: Text, num_drafts: int) -> Tensor:
+        """Drafts after each position from text.prompt on, [rows, num_drafts]."""
+        drafts = [text.tokens[text.prompt :]]
+        for states in self.states(text, num_drafts).unbind(1):
+            drafts.append(self.logits(states, drafts[-1]).argmax(-1))
+        return torch.stack(drafts[1:], -1)
+
+    def trees(self, text: Text, depth: int, top_k: int, nodes: int) -> TreeDrafts:
+        """The best-scored paths after the same positions, best first.
+
+        A path's score is the sum of its tokens' log-probabilities, each at its own place; where
+        there is a Markov head, given the token before.
+        """
+        states = self.states(text, depth)
+        count = len(states)
+        row = torch.arange(count)
+        fixed = None
+        if not self.head.layout.markov_rank:
+            any_token = torch.zeros(count, depth, dtype=torch.long)
+            fixed = self.logits(states, any_token).log_softmax(-1).topk(top_k, -1)
+
+        def children(place: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+            if fixed is not None:
+                return fixed.values[row, place], fixed.indices[row, place]
+            best = self.logits(states[row, place], before).log_softmax(-1).topk(top_k, -1)
+            return best.values, best.indices
+
+        # Candidates: the children of the text and of every node taken so far.
+        scores = torch.full((count, (nodes + 1) * top_k), -torch.inf)
+        tokens = torch.zeros(scores.shape, dtype=torch.long)
+        tree = TreeDrafts(*(torch.zeros(count, nodes, dtype=torch.long) for _ in range(2)))
+        depths = torch.zeros(count, nodes + 1, dtype=torch.long)  # last the text's own, 0
+        scores[:, :top_k], tokens[:, :top_k] = children(row * 0, text.tokens[text.prompt :])
+        for node in range(nodes):
+            score, chosen = scores.max(-1)
+            parent = chosen // top_k - 1
+            token = tokens[row, chosen]
+            tree.tokens[:, node], tree.parents[:, node] = token, parent
+            level = depths[row, parent] + 1
+            depths[:, node] = level
+            scores[row, chosen] = -torch.inf
+            room = slice((node + 1) * top_k, (node + 2) * top_k)
+            more, tokens[:, room] = children(level.clamp(max=depth - 1), token)
+            more = score[:, None] + more
+            scores[:, room] = more.masked_fill((level == depth)[:, None], -torch.inf)
+        return tree
+
+
+def tree_hits(text: Text, tree: TreeDrafts, sizes: tuple[int, ...]) -> dict[int, np.ndarray]:
+    """How many drafts after each position the text confirms, of the first nodes of every size."""
+    written = text.tokens[text.prompt :]
+    count, nodes = tree.tokens.shape
+    row = torch.arange(count)
+    ahead = F.pad(written, (0, nodes + 1), value=-1)
+    # Depth of every node on the text's path, -1 off it; last the text's own.
+    depths = torch.full((count, nodes + 1), -1)
+    depths[:, -1] = 0
+    for node in range(nodes):
+        above = depths[row, tree.parents[:, node]]
+        is_text = (above >= 0) & (tree.tokens[:, node] == ahead[row + above + 1])
+        depths[:, node] = torch.where(is_text, above + 1, -1)
+    return {size: depths[:, :size].amax(1).clamp(min=0).numpy() for size in sizes}
+
+
+def evaluate(drafting: Drafting, texts: list[Text], sizes: tuple[int, ...]) -> dict[str, Any]:
+    """All figures of one kind of text; trees of `sizes` nodes."""
+    chains = {
+        count: [chain_hits(text, drafting.chains(text, count)) for text in texts]
+        for count in CHAINS
+    }
+    longest = max(CHAINS)
+    trees = [
+        tree_hits(text, drafting.trees(text, longest, TOP_K, max(sizes)), sizes) for text in texts
+    ]
+    return {
+        "texts": len(texts),
+        "new_tokens": sum(len(text.tokens) - text.prompt for text in texts),
+        "conditional_acceptance": [round(x, 3) for x in conditional(chains[longest], longest)],
+        "chain": {k: round(mean_length(hits, k), 3) for k, hits in chains.items()},
+        "tree": {
+            size: round(mean_length([hits[size] for hits in trees], longest), 3) for size in sizes
+        },
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--heads", type=Path, default=MODEL, help="where their folders are")
+    parser.add_argument("--data", type=Path, default=Path(".tiny/eagle3"))
+    parser.add_argument("--json", type=Path, help="where to record the figures")
+    parser.add_argument(
+        "--texts", type=int, default=48, help="problems; half as many of the others"
+    )
+    parser.add_argument("--kinds", default=",".join(GROUPS), help="of prompts")
+    args = parser.parse_args()
+    target = load_target(args.model, torch.device("cpu"), torch.float32)
+    embedding = target.model.embed_tokens.weight
+    heads = {
+        name: Drafting(load_head(layout, args.heads / name), embedding)
+        for name, layout in LAYOUTS.items()
+    }
+    torch.manual_seed(0)
+    result: dict[str, Any] = {}
+    prompts = load_prompts(args.data / "held_out.npz")
+    for name in args.kinds.split(","):
+        count = args.texts if name in TEMPERATURES else args.texts // 2
+        for temperature in TEMPERATURES.get(name, (0.0,)):
+            asked = prompts[name][:count]
+            warmth = torch.full((len(asked),), temperature)
+            kind = f"{name}, temperature {temperature:g}"
+            sizes = TREES if name == "problems" and temperature in (0.0, 1.0) else TREES[:1]
+            with torch.no_grad():
+                texts = read(target, generate(target, asked, LIMITS[name], warmth))
+                result[kind] = {
+                    head: evaluate(drafting, texts, sizes) for head, drafting in heads.items()
+                }
+            print(kind, json.dumps(result[kind]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

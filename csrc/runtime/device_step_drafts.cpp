@@ -1,0 +1,142 @@
+// How many drafts a step of DeviceStep has, and those that the host proposes.
+
+#include <algorithm>
+
+#include "kernels/span_attention.h"
+#include "runtime/device_step.h"
+
+namespace openspec {
+
+bool DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
+  const auto most = index(context_.config.num_speculative_tokens);
+  auto* num_drafts = reinterpret_cast<int32_t*>(input + input_.num_drafts);
+  auto* tokens = reinterpret_cast<int32_t*>(input + input_.drafts);
+  auto* parents = reinterpret_cast<int32_t*>(input + input_.parents);
+  std::vector<ProposeRequest> wanted;
+  std::vector<size_t> span_of;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    num_drafts[i] = 0;
+    if (lease.requests[i].max_drafts == 0) continue;
+    wanted.push_back({lease.requests[i].slot, lease.requests[i].max_drafts});
+    span_of.push_back(i);
+  }
+  if (wanted.empty()) return false;
+  std::vector<Draft> drafts(wanted.size());
+  try {
+    context_.drafter.propose_on_host(context_.table, wanted, drafts);
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+    return false;
+  }
+  bool has_trees = false;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const size_t first = span_of[i] * most;
+    const size_t offered = std::min(index(drafts[i].size()), most);
+    // Behind a long prompt only a chain fits attention's limit.
+    const auto num_rows = index(lease.requests[span_of[i]].num_new_tokens) + offered;
+    const bool may_be_tree = num_rows <= index(kMaxTreeRows);
+    size_t count = 0;
+    for (; count < offered; ++count) {
+      const bool is_next = drafts[i].parents[count] == static_cast<int>(count) - 1;
+      if (!is_next && !may_be_tree) break;
+      has_trees = has_trees || !is_next;
+      tokens[first + count] = drafts[i].tokens[count];
+      parents[first + count] = drafts[i].parents[count];
+    }
+    num_drafts[span_of[i]] = static_cast<int32_t>(count);
+  }
+  return has_trees;
+}
+
+DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease, bool host_has_trees) {
+  const RunnerConfig& config = context_.config;
+  const DrafterNeeds& needs = context_.drafter.needs();
+  const bool is_costly = needs.is_costly;
+  const bool is_on_device = config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
+  int num_known = 0, num_sampled = 0, num_drafts = 0, num_seqs = 0;
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    const double availability = context_.table.availability(request.slot).ratio();
+    num_known += request.num_new_tokens;
+    num_sampled += lease.is_sampled[i];
+    num_drafts += request.max_drafts;
+    num_seqs += request.max_drafts > 0;
+    offers.push_back({.num_drafts = request.max_drafts,
+                      .ratio = context_.table.acceptance(request.slot).ratio(),
+                      .availability = num_steps_ahead() == 0 ? 1.0 : availability,
+                      .num_depths = config.num_depths()});
+  }
+  const auto num_spans = static_cast<int>(lease.requests.size());
+  int num_rows = num_known + num_drafts;
+  bool proposes = num_drafts > 0 || !is_costly;
+  if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
+    const double seconds =
+        is_costly ? proposing_seconds(num_seqs, config.num_speculative_tokens) : 0.0;
+    const RowBudget budget = spend_row_budget(offers, num_known, num_sampled,
+                                              config.max_num_batched_tokens, step_times_, seconds);
+    if (is_costly) {
+      proposes =
+          gate_.opens(budget.tokens_per_second, num_sampled / step_times_.seconds(num_known));
+    }
+    num_rows = num_known;
+    if (proposes) {
+      for (int count : budget.counts) num_rows += count;
+    }
+  }
+  // A drafter that works on the host puts its proposals into the input.
+  proposes = proposes && is_on_device;
+  if (proposes && is_costly) {
+    num_rows = std::max(num_rows, 2 * num_spans);
+    if (num_rows > config.max_num_batched_tokens) {
+      num_rows = num_known;
+      proposes = false;
+    }
+  }
+  const Shape shape{num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees};
+  const auto graph = find_graph(shape);
+  return graph != graphs_.end() ? graph->first : shape;
+}
+
+std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
+  const RunnerConfig& config = context_.config;
+  const DrafterNeeds& needs = context_.drafter.needs();
+  const int num_drafts = config.num_speculative_tokens;
+  const int most_spans = std::min(num_rows, config.max_num_seqs);
+  const bool is_on_device = num_drafts > 0 && num_steps_ahead() > 0;
+  std::vector<Shape> shapes;
+  // A drafter that costs nothing is always asked.
+  if (!is_on_device || needs.is_costly) shapes.push_back({num_rows, most_spans, false, false});
+  if (num_drafts > 0 && !is_on_device) shapes.push_back({num_rows, most_spans, false, true});
+  if (is_on_device && !needs.is_costly) {
+    shapes.push_back({num_rows, most_spans, true, needs.makes_trees});
+  }
+  // Few long spans are attended to in another way than many short ones, where all are chains.
+  const bool few_matter =
+      most_spans > kFewSpans && num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
+  for (size_t i = 0, count = shapes.size(); few_matter && i < count; ++i) {
+    Shape few = shapes[i];
+    few.num_spans = kFewSpans;
+    if (!few.has_trees) shapes.push_back(few);
+  }
+  if (!is_on_device || !needs.is_costly) return shapes;
+  // Where drafts cost time per sequence, each has two rows at least, and all its drafts at most.
+  const int least_spans = std::min(std::max(1, num_rows / (1 + num_drafts)), most_spans);
+  for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
+    shapes.push_back({num_rows, num_spans, true, needs.makes_trees});
+    if (num_spans <= least_spans) break;
+    num_spans = std::max(least_spans, num_spans / 2);
+  }
+  return shapes;
+}
+
+std::map<DeviceStep::Shape, device::Graph>::iterator DeviceStep::find_graph(const Shape& least) {
+  return std::find_if(
+      graphs_.lower_bound({.num_rows = least.num_rows}), graphs_.end(), [&](const auto& graph) {
+        const Shape& shape = graph.first;
+        return shape.num_spans >= least.num_spans && shape.proposes == least.proposes &&
+               shape.has_trees == least.has_trees;
+      });
+}
+
+}  // namespace openspec

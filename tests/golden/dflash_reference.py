@@ -1,0 +1,247 @@
+"""A block drafter of the DFlash family, in fp32: what the engine's drafter is compared with.
+
+Written from the formats alone and for reading, without any code of the engine or of bench.
+
+A known token at position p has keys and values in every layer, made of the target's captured states
+at p alone. A draft is one pass over a block [last token, mask, mask, ...] at the positions that
+follow the known ones: its rows see all of them and each other. Where the block's first row only
+carries the token ("anchor-drop") row k drafts the k-th token after it; where it drafts as well
+("anchor-first") row k - 1 does. A Markov head adds, to the scores at every place, a bias that the
+token drafted before it chooses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Config = dict[str, Any]
+
+
+@dataclass
+class Format:
+    """What differs between the dialects."""
+
+    captured_layers: list[int]  # the target's residual stream after these, in the order of fc
+    block_size: int  # rows of a block as trained
+    mask: int
+    is_anchor_first: bool
+    is_causal: bool  # within the block
+
+    @property
+    def num_drafts(self) -> int:
+        """Of a whole block."""
+        return self.block_size if self.is_anchor_first else self.block_size - 1
+
+
+def read_format(config: Config, num_target_layers: int) -> Format:
+    """z-lab, JetSpec and DeepSpec name a state by the layer it leaves, speculators by the next."""
+    block = config.get("dflash_config", config)
+    if "aux_hidden_state_layer_ids" in config:
+        layers = [layer - 1 for layer in config["aux_hidden_state_layer_ids"]]
+    else:
+        count = config["num_hidden_layers"]
+        step = (num_target_layers - 4) / max(1, count - 1)
+        default = [round(1 + index * step) for index in range(count)]
+        if count == 1:
+            default = [num_target_layers // 2]
+        layers = list(block.get("target_layer_ids", default))
+    return Format(
+        captured_layers=layers,
+        block_size=config["block_size"],
+        mask=block["mask_token_id"],
+        is_anchor_first=config.get("sample_from_anchor", "num_anchors" in config),
+        is_causal=block.get("causal_head", False),
+    )
+
+
+@dataclass
+class Context:
+    """Keys and values of the known tokens, by layer: [tokens, kv heads, head_dim]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.keys[0])
+
+
+@dataclass
+class Chain:
+    """Drafts in a row, the scores they were taken from, and the chance of each to be accepted."""
+
+    tokens: list[int]
+    logits: Tensor  # [drafts, vocabulary]
+    confidences: list[float]  # empty without a confidence head
+
+
+@dataclass
+class Tree:
+    """Nodes, parents before children; parent -1 is the last committed token."""
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]  # 1 for the root's children
+    scores: list[float]  # sum of log-probabilities from the root
+
+
+class DFlashReference:
+    """One drafter with its target's embedding and LM head."""
+
+    def __init__(
+        self, config: Config, weights: dict[str, Tensor], embedding: Tensor, lm_head: Tensor,
+        num_target_layers: int,
+    ) -> None:  # fmt: skip
+        layer = config.get("transformer_layer_config", config)
+        self.format = read_format(
+            {**config, "num_hidden_layers": layer["num_hidden_layers"]}, num_target_layers
+        )
+        self.weights = {name: tensor.float() for name, tensor in weights.items()}
+        self.embedding, self.lm_head = embedding.float(), lm_head.float()
+        self.num_layers = layer["num_hidden_layers"]
+        self.head_dim = layer["head_dim"]
+        self.eps = layer["rms_norm_eps"]
+        self.rope_theta = layer.get("rope_parameters", layer)["rope_theta"]
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """RMSNorm over the last axis."""
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return x * scale * self.weights[f"{name}.weight"]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """x @ W^T."""
+        return x @ self.weights[f"{name}.weight"].T
+
+    def heads(self, name: str, x: Tensor) -> Tensor:
+        """A projection of rows, [rows, heads, head_dim]."""
+        return self.linear(name, x).view(len(x), -1, self.head_dim)
+
+    def rope(self, x: Tensor, first: int) -> Tensor:
+        """Rotates [rows, heads, head_dim], the rows' positions being first, first + 1, ..."""
+        half = self.head_dim // 2
+        frequency = self.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angle = (first + torch.arange(len(x), dtype=torch.float32))[:, None, None] * frequency
+        left, right = x[..., :half], x[..., half:]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+    def keys_values(self, layer: int, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Of rows that already have their norm."""
+        p = f"layers.{layer}.self_attn"
+        keys = self.norm(f"{p}.k_norm", self.heads(f"{p}.k_proj", x))
+        return self.rope(keys, first), self.heads(f"{p}.v_proj", x)
+
+    def empty(self) -> Context:
+        """No tokens."""
+        width = self.weights["layers.0.self_attn.k_proj.weight"].shape[0] // self.head_dim
+        none = torch.zeros(0, width, self.head_dim)
+        return Context([none] * self.num_layers, [none] * self.num_layers)
+
+    def extend(self, context: Context, captured: Tensor) -> Context:
+        """With the tokens whose captured states [tokens, states * hidden] these are.
+
+        They are known to the target: the last committed token, which it has not read, is not one.
+        """
+        z = self.norm("hidden_norm", self.linear("fc", captured.float()))
+        made = [self.keys_values(layer, z, len(context)) for layer in range(self.num_layers)]
+        return Context(
+            [torch.cat((old, new)) for old, (new, _) in zip(context.keys, made, strict=True)],
+            [torch.cat((old, new)) for old, (_, new) in zip(context.values, made, strict=True)],
+        )
+
+    def block(self, context: Context, token: int, num_drafts: int) -> Tensor:
+        """Normed states [num_drafts, hidden] of the rows that draft after `token`."""
+        count = num_drafts + (not self.format.is_anchor_first)
+        assert num_drafts > 0 and count <= self.format.block_size
+        x = self.embedding[[token] + [self.format.mask] * (count - 1)]
+        seen = torch.ones(count, len(context) + count, dtype=torch.bool)
+        if self.format.is_causal:
+            seen = seen.tril(len(context))
+        for layer in range(self.num_layers):
+            p = f"layers.{layer}"
+            normed = self.norm(f"{p}.input_layernorm", x)
+            query = self.norm(f"{p}.self_attn.q_norm", self.heads(f"{p}.self_attn.q_proj", normed))
+            query = self.rope(query, len(context))
+            keys, values = self.keys_values(layer, normed, len(context))
+            keys = torch.cat((context.keys[layer], keys))
+            values = torch.cat((context.values[layer], values))
+            group = query.shape[1] // keys.shape[1]
+            mixed = []
+            for head in range(query.shape[1]):
+                scores = query[:, head] @ keys[:, head // group].T * self.head_dim**-0.5
+                weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+                mixed.append(weights @ values[:, head // group])
+            x = x + self.linear(f"{p}.self_attn.o_proj", torch.cat(mixed, -1))
+            normed = self.norm(f"{p}.post_attention_layernorm", x)
+            gate = F.silu(self.linear(f"{p}.mlp.gate_proj", normed))
+            gated = gate * self.linear(f"{p}.mlp.up_proj", normed)
+            x = x + self.linear(f"{p}.mlp.down_proj", gated)
+        return self.norm("norm", x[count - num_drafts :])
+
+    def logits(self, state: Tensor, before: int) -> Tensor:
+        """Scores [vocabulary] of a place whose normed state this is, after the token `before`."""
+        logits = self.lm_head @ state
+        if "markov_head.markov_w1.weight" in self.weights:
+            row = self.weights["markov_head.markov_w1.weight"][before]
+            logits = logits + self.weights["markov_head.markov_w2.weight"] @ row
+        return logits
+
+    def confidence(self, state: Tensor, before: int) -> float:
+        """The chance that the draft of this place is accepted if those before it are."""
+        x = state
+        if self.weights["confidence_head.proj.weight"].shape[1] > len(state):
+            x = torch.cat((state, self.weights["markov_head.markov_w1.weight"][before]))
+        bias = self.weights["confidence_head.proj.bias"]
+        return float((self.weights["confidence_head.proj.weight"] @ x + bias).sigmoid())
+
+    def chain(self, context: Context, token: int, num_drafts: int) -> Chain:
+        """The most likely token at every place, given the draft before it."""
+        tokens, logits, confidences = [token], [], []
+        for state in self.block(context, token, num_drafts):
+            if "confidence_head.proj.weight" in self.weights:
+                confidences.append(self.confidence(state, tokens[-1]))
+            logits.append(self.logits(state, tokens[-1]))
+            tokens.append(int(logits[-1].argmax()))
+        return Chain(tokens[1:], torch.stack(logits), confidences)
+
+    def tree(self, context: Context, token: int, depth: int, top_k: int, num_nodes: int) -> Tree:
+        """The `num_nodes` paths of the highest score, best first.
+
+        A path's score is the sum of its tokens' log-probabilities, each at its own place: given
+        its parent where there is a Markov head, else whatever stands before it. A node has at most
+        `top_k` children. Among equal scores the one found earlier comes first.
+        """
+        states = self.block(context, token, depth)
+        found = Tree([], [], [], [])
+        waiting: list[tuple[float, int, int, list[tuple[float, int]]]] = []
+
+        def find(parent: int, siblings: list[tuple[float, int]]) -> None:
+            """Offers the best of `siblings`; the others follow when it has been taken."""
+            score = (found.scores[parent] if parent >= 0 else 0.0) + siblings[0][0]
+            heapq.heappush(waiting, (-score, next(order), parent, siblings))
+
+        def children(place: int, before: int) -> list[tuple[float, int]]:
+            logprobs = self.logits(states[place], before).log_softmax(-1)
+            best, ids = logprobs.sort(descending=True, stable=True)
+            return list(zip(best[:top_k].tolist(), ids[:top_k].tolist(), strict=True))
+
+        order = iter(range(2 * num_nodes + 1))
+        find(-1, children(0, token))
+        while waiting and len(found.tokens) < num_nodes:
+            negative, _, parent, siblings = heapq.heappop(waiting)
+            node, level = len(found.tokens), found.depths[parent] + 1 if parent >= 0 else 1
+            found.tokens.append(siblings[0][1])
+            found.parents.append(parent)
+            found.depths.append(level)
+            found.scores.append(-negative)
+            if len(siblings) > 1:
+                find(parent, siblings[1:])
+            if level < depth:
+                find(node, children(level, found.tokens[node]))
+        return found

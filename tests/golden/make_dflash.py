@@ -1,0 +1,129 @@
+"""Writes data/dflash.safetensors: what the reference drafts for the shipped heads and others.
+
+    python -m tests.golden.make_dflash
+
+One case is a prompt, what the head drafts after it, the verification of its chain by the target
+(greedy), and what the head drafts with what was committed. Per case, with C captured values per
+position, n = the tokens at the end, twice what follows the prompt and what follows the rest:
+
+    tokens [n]             prompt, the target's first token, then what the verification committed
+    num_prefilled []       prompt tokens
+    captured [n-1, C]      the target's states of all tokens but the last
+    logits [2, V]          of a block of one draft
+    chain_tokens [2, 7]    drafted by a block of seven
+    chain_logprobs [2, 7]
+    confidences [2, 7]     where there is a confidence head
+    tree_tokens [2, 15]    of a block of seven, top_k 4
+    tree_parents [2, 15]   -1: the last committed token
+    tree_scores [2, 15]    sums of log-probabilities, falling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from . import dflash_checkpoints, eagle3_checkpoints
+from .dflash_reference import Context, DFlashReference
+from .eagle3_checkpoints import Checkpoint
+from .target_reference import forward
+
+DATA = Path(__file__).parent / "data" / "dflash.safetensors"
+
+CHAIN = 7
+TOP_K, NODES = 4, 15
+
+
+class Case(NamedTuple):
+    """What a case is made of."""
+
+    target: Checkpoint
+    head: Checkpoint
+    prompt: list[int]
+
+    def reference(self) -> DFlashReference:
+        """The head with its target's tables."""
+        config, weights = self.target
+        embedding = weights["model.embed_tokens.weight"]
+        lm_head = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
+        return DFlashReference(*self.head, embedding, lm_head, config["num_hidden_layers"])
+
+
+def drafted(reference: DFlashReference, context: Context, token: int) -> dict[str, Tensor]:
+    """All that is drafted after one token."""
+    chain = reference.chain(context, token, CHAIN)
+    tree = reference.tree(context, token, CHAIN, TOP_K, NODES)
+    logprobs = chain.logits.log_softmax(-1)
+    made = {
+        "logits": reference.chain(context, token, 1).logits[0],
+        "chain_tokens": torch.tensor(chain.tokens),
+        "chain_logprobs": logprobs[torch.arange(CHAIN), torch.tensor(chain.tokens)],
+        "tree_tokens": torch.tensor(tree.tokens),
+        "tree_parents": torch.tensor(tree.parents),
+        "tree_scores": torch.tensor(tree.scores),
+    }
+    if chain.confidences:
+        made["confidences"] = torch.tensor(chain.confidences)
+    return made
+
+
+def make(case: Case) -> dict[str, Tensor]:
+    """All tensors of one case; names as in the module's docstring."""
+    reference = case.reference()
+    layers = reference.format.captured_layers
+
+    def target_says(tokens: list[int]) -> tuple[list[int], Tensor]:
+        logits, states = forward(*case.target, tokens)
+        return logits.argmax(-1).tolist(), torch.cat([states[layer] for layer in layers], -1)
+
+    best, captured = target_says(case.prompt)
+    context = reference.extend(reference.empty(), captured)
+    tokens = [*case.prompt, best[-1]]
+    first = drafted(reference, context, tokens[-1])
+
+    chain = first["chain_tokens"].tolist()
+    best, captured = target_says(tokens + chain)
+    answers = best[len(tokens) - 1 :]
+    accepted = 0
+    while accepted < CHAIN and chain[accepted] == answers[accepted]:
+        accepted += 1
+    tokens += answers[: accepted + 1]
+    captured = captured[: len(tokens) - 1]
+    context = reference.extend(context, captured[len(context) :])
+    second = drafted(reference, context, tokens[-1])
+    return {
+        "tokens": torch.tensor(tokens),
+        "num_prefilled": torch.tensor(len(case.prompt)),
+        "captured": captured.contiguous(),
+        **{name: torch.stack((first[name], second[name])) for name in first},
+    }
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """By name: a small random head of each dialect."""
+    target = eagle3_checkpoints.target()
+    for dialect in dflash_checkpoints.DIALECTS:
+        prompt = [2 + 7 * i % 250 for i in range(20)]
+        yield dialect, Case(target, dflash_checkpoints.head(dialect), prompt)
+
+
+def main() -> None:
+    """Writes the file."""
+    tensors = {}
+    for name, case in cases():
+        made = make(case)
+        tensors.update({f"{name}.{key}": value for key, value in made.items()})
+        print(name, len(case.prompt), "tokens, committed after the first verification:",
+              made["tokens"][len(case.prompt) + 1 :].tolist())  # fmt: skip
+    save_file(tensors, DATA)
+    DATA.chmod(0o644)
+    print(f"{DATA}: {DATA.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The reference of the DFlash family: what it stored, and its conventions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.golden import dflash_checkpoints
+from tests.golden.dflash_checkpoints import BLOCK, CAPTURED, MASK
+from tests.golden.dflash_reference import DFlashReference, read_format
+from tests.golden.make_dflash import CHAIN, DATA, NODES, TOP_K, cases, make
+
+CASES = dict(cases())
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Tensor]:
+    return load_file(DATA)
+
+
+def close(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Tensor]) -> None:
+    made = make(CASES[name])
+    assert {f"{name}.{key}" for key in made} == {
+        key for key in stored if key.startswith(f"{name}.")
+    }
+    for key, value in made.items():
+        if value.is_floating_point():
+            close(value, stored[f"{name}.{key}"])
+        else:
+            assert torch.equal(value, stored[f"{name}.{key}"])
+
+
+def test_the_stored_cases_are_all_of_them(stored: dict[str, Tensor]) -> None:
+    assert {key.split(".")[0] for key in stored} == set(CASES)
+    assert set(dflash_checkpoints.DIALECTS) <= set(CASES)
+
+
+def test_formats() -> None:
+    formats = {
+        dialect: read_format(dflash_checkpoints.head(dialect)[0], 8)
+        for dialect in ("zlab", "jetspec", "deepspec", "dspark")
+    }
+    formats["speculators"] = CASES["speculators"].reference().format
+    for dialect, found in formats.items():
+        assert found.captured_layers == CAPTURED and found.mask == MASK
+        assert found.num_drafts == CHAIN == BLOCK - 1
+        assert found.is_anchor_first == (dialect in ("deepspec", "dspark"))
+        assert found.is_causal == (dialect == "jetspec")
+    published = {"block_size": 16, "num_hidden_layers": 5, "mask_token_id": 0}
+    assert read_format(published, 36).captured_layers == [1, 9, 17, 25, 33]
+
+
+def test_the_dialects_differ_in_what_they_say(stored: dict[str, Tensor]) -> None:
+    """The same layers under another layout are another drafter."""
+    assert torch.equal(stored["zlab.logits"], stored["speculators.logits"])
+    others = ["jetspec", "deepspec", "dspark"]
+    for name in others:
+        assert not torch.allclose(stored[f"{name}.chain_logprobs"], stored["zlab.chain_logprobs"])
+        assert not torch.equal(stored[f"{name}.tree_tokens"], stored["zlab.tree_tokens"])
+
+
+def context_of(name: str) -> tuple[DFlashReference, Tensor]:
+    reference = CASES[name].reference()
+    width = reference.weights["fc.weight"].shape[1]
+    return reference, torch.randn(9, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_context_may_come_in_parts(name: str) -> None:
+    reference, captured = context_of(name)
+    whole = reference.extend(reference.empty(), captured)
+    parts = reference.empty()
+    for part in captured.split(4):
+        parts = reference.extend(parts, part)
+    for one, other in zip(whole.keys + whole.values, parts.keys + parts.values, strict=True):
+        close(one, other)
+
+
+def test_rows_of_a_causal_block_do_not_see_later_ones() -> None:
+    for name, is_equal in (("jetspec", True), ("zlab", False)):
+        reference, captured = context_of(name)
+        context = reference.extend(reference.empty(), captured)
+        long, short = (reference.block(context, 3, count) for count in (CHAIN, 3))
+        assert torch.allclose(long[:3], short, atol=1e-5) == is_equal
+
+
+def test_a_markov_head_bends_every_place() -> None:
+    reference, captured = context_of("dspark")
+    context = reference.extend(reference.empty(), captured)
+    plain = DFlashReference(
+        CASES["dspark"].head[0],
+        {name: w for name, w in CASES["dspark"].head[1].items() if "_head.m" not in name},
+        reference.embedding, reference.lm_head, 8,
+    )  # fmt: skip
+    chain = reference.chain(context, 3, CHAIN)
+    states = reference.block(context, 3, CHAIN)
+    before = [3, *chain.tokens[:-1]]
+    w1, w2 = (reference.weights[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
+    close(chain.logits, states @ reference.lm_head.T + w1[before] @ w2.T)
+    assert not torch.allclose(chain.logits, torch.stack([plain.logits(s, 3) for s in states]))
+    assert all(0 < confidence < 1 for confidence in chain.confidences)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trees(name: str) -> None:
+    reference, captured = context_of(name)
+    context = reference.extend(reference.empty(), captured)
+    # One child per node: the chain.
+    line = reference.tree(context, 3, CHAIN, 1, CHAIN)
+    chain = reference.chain(context, 3, CHAIN)
+    assert line.tokens == chain.tokens and line.parents == list(range(-1, CHAIN - 1))
+    # The best paths of all there are: nothing left out beats what was taken.
+    depth, top_k, nodes = 3, 4, 20
+    states = reference.block(context, 3, depth)
+    paths: dict[tuple[int, ...], float] = {}
+
+    def walk(path: tuple[int, ...], score: float) -> None:
+        logprobs = reference.logits(states[len(path)], ([3, *path])[-1]).log_softmax(-1)
+        for logprob, token in zip(*logprobs.topk(top_k), strict=True):
+            longer = (*path, int(token))
+            paths[longer] = score + float(logprob)
+            if len(longer) < depth:
+                walk(longer, paths[longer])
+
+    walk((), 0.0)
+    tree = reference.tree(context, 3, depth, top_k, nodes)
+    assert tree.scores == sorted(tree.scores, reverse=True)
+    found: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        assert parent < node
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+        assert len(found[node]) == tree.depths[node]
+        assert tree.scores[node] == pytest.approx(paths[found[node]], abs=1e-4)
+    best = sorted(paths, key=paths.__getitem__, reverse=True)[:nodes]
+    assert set(found) == set(best)
+    assert len(reference.tree(context, 3, CHAIN, TOP_K, NODES).tokens) == NODES

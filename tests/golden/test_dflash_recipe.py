@@ -1,0 +1,125 @@
+"""The recipe of the block drafters beside the reference: what learns is what drafts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bench.tiny_model.dflash.head import AFTER_LAYERS, LAYOUTS, BlockHead, head_config
+from bench.tiny_model.dflash.train import Trainer, choose_anchors, mean_run, measure
+from bench.tiny_model.eagle3.generate import load_target
+from bench.tiny_model.eagle3.prompts import MODEL
+from torch import Tensor
+
+from tests.golden.dflash_reference import DFlashReference
+
+TARGET = load_target(MODEL, torch.device("cpu"), torch.float32)
+
+
+def random_head(name: str) -> BlockHead:
+    """Untrained, but with no part that does nothing."""
+    torch.manual_seed(1)
+    head = BlockHead(LAYOUTS[name])
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return head.requires_grad_(False)
+
+
+def reference_of(head: BlockHead) -> DFlashReference:
+    embedding = TARGET.model.embed_tokens.weight
+    return DFlashReference(
+        head_config(head.layout), head.state_dict(), embedding, embedding, len(TARGET.model.layers)
+    )
+
+
+def packed() -> tuple[Tensor, Tensor]:
+    """A row of two texts."""
+    tokens = torch.randint(0, 4000, (1, 48), generator=torch.Generator().manual_seed(0))
+    return tokens, torch.cat((torch.arange(18), torch.arange(30)))[None]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_learn_what_they_will_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of a packed row is the reference's block after its own text alone."""
+    trainer = Trainer(TARGET, is_compiled=False)
+    head = random_head(name)
+    tokens, places = packed()
+    anchors = torch.tensor([[1, 9, 22, 40]])
+    states: list[Tensor] = []
+
+    def keep(head: BlockHead, x: Tensor, *rest: object) -> Tensor:
+        states.append(head.drafting_rows(x))
+        return measure(head, x, *rest)  # type: ignore[arg-type]
+
+    trainer.measure = keep
+    monkeypatch.setattr(torch, "autocast", lambda *_: torch.no_grad())  # all in fp32
+    fields = trainer.lesson(tokens, places)
+    trainer.run(head, fields, places, anchors)
+    reference = reference_of(head)
+    for index, anchor in enumerate(anchors[0].tolist()):
+        start = 0 if anchor < 18 else 18
+        _, captured = TARGET.model(tokens[:, start:anchor], AFTER_LAYERS)
+        context = reference.extend(reference.empty(), torch.cat(captured, -1)[0])
+        count = head.layout.num_drafts
+        expected = reference.block(context, int(tokens[0, anchor]), count)
+        torch.testing.assert_close(states[0][0, index], expected, rtol=1e-3, atol=1e-3)
+        before = tokens[0, anchor]
+        logits = head.logits(states[0][0, index, 0], before, TARGET.model.embed_tokens.weight)
+        expected_logits = reference.logits(expected[0], int(before))
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-3, atol=1e-2)
+        if head.layout.markov_rank:
+            found = head.confidence(states[0][0, index, 0], before).sigmoid()
+            assert float(found) == pytest.approx(
+                reference.confidence(expected[0], int(before)), abs=1e-3
+            )
+
+
+def test_what_counts() -> None:
+    """Only generated tokens of the anchor's own text, up to the first that is none."""
+    head = random_head("dflash")
+    tokens, places = packed()
+    learned = torch.ones(1, 48, dtype=torch.bool)
+    learned[0, 17] = learned[0, 47] = False  # the ends of the texts
+    learned[0, 25] = False
+    truth = torch.zeros(1, 48, 4096)
+    x = torch.randn(1, 3, 16, 320)
+    fields = (tokens, truth, truth, tokens, learned)
+    sums = measure(
+        head, x, TARGET.model.embed_tokens.weight, fields, places, torch.tensor([[4, 21, 40]])
+    )
+    # 13 tokens follow the first anchor in its text, 4 the second before the gap, 7 the third.
+    assert sums[3].tolist() == [3.0] * 4 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
+
+
+def test_runs_end_with_the_first_wrong_draft() -> None:
+    """A head that repeats the text has runs as long as the text allows."""
+    head = random_head("dflash")
+    embedding = torch.randn(4096, 320, generator=torch.Generator().manual_seed(0))
+    embedding = torch.nn.functional.normalize(embedding)
+    tokens, places = torch.arange(100, 148)[None], torch.arange(48)[None]
+    learned = torch.ones(1, 48, dtype=torch.bool)
+    learned[0, -1] = False
+    anchors = torch.tensor([[10, 40]])
+    at = (anchors[..., None] + torch.arange(16)).clamp(max=47)
+    x = embedding[tokens[0, at]]
+    head.norm.weight.fill_(1.0)
+    truth = torch.zeros(1, 48, 4096)
+    fields = (tokens, truth, truth, tokens, learned)
+    assert mean_run(measure(head, x, embedding, fields, places, anchors)) == (15 + 7) / 2
+    x[0, 0, 5] = -x[0, 0, 5]
+    assert mean_run(measure(head, x, embedding, fields, places, anchors)) == (4 + 7) / 2
+
+
+def test_anchors_are_generated_tokens() -> None:
+    tokens, _ = packed()
+    tokens[0, :20] |= 1 << 15  # a prompt
+    learned = torch.ones(1, 48, dtype=torch.bool)
+    learned[0, 30:] = False
+    random = torch.Generator().manual_seed(0)
+    chosen = choose_anchors(tokens, learned, 10, random)
+    assert chosen.tolist() == [list(range(20, 30))]
+    some = choose_anchors(tokens, learned, 4, random)[0].tolist()
+    assert len(set(some)) == 4 and set(some) <= set(range(20, 30))
