@@ -32,6 +32,8 @@ constexpr int kPromptLen = 550, kOutputLen = 128, kVocab = 151936;
 
 // Drafts as trees of depth 5, four children to a node.
 const std::string kTrees = "eagle3 trees";
+// The best 15 drafts of the eight best tokens at every position of a block: the rows of its chain.
+const std::string kBlockTrees = "dflash trees";
 
 RunnerConfig config_4b(const std::string& method) {
   if (method == kTrees) {
@@ -39,6 +41,12 @@ RunnerConfig config_4b(const std::string& method) {
     config.num_speculative_tokens = 15;
     config.draft_depth = 5;
     config.method_options["draft_top_k"] = int64_t{4};
+    return config;
+  }
+  if (method == kBlockTrees) {
+    RunnerConfig config = config_4b("dflash");
+    config.draft_depth = 15;
+    config.method_options["draft_top_k"] = int64_t{8};
     return config;
   }
   RunnerConfig config;
@@ -233,6 +241,7 @@ int main(int argc, char** argv) {
           ", \"floor_ms\": " + std::to_string(floor_ms);
   std::vector<std::string> methods = drafter_names();
   methods.push_back(kTrees);
+  methods.push_back(kBlockTrees);
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--method") == 0) methods = {argv[i + 1]};
   }

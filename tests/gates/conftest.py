@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -86,13 +87,12 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         return {"method": name}
     settings = VARIANTS.get(name, {"method": name})
     spec = get_drafter(str(settings["method"]))
+    draft_model = random_heads.draft_model(spec.name)
+    settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
-    if spec.needs_draft_model:
-        folder = EMBEDDED_MODEL / spec.name
-        folder = folder if folder.is_dir() else random_heads.folder(spec.name)
-        settings = {**settings, "draft_model": str(folder)}
-        if spec.num_drafts_of is not None:
-            most = spec.num_drafts_of(folder, spec.complete_options({}))
+    if spec.num_drafts_of is not None:
+        folder = Path(draft_model or EMBEDDED_MODEL / spec.name)
+        most = spec.num_drafts_of(folder, spec.complete_options({}))
     return {**settings, "num_speculative_tokens": min(num_drafts, most)}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from openspec.config import EMBEDDED_MODEL
+from openspec.drafters import get_drafter
 from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import Tensors, write_safetensors
 
@@ -18,6 +19,13 @@ GAIN = 0.1
 """Of what the layers add: a mask's row stays near its embedding, whose token it then drafts."""
 MASK = 271
 """The embedded model's " the", which it writes often enough for some drafts to be right."""
+
+
+def draft_model(method: str) -> str | None:
+    """For the setting of that name; None: the method has no head, or one beside the model."""
+    if not get_drafter(method).needs_draft_model or (EMBEDDED_MODEL / method).is_dir():
+        return None
+    return str(folder(method))
 
 
 @cache

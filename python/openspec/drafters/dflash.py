@@ -508,7 +508,7 @@ def _check_tree(config: EngineConfig, spec: DrafterSpec) -> None:
     options = spec.complete_options(config.method_options)
     if options[DRAFT_TOP_K] == 1 and options[DRAFT_TREE_SIZE] != 0:
         raise ConfigError("--draft-tree-size is for trees: set --draft-top-k above 1 (such as 8)")
-    if config.num_drafts > 0 and config.num_draft_rows < config.num_drafts:
+    if options[DRAFT_TOP_K] != 1 and 0 < config.num_drafts > config.num_draft_rows:
         raise ConfigError(
             f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
             f"or lower --num-speculative-tokens ({config.num_drafts})"

@@ -51,11 +51,12 @@ RunnerConfig small_config() {
 }
 
 // Drafts as trees.
-const std::string kTrees = "eagle3 trees";
+const std::string kTrees = "eagle3 trees", kBlockTrees = "dflash trees";
 
 std::vector<std::string> methods() {
   std::vector<std::string> names = drafter_names();
   names.push_back(kTrees);
+  names.push_back(kBlockTrees);
   return names;
 }
 
@@ -65,6 +66,13 @@ RunnerConfig config_of(const std::string& method) {
     config.num_speculative_tokens = 9;
     config.draft_depth = 4;
     config.method_options["draft_top_k"] = int64_t{3};
+    return config;
+  }
+  if (method == kBlockTrees) {
+    RunnerConfig config = config_of("dflash");
+    config.num_speculative_tokens = 20;
+    config.draft_depth = 7;
+    config.method_options["draft_top_k"] = int64_t{4};
     return config;
   }
   RunnerConfig config = small_config();
