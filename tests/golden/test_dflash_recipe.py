@@ -126,7 +126,7 @@ def test_runs_end_with_the_first_wrong_draft() -> None:
 
 def test_lengths_are_within_the_block() -> None:
     anchors = torch.zeros(4, 500)
-    lengths = choose_lengths(anchors, 15, torch.Generator().manual_seed(0))
+    lengths = choose_lengths(anchors, 15, 0.5, torch.Generator().manual_seed(0))
     assert set(lengths.flatten().tolist()) == set(range(1, 16))
     assert 0.45 < float((lengths == 15).float().mean()) < 0.6
 

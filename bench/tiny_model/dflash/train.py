@@ -4,11 +4,11 @@
         --generate-seconds 45 --max-seconds 300 --compile
 
 Of every row of texts NUM_ANCHORS random positions become anchors; every block sees its own context
-and itself, no other block. A part of the blocks is shorter: a head that never saw a short block has
-no use for one. What is learned at a place is half the target's distribution there, given the text,
-and half its best token; places count exp(-(k - 1) / GAMMA). Both heads see the same rows and
-anchors in every step, so that their difference is their own. Writes `dflash.pt` and `dspark.pt`,
-the weights at their best on held-out prompts, and `curve.json`.
+and itself, no other block. A share of the blocks is shorter: a head that never saw a short block
+drafts nothing of use with one. What is learned at a place is half the target's distribution there,
+given the text, and half its best token; places count exp(-(k - 1) / GAMMA). Both heads see the same
+rows and anchors in every step, so that their difference is their own. Writes `dflash.pt` and
+`dspark.pt`, the weights at their best on held-out prompts, and `curve.json`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from .head import (
 )
 
 GAMMA = 7.0
-SHORT_SHARE = 0.5  # of the blocks have any length, the others are whole
 HARD_SHARE = 0.5  # of the loss, the target's best token; the rest its distribution
 LONGEST = max(layout.block_size for layout in LAYOUTS.values())
 MOST = DFLASH.num_drafts
@@ -80,11 +79,13 @@ def seen_context(places: Tensor, anchors: Tensor) -> Tensor:
     return (text[:, None] == text.gather(1, anchors)[..., None]) & (row < anchors[..., None])
 
 
-def choose_lengths(anchors: Tensor, most: int, random: torch.Generator) -> Tensor:
-    """Drafts of every block: all of them or any number."""
+def choose_lengths(
+    anchors: Tensor, most: int, short_share: float, random: torch.Generator
+) -> Tensor:
+    """Drafts of every block: any number in a share of them, else all."""
     draws = torch.rand(*anchors.shape, 2, device=anchors.device, generator=random)
     some = (draws[..., 0] * most).long() + 1
-    return torch.where(draws[..., 1] < SHORT_SHARE, some, most)
+    return torch.where(draws[..., 1] < short_share, some, most)
 
 
 def layer_pass(
@@ -236,7 +237,9 @@ class Curve:
         self.out, self.points = out, list[dict[str, object]]()
         self.best: dict[str, float] = {}
 
-    def add(self, trainer: Trainer, step: int, seconds: float, sums: dict[str, Tensor]) -> None:
+    def add(
+        self, trainer: Trainer, step: int, seconds: float, sums: dict[str, dict[int, Tensor]]
+    ) -> None:
         """Records one point; writes the heads that have never been better."""
         point = {name: figures(sums_of_one) for name, sums_of_one in sums.items()}
         self.points.append({"step": step, "seconds": round(seconds, 1), **point})
@@ -290,7 +293,7 @@ def train(args: argparse.Namespace) -> None:
         rows, places = next(supply)
         fields = trainer.lesson(rows, places)
         anchors = choose_anchors(rows, fields[-1], args.anchors, random)
-        num_drafts = choose_lengths(anchors, MOST, random)
+        num_drafts = choose_lengths(anchors, MOST, args.short_share, random)
         for name, head in trainer.heads.items():
             for group in optimizers[name].param_groups:
                 group["lr"] = args.rate * rate_factor(progress)
@@ -304,8 +307,7 @@ def train(args: argparse.Namespace) -> None:
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     summary = {"options": options, "seconds": round(seconds, 1), "texts": len(generated),
                "new_tokens": counts, "blocks_per_head": blocks, "gamma": GAMMA,
-               "hard_share": HARD_SHARE, "short_share": SHORT_SHARE,
-               "curve": curve.points}  # fmt: skip
+               "hard_share": HARD_SHARE, "curve": curve.points}  # fmt: skip
     (args.out / "curve.json").write_text(json.dumps(summary, indent=1) + "\n")
     trained = time.monotonic() - trained_from
     print(f"{step} steps, {blocks / 1e6:.2f} M blocks per head, {trained:.0f} s, "
@@ -325,6 +327,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="rows")
     parser.add_argument("--length", type=int, default=1024, help="tokens per row")
     parser.add_argument("--anchors", type=int, default=NUM_ANCHORS, help="per row")
+    parser.add_argument("--short-share", type=float, default=0.5, help="blocks of any length")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--measure-every", type=int, default=500, help="steps")
