@@ -7,7 +7,7 @@ Every width is repeated a power-of-two number of times (hidden, heads, KV heads,
 weight that sums over a repeated axis is divided by that number (exact in bf16), and missing layers
 are identities (random q, k, v, gate and up, zero o_proj and down_proj). RMSNorm sees the same mean
 square, every head the same keys; with a tied head the final norm is divided by the hidden repeat.
-Vocabulary rows past the small ones are small noise, never the argmax of a trained model.
+Vocabulary rows past the small ones score far below every token that a trained model might choose.
 
     python bench/widen_checkpoint.py python/openspec/models/tiny build/widened-4b --like qwen3-4b
 
@@ -16,6 +16,12 @@ adds rows to its LM head up to a published head's cost:
 
     python bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 build/widened-4b/eagle3 \\
         --for build/widened-4b --draft-vocab 32000
+
+So does a head that drafts blocks; --layers adds identities up to a published head's depth, and
+--markov-rank zeros up to its Markov head's rank:
+
+    python bench/widen_checkpoint.py python/openspec/models/tiny/dspark build/widened-4b/dspark \\
+        --for build/widened-4b --layers 5 --markov-rank 256
 """
 
 from __future__ import annotations
@@ -68,11 +74,27 @@ def times(big: int, small: int, what: str) -> int:
     return count
 
 
+def repeats_of(small: dict[str, Any], shape: Shape) -> tuple[int, int, int, int]:
+    """How often hidden size, query heads, KV heads and MLP neurons are repeated."""
+    hidden = times(shape.hidden_size, small["hidden_size"], "hidden_size")
+    q = times(shape.num_attention_heads, small["num_attention_heads"], "num_attention_heads")
+    kv = times(shape.num_key_value_heads, small["num_key_value_heads"], "num_key_value_heads")
+    mlp = times(shape.intermediate_size, small["intermediate_size"], "intermediate_size")
+    if q != kv:
+        raise SystemExit("query heads per KV head must already match")
+    return hidden, q, kv, mlp
+
+
 def repeat(weight: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """`rows` copies of the output axis, `cols` of the input axis, sums kept."""
     if weight.dim() == 1:
         return weight.repeat(rows)
     return (weight.repeat(rows, cols) / cols).to(weight.dtype)
+
+
+def by_parts(weight: torch.Tensor, rows: int, cols: int, parts: int) -> torch.Tensor:
+    """Repeats each of the vectors that stand side by side in the input."""
+    return torch.cat([repeat(part, rows, cols) for part in weight.chunk(parts, 1)], 1)
 
 
 def widen_layer(layer: Tensors, hidden: int, q: int, kv: int, mlp: int) -> Tensors:
@@ -122,12 +144,7 @@ def widen(source: Path, target: Path, like: str) -> None:
     shape, random = SHAPES[like], torch.Generator().manual_seed(0)
     if small["head_dim"] != shape.head_dim:
         raise SystemExit(f"head_dim {small['head_dim']} must already be {shape.head_dim}")
-    hidden = times(shape.hidden_size, small["hidden_size"], "hidden_size")
-    q = times(shape.num_attention_heads, small["num_attention_heads"], "num_attention_heads")
-    kv = times(shape.num_key_value_heads, small["num_key_value_heads"], "num_key_value_heads")
-    mlp = times(shape.intermediate_size, small["intermediate_size"], "intermediate_size")
-    if q != kv:
-        raise SystemExit("query heads per KV head must already match")
+    hidden, q, kv, mlp = repeats_of(small, shape)
 
     num_small, num_layers = small["num_hidden_layers"], shape.num_hidden_layers
     layers_at = [1 + round(i * (num_layers - 3) / max(1, num_small - 1)) for i in range(num_small)]
@@ -141,20 +158,21 @@ def widen(source: Path, target: Path, like: str) -> None:
         layer = real[i] if i in real else identity_layer(real[layers_at[0]], random)
         out.update({f"model.layers.{i}.{name}": weight for name, weight in layer.items()})
 
-    def vocab_rows(table: torch.Tensor, scale: float) -> torch.Tensor:
+    def vocab_rows(table: torch.Tensor) -> torch.Tensor:
+        # Eight times the mean row: so far below every likely token that even 150,000 of them are
+        # nothing beside it.
+        filler = (8 * table.float().mean(0)).to(table.dtype)
         num_more = shape.vocab_size - table.shape[0]
-        noise = torch.randn(num_more, shape.hidden_size, generator=random, dtype=table.dtype)
-        return torch.cat([table.repeat(1, hidden), noise * scale])
+        return torch.cat([table, filler.expand(num_more, -1)]).repeat(1, hidden)
 
     embedding = weights["model.embed_tokens.weight"]
-    out["model.embed_tokens.weight"] = vocab_rows(embedding, 1e-3)
+    out["model.embed_tokens.weight"] = vocab_rows(embedding)
     norm = weights["model.norm.weight"].repeat(hidden)
     if shape.tie_word_embeddings:
         out["model.norm.weight"] = (norm / hidden).to(norm.dtype)
     else:
         out["model.norm.weight"] = norm
-        head = weights.get("lm_head.weight", embedding)
-        out["lm_head.weight"] = vocab_rows(head, 1e-3 * hidden) / hidden
+        out["lm_head.weight"] = vocab_rows(weights.get("lm_head.weight", embedding)) / hidden
 
     config = {**small, **vars(shape), "widened": {"like": like, "layers_at": layers_at}}
     config.pop("layer_types", None)
@@ -188,26 +206,17 @@ def widen_eagle3(source: Path, target: Path, widened_target: Path, draft_vocab: 
     if "widened" not in big:
         raise SystemExit(f"{widened_target}: not made by this tool")
     shape = SHAPES[big["widened"]["like"]]
-    hidden = times(shape.hidden_size, small["hidden_size"], "hidden_size")
-    q = times(shape.num_attention_heads, small["num_attention_heads"], "num_attention_heads")
-    kv = times(shape.num_key_value_heads, small["num_key_value_heads"], "num_key_value_heads")
-    mlp = times(shape.intermediate_size, small["intermediate_size"], "intermediate_size")
-    if q != kv:
-        raise SystemExit("query heads per KV head must already match")
-
-    def by_parts(weight: torch.Tensor, rows: int, parts: int) -> torch.Tensor:
-        """Repeats each of the vectors that stand side by side in the input."""
-        return torch.cat([repeat(part, rows, hidden) for part in weight.chunk(parts, 1)], 1)
+    hidden, q, kv, mlp = repeats_of(small, shape)
 
     prefix = "midlayer."
     layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
     wide = widen_layer(layer, hidden, q, kv, mlp)
     for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
         name = f"self_attn.{name}.weight"
-        wide[name] = by_parts(layer[name], rows, 2)  # [embedding, state]
+        wide[name] = by_parts(layer[name], rows, hidden, 2)  # [embedding, state]
     out = {prefix + name: weight for name, weight in wide.items()}
     num_states = weights["fc.weight"].shape[1] // small["hidden_size"]
-    out["fc.weight"] = by_parts(weights["fc.weight"], hidden, num_states)
+    out["fc.weight"] = by_parts(weights["fc.weight"], hidden, hidden, num_states)
     out["norm.weight"] = repeat(weights["norm.weight"], hidden, 1)
     # Twice the mean row scores far below every likely token: neither the best drafts nor the
     # log-probabilities that a tree compares change.
@@ -233,6 +242,69 @@ def widen_eagle3(source: Path, target: Path, widened_target: Path, draft_vocab: 
         shape.num_hidden_layers,
     )
     config = {**small, **sizes, "draft_vocab_size": len(out["d2t"]), "eagle_config": eagle}
+    save(target, source, config, out)
+    print(f"{target}: {sum(w.numel() for w in out.values()) / 1e9:.3f}B parameters")
+
+
+def widen_block_head(
+    source: Path,
+    target: Path,
+    widened_target: Path,
+    num_layers: int | None,
+    markov_rank: int | None,
+) -> None:
+    """Writes a head that drafts blocks, without tables of its own, for a target of `widen`."""
+    small, weights = load(source)
+    big = json.loads((widened_target / "config.json").read_text())
+    if "layers.0.self_attn.q_norm.weight" not in weights or "embed_tokens.weight" in weights:
+        raise SystemExit(f"{source}: not a block head that uses its target's tables")
+    if "widened" not in big:
+        raise SystemExit(f"{widened_target}: not made by this tool")
+    shape, random = SHAPES[big["widened"]["like"]], torch.Generator().manual_seed(0)
+    hidden, q, kv, mlp = repeats_of(small, shape)
+    layers = []
+    for i in range(small["num_hidden_layers"]):
+        prefix = f"layers.{i}."
+        layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+        layers.append(widen_layer(layer, hidden, q, kv, mlp))
+    while len(layers) < (num_layers or 0):
+        layers.append(identity_layer(layers[0], random))
+    out = {
+        f"layers.{i}.{k}": weight for i, layer in enumerate(layers) for k, weight in layer.items()
+    }
+    num_states = weights["fc.weight"].shape[1] // small["hidden_size"]
+    out["fc.weight"] = by_parts(weights["fc.weight"], hidden, hidden, num_states)
+    out["hidden_norm.weight"] = weights["hidden_norm.weight"].repeat(hidden)
+    # As the target's: either the final norm or the LM head is divided by the repeats.
+    head_scale = hidden if shape.tie_word_embeddings else 1
+    norm = weights["norm.weight"].repeat(hidden)
+    out["norm.weight"] = (norm / head_scale).to(norm.dtype)
+    config = dict(small)
+    if "markov_head.markov_w1.weight" in weights:
+        rank = small["markov_rank"]
+        config["markov_rank"] = max(rank, markov_rank or 0)
+        for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+            out[name] = torch.zeros(shape.vocab_size, config["markov_rank"], dtype=torch.bfloat16)
+            out[name][: small["vocab_size"], :rank] = weights[name]
+        state, before = weights["confidence_head.proj.weight"].split(
+            (small["hidden_size"], rank), 1
+        )
+        wide_state = (repeat(state, 1, hidden) * head_scale).to(state.dtype)
+        rest = torch.zeros(1, config["markov_rank"] - rank, dtype=state.dtype)
+        out["confidence_head.proj.weight"] = torch.cat([wide_state, before, rest], 1)
+        out["confidence_head.proj.bias"] = weights["confidence_head.proj.bias"]
+
+    config |= {name: size for name, size in vars(shape).items() if name in small}
+    config |= {
+        "num_hidden_layers": len(layers),
+        "num_target_layers": shape.num_hidden_layers,
+        "layer_types": ["full_attention"] * len(layers),
+        "tie_word_embeddings": False,
+    }
+    block = config.get("dflash_config", config)
+    block["target_layer_ids"] = state_names(
+        block["target_layer_ids"], big["widened"]["layers_at"], shape.num_hidden_layers
+    )
     save(target, source, config, out)
     print(f"{target}: {sum(w.numel() for w in out.values()) / 1e9:.3f}B parameters")
 
@@ -269,9 +341,13 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--like", choices=SHAPES, default="qwen3-4b")
     parser.add_argument("--for", dest="widened", type=Path, help="source is a head; its target")
-    parser.add_argument("--draft-vocab", type=int, help="rows of the head's LM head")
+    parser.add_argument("--draft-vocab", type=int, help="rows of an EAGLE-3 head's LM head")
+    parser.add_argument("--layers", type=int, help="of a block head, at least its own")
+    parser.add_argument("--markov-rank", type=int, help="of a block head, at least its own")
     args = parser.parse_args()
-    if args.widened:
+    if args.widened and "block_size" in json.loads((args.source / "config.json").read_text()):
+        widen_block_head(args.source, args.target, args.widened, args.layers, args.markov_rank)
+    elif args.widened:
         widen_eagle3(args.source, args.target, args.widened, args.draft_vocab)
     else:
         widen(args.source, args.target, args.like)

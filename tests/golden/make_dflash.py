@@ -3,12 +3,11 @@
     python -m tests.golden.make_dflash
 
 One case is a prompt, what the head drafts after it, the verification of its chain by the target
-(greedy), and what the head drafts with what was committed. Per case, with C captured values per
-position, n = the tokens at the end, twice what follows the prompt and what follows the rest:
+(greedy), and what the head drafts with what was committed; what comes in twos is of these two. Per
+case, n being the tokens at the end:
 
     tokens [n]             prompt, the target's first token, then what the verification committed
     num_prefilled []       prompt tokens
-    captured [n-1, C]      the target's states of all tokens but the last
     logits [2, V]          of a block of one draft
     chain_tokens [2, 7]    drafted by a block of seven
     chain_logprobs [2, 7]
@@ -26,17 +25,20 @@ from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from . import dflash_checkpoints, eagle3_checkpoints
 from .dflash_reference import Context, DFlashReference
 from .eagle3_checkpoints import Checkpoint
+from .make_eagle3 import PROMPTS, TINY, load
 from .target_reference import forward
 
 DATA = Path(__file__).parent / "data" / "dflash.safetensors"
 
 CHAIN = 7
 TOP_K, NODES = 4, 15
+SHIPPED = ("dflash", "dspark")
 
 
 class Case(NamedTuple):
@@ -99,13 +101,18 @@ def make(case: Case) -> dict[str, Tensor]:
     return {
         "tokens": torch.tensor(tokens),
         "num_prefilled": torch.tensor(len(case.prompt)),
-        "captured": captured.contiguous(),
         **{name: torch.stack((first[name], second[name])) for name in first},
     }
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """By name: a small random head of each dialect."""
+    """By name: the shipped heads after three prompts, and a small random one of each dialect."""
+    target = load(TINY)
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    for head in SHIPPED:
+        for name, text in PROMPTS.items():
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            yield f"{head}_{name}", Case(target, load(TINY / head), ids)
     target = eagle3_checkpoints.target()
     for dialect in dflash_checkpoints.DIALECTS:
         prompt = [2 + 7 * i % 250 for i in range(20)]

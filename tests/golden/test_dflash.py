@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tests.golden import dflash_checkpoints
 from tests.golden.dflash_checkpoints import BLOCK, CAPTURED, MASK
 from tests.golden.dflash_reference import DFlashReference, read_format
-from tests.golden.make_dflash import CHAIN, DATA, NODES, TOP_K, cases, make
+from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases, make
+from tests.golden.make_eagle3 import PROMPTS, TINY, load
 
 CASES = dict(cases())
 
@@ -39,7 +41,8 @@ def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Tensor
 
 def test_the_stored_cases_are_all_of_them(stored: dict[str, Tensor]) -> None:
     assert {key.split(".")[0] for key in stored} == set(CASES)
-    assert set(dflash_checkpoints.DIALECTS) <= set(CASES)
+    shipped = {f"{head}_{prompt}" for head in SHIPPED for prompt in PROMPTS}
+    assert {*dflash_checkpoints.DIALECTS, *shipped} == set(CASES)
 
 
 def test_formats() -> None:
@@ -72,7 +75,7 @@ def context_of(name: str) -> tuple[DFlashReference, Tensor]:
     return reference, torch.randn(9, width, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", dflash_checkpoints.DIALECTS)
 def test_the_context_may_come_in_parts(name: str) -> None:
     reference, captured = context_of(name)
     whole = reference.extend(reference.empty(), captured)
@@ -108,7 +111,7 @@ def test_a_markov_head_bends_every_place() -> None:
     assert all(0 < confidence < 1 for confidence in chain.confidences)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", dflash_checkpoints.DIALECTS)
 def test_trees(name: str) -> None:
     reference, captured = context_of(name)
     context = reference.extend(reference.empty(), captured)
@@ -141,3 +144,22 @@ def test_trees(name: str) -> None:
     best = sorted(paths, key=paths.__getitem__, reverse=True)[:nodes]
     assert set(found) == set(best)
     assert len(reference.tree(context, 3, CHAIN, TOP_K, NODES).tokens) == NODES
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_heads(name: str) -> None:
+    config, weights = load(TINY / name)
+    target, _ = load(TINY)
+    for key in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads"):
+        assert config[key] == target[key]
+    assert config["num_target_layers"] == target["num_hidden_layers"]
+    found = read_format(config, target["num_hidden_layers"])
+    assert found.captured_layers == [0, 1, 2, 3] and found.num_drafts == 15
+    assert found.is_anchor_first == (name == "dspark") and not found.is_causal
+    # The mask belongs to no token.
+    text = (TINY / "tokenizer.json").read_text(encoding="utf-8")
+    assert Tokenizer.from_str(text).id_to_token(found.mask) is None
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert weights["fc.weight"].shape == (320, 4 * 320)
+    assert ("markov_head.markov_w1.weight" in weights) == (name == "dspark")
+    assert (TINY / name / "model.safetensors").stat().st_size < 8_000_000

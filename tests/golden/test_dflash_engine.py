@@ -15,7 +15,8 @@ from torch import Tensor
 from openspec import _C
 from openspec.drafters import available_drafters
 from tests.golden import dflash_checkpoints, eagle3_checkpoints
-from tests.golden.make_dflash import CHAIN, DATA, NODES, TOP_K, cases
+from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases
+from tests.golden.make_eagle3 import PROMPTS, TINY
 from tests.golden.test_engine import (
     by_path,
     check_logits,
@@ -38,12 +39,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
     target = eagle3_checkpoints.write(root / "target", eagle3_checkpoints.target())
-    return {
+    random = {
         dialect: (
             target,
             eagle3_checkpoints.write(root / dialect, dflash_checkpoints.head(dialect)),
         )
         for dialect in dflash_checkpoints.DIALECTS
+    }
+    return {
+        **random,
+        **{f"{head}_{name}": (TINY, TINY / head) for head in SHIPPED for name in PROMPTS},
     }
 
 
@@ -112,7 +117,7 @@ def test_what_was_committed_joins_the_context(
     check_logits(runner.last_draft_logits(), case["logits"][1])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "dspark"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("dspark")])
 def test_trees_are_the_references(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
     """After the prompt, and after the tokens that the case ends with.
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bench.tiny_model.dflash.evaluate import Drafting, Text, tree_hits
+from bench.tiny_model.dflash.export import load_head
 from bench.tiny_model.dflash.head import AFTER_LAYERS, LAYOUTS, BlockHead, head_config
-from bench.tiny_model.dflash.train import Trainer, choose_anchors, mean_run, measure
+from bench.tiny_model.dflash.train import Trainer, choose_anchors, choose_lengths, mean_run, measure
+from bench.tiny_model.eagle3.evaluate import TreeDrafts
 from bench.tiny_model.eagle3.generate import load_target
 from bench.tiny_model.eagle3.prompts import MODEL
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.golden.dflash_reference import DFlashReference
+from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K
+from tests.golden.make_eagle3 import PROMPTS
 
 TARGET = load_target(MODEL, torch.device("cpu"), torch.float32)
 
@@ -41,10 +47,13 @@ def packed() -> tuple[Tensor, Tensor]:
     return tokens, torch.cat((torch.arange(18), torch.arange(30)))[None]
 
 
+@pytest.mark.parametrize("count", [4, 15])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_blocks_learn_what_they_will_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_learn_what_they_will_draft(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every block of a packed row is the reference's block after its own text alone."""
-    trainer = Trainer(TARGET, is_compiled=False)
+    trainer = Trainer(TARGET, is_compiled=False, begin_with=None)
     head = random_head(name)
     tokens, places = packed()
     anchors = torch.tensor([[1, 9, 22, 40]])
@@ -57,15 +66,14 @@ def test_blocks_learn_what_they_will_draft(name: str, monkeypatch: pytest.Monkey
     trainer.measure = keep
     monkeypatch.setattr(torch, "autocast", lambda *_: torch.no_grad())  # all in fp32
     fields = trainer.lesson(tokens, places)
-    trainer.run(head, fields, places, anchors)
+    trainer.run(head, fields, places, anchors, torch.full_like(anchors, count))
     reference = reference_of(head)
     for index, anchor in enumerate(anchors[0].tolist()):
         start = 0 if anchor < 18 else 18
         _, captured = TARGET.model(tokens[:, start:anchor], AFTER_LAYERS)
         context = reference.extend(reference.empty(), torch.cat(captured, -1)[0])
-        count = head.layout.num_drafts
         expected = reference.block(context, int(tokens[0, anchor]), count)
-        torch.testing.assert_close(states[0][0, index], expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(states[0][0, index, :count], expected, rtol=1e-3, atol=1e-3)
         before = tokens[0, anchor]
         logits = head.logits(states[0][0, index, 0], before, TARGET.model.embed_tokens.weight)
         expected_logits = reference.logits(expected[0], int(before))
@@ -85,13 +93,15 @@ def test_what_counts() -> None:
     learned[0, 17] = learned[0, 47] = False  # the ends of the texts
     learned[0, 25] = False
     truth = torch.zeros(1, 48, 4096)
-    x = torch.randn(1, 3, 16, 320)
+    x = torch.randn(1, 4, 16, 320)
     fields = (tokens, truth, truth, tokens, learned)
-    sums = measure(
-        head, x, TARGET.model.embed_tokens.weight, fields, places, torch.tensor([[4, 21, 40]])
-    )
-    # 13 tokens follow the first anchor in its text, 4 the second before the gap, 7 the third.
-    assert sums[3].tolist() == [3.0] * 4 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
+    anchors = torch.tensor([[4, 21, 40, 41]])
+    lengths = torch.tensor([[15, 15, 15, 2]])
+    embedding = TARGET.model.embed_tokens.weight
+    sums = measure(head, x, embedding, fields, places, anchors, lengths)
+    # 13 tokens follow the first anchor in its text, 4 the second before the gap, 7 the third, and
+    # the last block is short.
+    assert sums[3].tolist() == [4.0] * 2 + [3.0] * 2 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
 
 
 def test_runs_end_with_the_first_wrong_draft() -> None:
@@ -108,9 +118,17 @@ def test_runs_end_with_the_first_wrong_draft() -> None:
     head.norm.weight.fill_(1.0)
     truth = torch.zeros(1, 48, 4096)
     fields = (tokens, truth, truth, tokens, learned)
-    assert mean_run(measure(head, x, embedding, fields, places, anchors)) == (15 + 7) / 2
+    whole = (embedding, fields, places, anchors, torch.tensor([[15, 15]]))
+    assert mean_run(measure(head, x, *whole)) == (15 + 7) / 2
     x[0, 0, 5] = -x[0, 0, 5]
-    assert mean_run(measure(head, x, embedding, fields, places, anchors)) == (4 + 7) / 2
+    assert mean_run(measure(head, x, *whole)) == (4 + 7) / 2
+
+
+def test_lengths_are_within_the_block() -> None:
+    anchors = torch.zeros(4, 500)
+    lengths = choose_lengths(anchors, 15, 0.5, torch.Generator().manual_seed(0))
+    assert set(lengths.flatten().tolist()) == set(range(1, 16))
+    assert 0.45 < float((lengths == 15).float().mean()) < 0.6
 
 
 def test_anchors_are_generated_tokens() -> None:
@@ -123,3 +141,33 @@ def test_anchors_are_generated_tokens() -> None:
     assert chosen.tolist() == [list(range(20, 30))]
     some = choose_anchors(tokens, learned, 4, random)[0].tolist()
     assert len(set(some)) == 4 and set(some) <= set(range(20, 30))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_evaluation_drafts_the_same(name: str) -> None:
+    drafting = Drafting(load_head(LAYOUTS[name], MODEL / name), TARGET.model.embed_tokens.weight)
+    stored = load_file(DATA)
+    for prompt in PROMPTS:
+        case = f"{name}_{prompt}"
+        tokens = stored[f"{case}.tokens"]
+        with torch.no_grad():
+            _, captured = TARGET.model(tokens[None], AFTER_LAYERS)
+            text = Text(tokens, int(stored[f"{case}.num_prefilled"]), torch.cat(captured, -1)[0])
+            chains = drafting.chains(text, CHAIN)
+            trees = drafting.trees(text, CHAIN, TOP_K, NODES)
+        at = [0, -1]
+        assert torch.equal(chains[at], stored[f"{case}.chain_tokens"])
+        assert torch.equal(trees.tokens[at], stored[f"{case}.tree_tokens"])
+        assert torch.equal(trees.parents[at], stored[f"{case}.tree_parents"])
+
+
+def test_hits_of_trees() -> None:
+    text = Text(torch.tensor([9, 1, 2, 3, 4]), 1, torch.zeros(5, 1))
+    # After 1: 2 and 3, the second 3 below the first 2; after 2: a wrong start, then 3 alone.
+    tokens = torch.tensor([[7, 2, 3, 3], [4, 3, 3, 5], [4, 4, 4, 4], [0, 0, 0, 0]])
+    parents = torch.tensor([[-1, -1, 0, 1], [-1, 0, -1, 2], [-1, 0, 1, 2], [-1, 0, 1, 2]])
+    hits = tree_hits(text, TreeDrafts(tokens, parents), (1, 2, 3, 4))
+    assert hits[1].tolist() == [0, 0, 1, 0]
+    assert hits[2].tolist() == [1, 0, 1, 0]
+    assert hits[3].tolist() == [1, 1, 1, 0]
+    assert hits[4].tolist() == [2, 1, 1, 0]

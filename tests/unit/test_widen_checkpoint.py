@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bench import widen_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.golden.dflash_reference import DFlashReference
 from tests.golden.eagle3_reference import Eagle3Reference, captured_layers
 from tests.golden.make_eagle3 import TINY, load
 from tests.golden.target_reference import forward
@@ -44,6 +46,9 @@ def test_widened_computes_the_same(
     big_logits, big_states = forward(*big, TOKENS)
     torch.testing.assert_close(big_logits[:, :4096], small_logits, rtol=1e-4, atol=1e-3)
     assert torch.equal(big_logits.argmax(-1), small_logits.argmax(-1))
+    # The added rows have no share worth a mention, were they as many as Qwen3's.
+    added = big_logits[:, 4096:].amax(-1) + math.log(147_840) - small_logits.logsumexp(-1)
+    assert float(added.max()) < math.log(1e-2)
 
     heads = load(TINY / "eagle3"), load_shards(tmp_path / "eagle3")
     assert heads[1][0]["draft_vocab_size"] == len(heads[1][1]["d2t"]) == 3500
@@ -62,6 +67,39 @@ def test_widened_computes_the_same(
     assert float(added.abs().max()) < 1e-2
     assert big_chain.tokens == chain.tokens
     assert big_tree.tokens == tree.tokens and big_tree.parents == tree.parents
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_widened_block_heads_draft_the_same(
+    name: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(widen_checkpoint.SHAPES, "double", SHAPES[tied])
+    widen_checkpoint.widen(TINY, tmp_path, "double")
+    widen_checkpoint.widen_block_head(TINY / name, tmp_path / name, tmp_path, 5, 80)
+    drafts = []
+    for target, head in (
+        (load(TINY), load(TINY / name)),
+        (load_shards(tmp_path), load_shards(tmp_path / name)),
+    ):
+        config, weights = target
+        embedding = weights["model.embed_tokens.weight"]
+        lm_head = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
+        reference = DFlashReference(*head, embedding, lm_head, config["num_hidden_layers"])
+        _, states = forward(*target, TOKENS[:-1])
+        captured = torch.cat([states[i] for i in reference.format.captured_layers], -1)
+        context = reference.extend(reference.empty(), captured)
+        drafts.append(reference.chain(context, TOKENS[-1], 15))
+        tree = reference.tree(context, TOKENS[-1], 15, 4, 15)
+        drafts[-1].tokens.extend(tree.tokens)
+    small, big = drafts
+    torch.testing.assert_close(big.logits[:, :4096], small.logits, rtol=1e-4, atol=1e-3)
+    assert big.tokens == small.tokens
+    assert big.confidences == pytest.approx(small.confidences, abs=1e-4)
+    config, weights = load_shards(tmp_path / name)
+    assert config["num_hidden_layers"] == 5 and "layers.4.mlp.up_proj.weight" in weights
+    if name == "dspark":
+        assert config["markov_rank"] == 80 == weights["markov_head.markov_w1.weight"].shape[1]
 
 
 def test_draft_ids_of_added_rows_have_no_text(

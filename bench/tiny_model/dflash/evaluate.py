@@ -1,9 +1,9 @@
 """Stage 5: how many drafts of the exported heads the target accepts, in fp32.
 
-    python -m bench.tiny_model.dflash.evaluate --data .tiny/eagle3 --json .tiny/dflash/evaluation.json
+    python -m bench.tiny_model.dflash.evaluate --json .tiny/dflash/evaluation.json
 
-As for the EAGLE-3 head, the target's own texts are walked along, all positions of a text drafting at
-once. Drafts are the head's most likely ones, also for sampled texts.
+As for the EAGLE-3 head, the target's own texts are walked along, all positions of a text drafting
+at once. Drafts are the head's most likely ones, also for sampled texts. On a GPU it takes a minute.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ class Drafting:
         self.head, self.embedding = head, embedding
 
     def states(self, text: Text, num_drafts: int) -> Tensor:
-        """Normed states [rows, num_drafts, hidden] of blocks at each position from text.prompt on."""
+        """Normed states [rows, num_drafts, hidden] of the blocks from text.prompt on."""
         head, length = self.head, len(text.tokens)
         rows = num_drafts + (not head.layout.is_anchor_first)
-        places = torch.arange(length)
+        places = torch.arange(length, device=text.tokens.device)
         context, context_tables = head.context(text.captured)[None], head.tables(places, length)
         entries = [context_entries(layer, context, context_tables) for layer in head.layers]
         parts = []
         for anchors in places[text.prompt :].split(BLOCKS_AT_ONCE):
-            tables = head.tables(anchors[None, :, None] + torch.arange(rows), length + rows)
+            tables = head.tables(
+                anchors[None, :, None] + places.new_tensor(range(rows)), length + rows
+            )
             seen = (places < anchors[:, None])[None]
             x = self.embedding[block_ids(text.tokens[anchors], rows)][None]
             for layer, of_layer in zip(head.layers, entries, strict=True):
@@ -90,11 +92,11 @@ class Drafting:
         there is a Markov head, given the token before.
         """
         states = self.states(text, depth)
-        count = len(states)
-        row = torch.arange(count)
+        count, device = len(states), states.device
+        row = torch.arange(count, device=device)
         fixed = None
         if not self.head.layout.markov_rank:
-            any_token = torch.zeros(count, depth, dtype=torch.long)
+            any_token = row.new_zeros(count, depth)
             fixed = self.logits(states, any_token).log_softmax(-1).topk(top_k, -1)
 
         def children(place: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,10 +106,10 @@ class Drafting:
             return best.values, best.indices
 
         # Candidates: the children of the text and of every node taken so far.
-        scores = torch.full((count, (nodes + 1) * top_k), -torch.inf)
-        tokens = torch.zeros(scores.shape, dtype=torch.long)
-        tree = TreeDrafts(*(torch.zeros(count, nodes, dtype=torch.long) for _ in range(2)))
-        depths = torch.zeros(count, nodes + 1, dtype=torch.long)  # last the text's own, 0
+        scores = states.new_full((count, (nodes + 1) * top_k), -torch.inf)
+        tokens = row.new_zeros(scores.shape)
+        tree = TreeDrafts(row.new_zeros(count, nodes), row.new_zeros(count, nodes))
+        depths = row.new_zeros(count, nodes + 1)  # last the text's own, 0
         scores[:, :top_k], tokens[:, :top_k] = children(row * 0, text.tokens[text.prompt :])
         for node in range(nodes):
             score, chosen = scores.max(-1)
@@ -128,16 +130,16 @@ def tree_hits(text: Text, tree: TreeDrafts, sizes: tuple[int, ...]) -> dict[int,
     """How many drafts after each position the text confirms, of the first nodes of every size."""
     written = text.tokens[text.prompt :]
     count, nodes = tree.tokens.shape
-    row = torch.arange(count)
+    row = torch.arange(count, device=written.device)
     ahead = F.pad(written, (0, nodes + 1), value=-1)
     # Depth of every node on the text's path, -1 off it; last the text's own.
-    depths = torch.full((count, nodes + 1), -1)
+    depths = row.new_full((count, nodes + 1), -1)
     depths[:, -1] = 0
     for node in range(nodes):
         above = depths[row, tree.parents[:, node]]
         is_text = (above >= 0) & (tree.tokens[:, node] == ahead[row + above + 1])
         depths[:, node] = torch.where(is_text, above + 1, -1)
-    return {size: depths[:, :size].amax(1).clamp(min=0).numpy() for size in sizes}
+    return {size: depths[:, :size].amax(1).clamp(min=0).cpu().numpy() for size in sizes}
 
 
 def evaluate(drafting: Drafting, texts: list[Text], sizes: tuple[int, ...]) -> dict[str, Any]:
@@ -173,10 +175,11 @@ def main() -> None:
     )
     parser.add_argument("--kinds", default=",".join(GROUPS), help="of prompts")
     args = parser.parse_args()
-    target = load_target(args.model, torch.device("cpu"), torch.float32)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = load_target(args.model, device, torch.float32)
     embedding = target.model.embed_tokens.weight
     heads = {
-        name: Drafting(load_head(layout, args.heads / name), embedding)
+        name: Drafting(load_head(layout, args.heads / name).to(device), embedding)
         for name, layout in LAYOUTS.items()
     }
     torch.manual_seed(0)
@@ -186,17 +189,17 @@ def main() -> None:
         count = args.texts if name in TEMPERATURES else args.texts // 2
         for temperature in TEMPERATURES.get(name, (0.0,)):
             asked = prompts[name][:count]
-            warmth = torch.full((len(asked),), temperature)
+            warmth = torch.full((len(asked),), temperature, device=device)
             kind = f"{name}, temperature {temperature:g}"
-            sizes = TREES if name == "problems" and temperature in (0.0, 1.0) else TREES[:1]
+            sizes = TREES if name == "problems" else TREES[:1]
             with torch.no_grad():
                 texts = read(target, generate(target, asked, LIMITS[name], warmth))
                 result[kind] = {
                     head: evaluate(drafting, texts, sizes) for head, drafting in heads.items()
                 }
             print(kind, json.dumps(result[kind]), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            if args.json:
+                args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

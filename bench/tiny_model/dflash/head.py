@@ -80,9 +80,13 @@ def context_entries(layer: Layer, context: Tensor, tables: Tables) -> KeysValues
 
 
 def block_layer(
-    layer: Layer, x: Tensor, tables: Tables, context: KeysValues, seen: Tensor
-) -> Tensor:
-    """One layer: x [n, blocks, rows, hidden], context entries [n, t, 128], seen [n, blocks, t]."""
+    layer: Layer, x: Tensor, tables: Tables, context: KeysValues, seen: Tensor,
+    num_rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One layer: x [n, blocks, rows, hidden], context entries [n, t, 128], seen [n, blocks, t].
+
+    `num_rows` [n, blocks] makes blocks shorter than x is; what comes of the other rows is nothing.
+    """
     query, key, value = project_heads(layer, x, tables)
     keys, values = context
     scale = key.shape[-1] ** -0.5
@@ -90,6 +94,9 @@ def block_layer(
     outer = (query.flatten(1, 3) @ keys.mT).unflatten(1, query.shape[1:4]).float() * scale
     outer = outer.masked_fill(~seen[:, :, None, None], -torch.inf)
     inner = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4]).float() * scale
+    if num_rows is not None:
+        missing = torch.arange(key.shape[2], device=key.device) >= num_rows[..., None]
+        inner = inner.masked_fill(missing[:, :, None, None], -torch.inf)
     top = torch.maximum(outer.amax(-1), inner.amax(-1)).detach()[..., None]
     outer, inner = (outer - top).exp(), (inner - top).exp()
     total = outer.sum(-1, keepdim=True) + inner.sum(-1, keepdim=True)

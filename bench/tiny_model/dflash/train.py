@@ -4,7 +4,8 @@
         --generate-seconds 45 --max-seconds 300 --compile
 
 Of every row of texts NUM_ANCHORS random positions become anchors; every block sees its own context
-and itself, no other block. What is learned at a place is half the target's distribution there,
+and itself, no other block. A share of the blocks is shorter: a head that never saw a short block
+drafts nothing of use with one. What is learned at a place is half the target's distribution there,
 given the text, and half its best token; places count exp(-(k - 1) / GAMMA). Both heads see the same
 rows and anchors in every step, so that their difference is their own. Writes `dflash.pt` and
 `dspark.pt`, the weights at their best on held-out prompts, and `curve.json`.
@@ -28,8 +29,10 @@ from ..eagle3.prompts import MODEL
 from ..eagle3.train import endless_rows, held_out_texts, rate_factor, trunk
 from ..model import Layer, TinyQwen3
 from ..train import make_optimizer
+from .export import load_head
 from .head import (
     AFTER_LAYERS,
+    DFLASH,
     LAYOUTS,
     NUM_ANCHORS,
     BlockHead,
@@ -44,6 +47,8 @@ from .head import (
 GAMMA = 7.0
 HARD_SHARE = 0.5  # of the loss, the target's best token; the rest its distribution
 LONGEST = max(layout.block_size for layout in LAYOUTS.values())
+MOST = DFLASH.num_drafts
+MEASURED = (3, MOST)  # drafts of the blocks that the curve is about
 
 
 def teach(
@@ -74,30 +79,41 @@ def seen_context(places: Tensor, anchors: Tensor) -> Tensor:
     return (text[:, None] == text.gather(1, anchors)[..., None]) & (row < anchors[..., None])
 
 
-def layer_pass(
-    layer: Layer, x: Tensor, tables: Tables, context: Tensor, context_tables: Tables, seen: Tensor
+def choose_lengths(
+    anchors: Tensor, most: int, short_share: float, random: torch.Generator
 ) -> Tensor:
+    """Drafts of every block: any number in a share of them, else all."""
+    draws = torch.rand(*anchors.shape, 2, device=anchors.device, generator=random)
+    some = (draws[..., 0] * most).long() + 1
+    return torch.where(draws[..., 1] < short_share, some, most)
+
+
+def layer_pass(
+    layer: Layer, x: Tensor, tables: Tables, context: Tensor, context_tables: Tables, seen: Tensor,
+    num_rows: Tensor,
+) -> Tensor:  # fmt: skip
     """`block_layer` with the context as one state per position."""
     entries: KeysValues = context_entries(layer, context, context_tables)
-    return block_layer(layer, x, tables, entries, seen)
+    return block_layer(layer, x, tables, entries, seen, num_rows)
 
 
 def measure(
     head: BlockHead, x: Tensor, embedding: Tensor, fields: tuple[Tensor, ...], places: Tensor,
-    anchors: Tensor,
+    anchors: Tensor, num_drafts: Tensor,
 ) -> Tensor:  # fmt: skip
     """Sums over the blocks by place, [5, drafts]: loss, right drafts, drafts with all before them
     right and themselves, places that count, loss of the confidence."""
     ids, _, truth, best, learned = fields
     state = head.drafting_rows(x)
     count = state.shape[2]
-    at = anchors[..., None] + torch.arange(count, device=anchors.device)  # of the token before
+    place = torch.arange(count, device=anchors.device)
+    at = anchors[..., None] + place  # of the token before
     last = places.shape[1] - 1
     batch = torch.arange(len(places), device=places.device)[:, None, None]
-    inside = at < last
+    inside = (at < last) & (place < num_drafts[..., None])
     at = at.clamp(max=last)
     first = places.gather(1, anchors)[..., None]
-    same = places[batch, at] == first + torch.arange(count, device=places.device)
+    same = places[batch, at] == first + place
     counted = (learned[batch, at] & same & inside).long().cumprod(-1)
     before = ids[batch, at]
     actual = ids[batch, (at + 1).clamp(max=last)]
@@ -134,10 +150,16 @@ def mean_run(sums: Tensor) -> float:
 class Trainer:
     """The target, the heads, and functions that may be compiled."""
 
-    def __init__(self, target: TinyQwen3, is_compiled: bool) -> None:
+    def __init__(self, target: TinyQwen3, is_compiled: bool, begin_with: Path | None) -> None:
         self.target = target
         self.device = target.model.embed_tokens.weight.device
-        self.heads = {name: self._new(layout) for name, layout in LAYOUTS.items()}
+        assert all(layout.num_drafts == MOST for layout in LAYOUTS.values())
+        self.heads = {
+            name: load_head(layout, begin_with / name).requires_grad_().to(self.device)
+            if begin_with
+            else self._new(layout)
+            for name, layout in LAYOUTS.items()
+        }
 
         def compiled(function: Any) -> Any:
             return torch.compile(function, dynamic=False) if is_compiled else function
@@ -156,8 +178,9 @@ class Trainer:
             return self.teach(self.target, tokens, places)
 
     def run(
-        self, head: BlockHead, fields: tuple[Tensor, ...], places: Tensor, anchors: Tensor
-    ) -> Tensor:
+        self, head: BlockHead, fields: tuple[Tensor, ...], places: Tensor, anchors: Tensor,
+        num_drafts: Tensor,
+    ) -> Tensor:  # fmt: skip
         """`measure` of one head."""
         embedding = self.target.model.embed_tokens.weight
         rows, length = head.layout.block_size, places.shape[1]
@@ -169,36 +192,41 @@ class Trainer:
             tables = head.tables(positions, length + LONGEST)
             context, context_tables = head.context(fields[1]), head.tables(places, length)
             seen = seen_context(places, anchors)
+            num_rows = num_drafts + (not head.layout.is_anchor_first)
             for layer in head.layers:
-                x = self.layer_pass(layer, x, tables, context, context_tables, seen)
-            return self.measure(head, x, embedding, fields, places, anchors)
+                x = self.layer_pass(layer, x, tables, context, context_tables, seen, num_rows)
+            return self.measure(head, x, embedding, fields, places, anchors, num_drafts)
 
     def held_out(
         self, tokens: Tensor, places: Tensor, rows: int, num_anchors: int
-    ) -> dict[str, Tensor]:
-        """`measure` by head, at anchors that stay the same.
+    ) -> dict[str, dict[int, Tensor]]:
+        """`measure` by head and drafts of the blocks, at anchors that stay the same.
 
         With gradients, which nobody uses: without them all would be compiled once more.
         """
         random = torch.Generator(self.device).manual_seed(0)
-        sums = {name: torch.zeros((), device=self.device) for name in self.heads}
+        none = torch.zeros(5, MOST, device=self.device)
+        sums = {name: dict.fromkeys(MEASURED, none) for name in self.heads}
         for part, at in zip(tokens.split(rows), places.split(rows), strict=True):
             missing = (0, 0, 0, rows - len(part))  # one shape, for the same reason
             part, at = F.pad(part, missing, value=UNLEARNED), F.pad(at, missing)
             fields = self.lesson(part, at)
             anchors = choose_anchors(part, fields[-1], num_anchors, random)
             for name, head in self.heads.items():
-                sums[name] = sums[name] + self.run(head, fields, at, anchors).detach()
+                for most in MEASURED:
+                    num_drafts = torch.full_like(anchors, most)
+                    run = self.run(head, fields, at, anchors, num_drafts)
+                    sums[name][most] = sums[name][most] + run.detach()
         return sums
 
 
-def figures(sums: Tensor) -> dict[str, object]:
-    """For the curve, of one head."""
-    by_place = sums[:3] / sums[3].clamp(min=1)
+def figures(sums: dict[int, Tensor]) -> dict[str, object]:
+    """For the curve, of one head; right drafts given the text, by place, of whole blocks."""
+    whole = sums[MOST]
     return {
-        "loss": round(float(sums[0].sum() / sums[3].sum().clamp(min=1)), 4),
-        "right": [round(x, 4) for x in by_place[1].tolist()],
-        "mean_run": round(mean_run(sums), 4),
+        "loss": round(float(whole[0].sum() / whole[3].sum().clamp(min=1)), 4),
+        "right": [round(x, 4) for x in (whole[1] / whole[3].clamp(min=1)).tolist()],
+        "mean_run": {most: round(mean_run(of_length), 4) for most, of_length in sums.items()},
     }
 
 
@@ -209,12 +237,14 @@ class Curve:
         self.out, self.points = out, list[dict[str, object]]()
         self.best: dict[str, float] = {}
 
-    def add(self, trainer: Trainer, step: int, seconds: float, sums: dict[str, Tensor]) -> None:
+    def add(
+        self, trainer: Trainer, step: int, seconds: float, sums: dict[str, dict[int, Tensor]]
+    ) -> None:
         """Records one point; writes the heads that have never been better."""
         point = {name: figures(sums_of_one) for name, sums_of_one in sums.items()}
         self.points.append({"step": step, "seconds": round(seconds, 1), **point})
         for name, head in trainer.heads.items():
-            run = mean_run(sums[name])
+            run = sum(map(mean_run, sums[name].values()))
             if run >= self.best.get(name, 0.0):  # never a NaN
                 self.best[name] = run
                 weights = {key: tensor.cpu() for key, tensor in head.state_dict().items()}
@@ -238,7 +268,7 @@ def train(args: argparse.Namespace) -> None:
     print(f"{time.monotonic() - start:.0f} s: {len(generated)} texts, new tokens {counts}",
           flush=True)  # fmt: skip
 
-    trainer = Trainer(load_target(MODEL, device, torch.float32), args.compile)
+    trainer = Trainer(load_target(MODEL, device, torch.float32), args.compile, args.begin_with)
     optimizers = {
         name: make_optimizer(head, args.rate, args.weight_decay, device.type == "cuda")
         for name, head in trainer.heads.items()
@@ -263,10 +293,11 @@ def train(args: argparse.Namespace) -> None:
         rows, places = next(supply)
         fields = trainer.lesson(rows, places)
         anchors = choose_anchors(rows, fields[-1], args.anchors, random)
+        num_drafts = choose_lengths(anchors, MOST, args.short_share, random)
         for name, head in trainer.heads.items():
             for group in optimizers[name].param_groups:
                 group["lr"] = args.rate * rate_factor(progress)
-            loss_of(trainer.run(head, fields, places, anchors)).backward()
+            loss_of(trainer.run(head, fields, places, anchors, num_drafts)).backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizers[name].step()
             optimizers[name].zero_grad()
@@ -288,6 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=Path(".tiny/eagle3"))
     parser.add_argument("--out", type=Path, default=Path(".tiny/dflash"))
+    parser.add_argument("--begin-with", type=Path, help="folder of exported heads to go on from")
     parser.add_argument("--generate-seconds", type=float, default=45)
     parser.add_argument("--generate-rows", type=int, default=8192, help="texts at a time")
     parser.add_argument("--max-seconds", type=float, default=300, help="all stages together")
@@ -295,6 +327,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="rows")
     parser.add_argument("--length", type=int, default=1024, help="tokens per row")
     parser.add_argument("--anchors", type=int, default=NUM_ANCHORS, help="per row")
+    parser.add_argument("--short-share", type=float, default=0.5, help="blocks of any length")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--measure-every", type=int, default=500, help="steps")

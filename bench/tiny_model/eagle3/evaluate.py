@@ -151,7 +151,7 @@ def chain_hits(text: Text, drafts: Tensor) -> np.ndarray:
     """How many drafts after each position from text.prompt on the text confirms."""
     longest = drafts.shape[1]
     ahead = F.pad(text.tokens[text.prompt + 1 :], (0, longest), value=-1).unfold(0, longest, 1)
-    return (drafts == ahead).long().cumprod(1).sum(1).numpy()
+    return (drafts == ahead).long().cumprod(1).sum(1).cpu().numpy()
 
 
 def tree_hits(text: Text, trees: TreeDrafts) -> np.ndarray:
