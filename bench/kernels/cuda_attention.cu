@@ -188,6 +188,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   SpanAttentionParams params;
   params.rows.num_rows = num_rows;
   params.rows.num_spans = c.num_seqs;
+  params.rows.expected_kv_len = c.kv_len;
   params.rows.row_span = keep(to_device(span));
   params.rows.row_parent = keep(to_device(parent));
   params.rows.span_begin = keep(to_device(begin));

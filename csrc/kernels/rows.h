@@ -27,6 +27,8 @@ struct RowBatch {
   const int32_t* span_kv_len = nullptr;  // [num_spans] tokens whose KV is committed
   const int32_t* span_seq = nullptr;     // [num_spans] slot in the sequence table
   bool may_have_trees = true;  // false promises that every span is a chain (SpanAttentionParams)
+  // About the longest committed prefix; 0: unknown. It may choose a kernel, never a result.
+  int expected_kv_len = 0;
 };
 
 /// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size,

@@ -258,20 +258,53 @@ bool has_wide(const SpanAttentionParams& params) {
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
 }
 
-/// Clusters, and as much shared memory as the lean kernel needs.
-bool device_is_lean() {
-  static const bool is = cuda::overlaps_kernels() &&
-                         cuda::allow_shared_bytes(lean_kernel, kLeanSharedBytes) == cudaSuccess;
-  return is;
+cudaLaunchAttribute cluster_attribute() {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = kLeanCtas;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+/// How many lean clusters fit at once with so much shared memory per CTA; 0: the device has no
+/// clusters, or not as much.
+int num_lean_clusters(int shared_bytes) {
+  if (!cuda::overlaps_kernels() ||
+      cuda::allow_shared_bytes(lean_kernel, kLeanApartBytes) != cudaSuccess) {
+    return 0;
+  }
+  cudaLaunchAttribute cluster = cluster_attribute();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = kLeanCtas;
+  config.blockDim = kLeanThreads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &config) != cudaSuccess) return 0;
+  return count;
+}
+
+/// Lean CTAs on as many SMs as may be.
+struct LeanLaunch {
+  int shared_bytes, num_clusters;
+};
+LeanLaunch lean_launch_of(const SpanAttentionParams& params) {
+  static const LeanLaunch apart = {kLeanApartBytes, num_lean_clusters(kLeanApartBytes)};
+  static const LeanLaunch close = {kLeanSharedBytes, num_lean_clusters(kLeanSharedBytes)};
+  return params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters ? apart : close;
 }
 
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
 bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  const int max_rows = params.rows.num_spans <= kFewSpans ? kMaxLeanRows : kMaxLeanBatchRows;
-  return !params.may_have_trees && params.rows.num_rows <= max_rows &&
+  const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
+                        params.rows.expected_kv_len <= kShortKvLen;
+  return !params.may_have_trees &&
+         params.rows.num_rows <= (is_short ? kMaxLeanRows : kMaxLeanBatchRows) &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
-         device_is_lean();
+         lean_launch_of(params).num_clusters > 0;
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -292,30 +325,19 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.num_arrived = workspace.lean_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
+  const LeanLaunch lean = lean_launch_of(params);
+  cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
+  // No more than fit at once: those left over would come last, with their full share of the work.
+  config.gridDim =
+      kLeanCtas * std::min(lean.num_clusters, workspace.max_lean_items * params.kv.num_kv_heads);
   config.blockDim = kLeanThreads;
-  config.dynamicSmemBytes = kLeanSharedBytes;
+  config.dynamicSmemBytes = lean.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = kLeanCtas;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = 2;
-  // As many as fit at once: those left over would come last, with their full share of the work.
-  config.gridDim = kLeanCtas;
-  static const int at_once = [&] {
-    cudaLaunchConfig_t alone = config;
-    alone.attrs = attributes + 1;
-    alone.numAttrs = 1;
-    int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &alone) != cudaSuccess) return 1;
-    return std::max(count, 1);
-  }();
-  config.gridDim = kLeanCtas * std::min(at_once, workspace.max_lean_items * params.kv.num_kv_heads);
   return cudaLaunchKernelEx(&config, lean_kernel, args);
 }
 

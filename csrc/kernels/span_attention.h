@@ -41,10 +41,11 @@ struct SpanAttentionParams {
 size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens);
 void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
 
-/// CUDA: chains of [kMinRowsOfFewSpans, kMaxRowsOfFewSpans] rows are attended to faster by a step
-/// that has room for kFewSpans spans at most; with fewer rows the number of spans does not count.
+/// CUDA: a step of chains is attended to faster if it has room for few spans, kFewSpans at most,
+/// and expects none to be longer than kShortKvLen. This counts for these numbers of rows.
 inline constexpr int kFewSpans = 4;
-inline constexpr int kMinRowsOfFewSpans = 9, kMaxRowsOfFewSpans = 64;
+inline constexpr int kShortKvLen = 2048;
+inline constexpr int kMinRowsOfFewSpans = 9, kMaxRowsOfFewSpans = 32;
 /// CUDA: rows of a span that is no chain, at most.
 inline constexpr int kMaxTreeRows = 256;
 

@@ -33,9 +33,11 @@ constexpr int kLeanQueriesAt = 4 * kStageBytes;
 constexpr int kLeanWeightsAt = kLeanQueriesAt + 16 * kLineBytes;
 constexpr int kLeanMaximaAt = kLeanWeightsAt + 2 * 16 * kBlockTokens * 2;
 constexpr int kLeanBarrierAt = kLeanMaximaAt + 2 * 4 * 16 * 4;
-// More than a third of what an SM has: three CTAs would pile up on whichever SM is free first.
-constexpr int kLeanSharedBytes = 77 * 1024;
-static_assert(kLeanBarrierAt + 16 <= kLeanSharedBytes);
+constexpr int kLeanSharedBytes = kLeanBarrierAt + 16;
+static_assert(3 * (kLeanSharedBytes + 1024) <= 228 * 1024);
+// More than a third of what an SM has, for steps of which all clusters run at once in twos: in
+// threes they would pile up on whichever SMs are free first.
+constexpr int kLeanApartBytes = 77 * 1024;
 // Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns], and maximum and
 // normaliser [block][pair].
 constexpr int kLeanSumsAt = 0;

@@ -124,9 +124,9 @@ struct MergeItem {
 /// and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
-// Room for rows in a lean step, of few spans and of any number. More items take several rounds of
-// clusters, and where there are many sequences bytes count, not latencies.
-constexpr int kMaxLeanRows = 32;
+// Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
+// clusters, and where there are many bytes these count, not latencies.
+constexpr int kMaxLeanRows = kMaxRowsOfFewSpans;
 constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.

@@ -394,7 +394,7 @@ double DeviceStep::time_rows(int slot, int num_rows, bool proposes) {
   Shape shape{num_rows, 1, proposes, proposes && context_.drafter.needs().makes_trees};
   for (const bool other : {proposes, !proposes}) {
     const bool has_trees = other && context_.drafter.needs().makes_trees;
-    const auto graph = find_graph({num_rows, 1, other, has_trees});
+    const auto graph = find_graph({num_rows, 1, other, has_trees, context > kShortKvLen});
     if (graph == graphs_.end() || graph->first.num_rows != num_rows) continue;
     shape = graph->first;
     break;

@@ -65,12 +65,13 @@ class DeviceStep final : public StepBackend {
     return reinterpret_cast<T*>(scratch_.at(offset));
   }
 
-  /// What a step launches, and its graph. Rows and spans are what it has room for.
+  /// What a step launches, and its graph.
   struct Shape {
     int num_rows = 0;
     int num_spans = 0;      // room
     bool proposes = false;  // on the device
     bool has_trees = false;
+    bool is_general = true;  // false: no sequence has more than kShortKvLen tokens
     auto operator<=>(const Shape&) const = default;
   };
 

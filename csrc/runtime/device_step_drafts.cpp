@@ -93,9 +93,16 @@ DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease, bool host_has
       proposes = false;
     }
   }
-  const Shape shape{num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees};
+  bool is_general = false;
+  for (const SpanRequest& request : lease.requests) {
+    is_general = is_general || context_.table.num_tokens(request.slot) > kShortKvLen;
+  }
+  Shape shape{num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
+              is_general};
   const auto graph = find_graph(shape);
-  return graph != graphs_.end() ? graph->first : shape;
+  if (graph != graphs_.end()) return graph->first;
+  shape.is_general = true;
+  return shape;
 }
 
 std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
@@ -111,21 +118,22 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
   if (is_on_device && !needs.is_costly) {
     shapes.push_back({num_rows, most_spans, true, needs.makes_trees});
   }
-  // Few long spans are attended to in another way than many short ones, where all are chains.
-  const bool few_matter =
-      most_spans > kFewSpans && num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
-  for (size_t i = 0, count = shapes.size(); few_matter && i < count; ++i) {
-    Shape few = shapes[i];
-    few.num_spans = kFewSpans;
-    if (!few.has_trees) shapes.push_back(few);
+  if (is_on_device && needs.is_costly) {
+    // Drafts cost time per sequence: each has two rows at least, and all its drafts at most.
+    const int least_spans = std::min(std::max(1, num_rows / (1 + num_drafts)), most_spans);
+    for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
+      shapes.push_back({num_rows, num_spans, true, needs.makes_trees});
+      if (num_spans <= least_spans) break;
+      num_spans = std::max(least_spans, num_spans / 2);
+    }
   }
-  if (!is_on_device || !needs.is_costly) return shapes;
-  // Where drafts cost time per sequence, each has two rows at least, and all its drafts at most.
-  const int least_spans = std::min(std::max(1, num_rows / (1 + num_drafts)), most_spans);
-  for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
-    shapes.push_back({num_rows, num_spans, true, needs.makes_trees});
-    if (num_spans <= least_spans) break;
-    num_spans = std::max(least_spans, num_spans / 2);
+  // Chains of few short sequences are attended to faster.
+  const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
+  for (size_t i = 0, count = shapes.size(); has_short && i < count; ++i) {
+    Shape few = shapes[i];
+    few.num_spans = std::min(few.num_spans, kFewSpans);
+    few.is_general = false;
+    if (!few.has_trees) shapes.push_back(few);
   }
   return shapes;
 }
@@ -135,7 +143,7 @@ std::map<DeviceStep::Shape, device::Graph>::iterator DeviceStep::find_graph(cons
       graphs_.lower_bound({.num_rows = least.num_rows}), graphs_.end(), [&](const auto& graph) {
         const Shape& shape = graph.first;
         return shape.num_spans >= least.num_spans && shape.proposes == least.proposes &&
-               shape.has_trees == least.has_trees;
+               shape.has_trees == least.has_trees && (shape.is_general || !least.is_general);
       });
 }
 

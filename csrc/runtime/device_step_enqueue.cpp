@@ -21,7 +21,8 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .span_begin = at<int32_t>(s.span_begin),
                          .span_kv_len = at<int32_t>(s.span_kv_len),
                          .span_seq = at<int32_t>(s.span_seq),
-                         .may_have_trees = shape.has_trees};
+                         .may_have_trees = shape.has_trees,
+                         .expected_kv_len = shape.is_general ? 0 : kShortKvLen};
   begin(num_spans);
   if (shape.proposes) propose(num_spans, shape.num_rows);
   lay_out(shape, num_samples);
@@ -226,6 +227,7 @@ void DeviceStep::prepare() {
   graphs_.clear();
   for (int rows : row_sizes()) {
     for (const Shape& shape : shapes_of(rows)) {
+      if (graphs_.contains(shape)) continue;
       // Once for real, without sequences: kernels are loaded and their limits set before recording.
       StepHeader header;
       std::memcpy(input_at(0) + input_.header, &header, sizeof header);

@@ -227,13 +227,15 @@ class Step {
     p.workspace = buffers_.back()->as<float>();
   }
 
-  // Twice over the same plan, as two layers would; steps of chains alone both as what they are and
-  // as steps that might have trees.
+  // Twice over the same plan, as two layers would; steps of chains alone as what they are, expected
+  // to be short too, and as steps that might have trees.
   Bits run() {
     const Bits first = run_once(params_);
     if (!has_trees_) {
       SpanAttentionParams chains = params_;
       chains.may_have_trees = false;
+      CHECK(run_once(chains) == first);
+      chains.rows.expected_kv_len = 1;
       CHECK(run_once(chains) == first);
     }
     return first;
