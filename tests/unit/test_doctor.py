@@ -173,6 +173,26 @@ def test_layers_off_by_one_are_found(
 
 
 @needs_engine
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ([], None),
+        (["--draft-anchor", "first"], "use --draft-anchor drop"),
+        (["--draft-attention", "causal"], "use --draft-attention full"),
+    ],
+    ids=str,
+)
+def test_a_wrong_layout_is_found(
+    flags: list[str], advice: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded model's block head: the last token's row drafts nothing, rows see the block."""
+    arguments = ["--method", "dflash", "--doctor-tokens", "48", *flags]
+    assert doctor.main(arguments) == (1 if advice else 0)
+    shown = capsys.readouterr().out
+    assert advice is None or advice in shown
+
+
+@needs_engine
 def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--method", "ngram", "--ngram-min", "1", "--doctor-tokens", "48"]) == 0
     shown = capsys.readouterr().out
