@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (is_drawn) {
     walk.view.scale = 1.0f / sampling.temperature;
     walk.noise = &sampling;
+    if (kIsDraft && params.has_own_noise) walk.other_noise = sm::kDraftNoise;
   }
   if (plan.has(RowPlan::kIsEdited)) {
     walk.copy = workspace.edited;
@@ -78,8 +79,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const RowWorkspace workspace = row_workspace(params, sample);
   const RowPlan plan = *workspace.plan;
   if (!plan.has(RowPlan::kIsReal)) return;
-  constexpr int32_t kIsUnfinished =
-      RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered | RowPlan::kIsReported;
+  constexpr int32_t kIsUnfinished = RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered |
+                                    RowPlan::kIsReported | RowPlan::kHasDraft;
   if (!plan.has(kIsUnfinished)) {
     if (cluster_rank() != 0 || warp_index() != 0) return;
     const uint64_t best = RowFinisher::best_of_groups(workspace.best);
@@ -126,6 +127,7 @@ size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
 
 int choose_cuda(const ChooseParams& params, void* stream) {
   if (params.token_of != nullptr && !params.is_draft) return cudaErrorInvalidValue;
+  if (params.drafts.logits.vocab_size > params.vocab_size) return cudaErrorInvalidValue;
   if (params.num_samples == 0) return cudaSuccess;
   const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));
   auto* scan = params.is_draft ? choose_scan_kernel<true> : choose_scan_kernel<false>;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/choose_edit.cuh"
+#include "kernels/choose_rejection.cuh"
 #include "kernels/choose_team.cuh"
 
 namespace openspec::choosing {
@@ -73,9 +74,17 @@ class RowFinisher {
     } else if (!is_filtered) {
       best = best_of_groups(workspace_.best);
     }
+    DraftRow draft;
+    if (plan_.has(RowPlan::kHasDraft)) draft = read_draft(params_, plan_, cluster_);
     if (is_filtered) {
-      filter(view);
+      filter(view, draft);
       return;
+    }
+    if (draft.is_known()) {
+      if (!plan_.has(RowPlan::kIsEdited)) load_largest();
+      RowSource row = source_of(view);
+      best = choose_by_rejection(row, Filters{view, maximum_of(view), 0.0f, 0, 0}, draft, sampling_,
+                                 plan_.position + 1, best);
     }
     write_chosen(id_of(best));
     if (!plan_.has(RowPlan::kIsReported)) return;
@@ -141,7 +150,7 @@ class RowFinisher {
     return view.at(largest == 0 ? minus_infinity() : float_of_ordered(largest));
   }
 
-  __device__ void filter(const View& view);
+  __device__ void filter(const View& view, const DraftRow& draft);
   template <typename Source>
   __device__ uint32_t select_kth(Source& source, uint64_t k) const {
     const auto measure = [](float value) {
@@ -162,7 +171,8 @@ class RowFinisher {
     return select_from_top(source, shared_, kWeightBits, first_digit_only, measure, wanted);
   }
   template <typename Source>
-  __device__ uint64_t draw(Source& source, Filters& filters, uint64_t& wanted_mass) const;
+  __device__ uint64_t draw(Source& source, Filters& filters, uint64_t& wanted_mass,
+                           const DraftRow& draft) const;
 
   __device__ int num_best_to_report(int wanted) const {
     return params_.logprobs == nullptr ? 0 : min(wanted, kMaxLogprobs);
@@ -195,7 +205,7 @@ class RowFinisher {
 
 /// Narrows the row down to a list that holds whatever passes the filters, and lets one CTA draw
 /// from it. Where too much passes, the same is done with passes over the row.
-__device__ inline void RowFinisher::filter(const View& view) {
+__device__ inline void RowFinisher::filter(const View& view, const DraftRow& draft) {
   RowSource row = source_of(view);
   if (!plan_.has(RowPlan::kIsEdited)) load_largest();
   Filters filters{view, maximum_of(view), sampling_.min_p, 0, 0};
@@ -230,11 +240,11 @@ __device__ inline void RowFinisher::filter(const View& view) {
   const int num_listed = gather_list(shared_, cluster_);
   uint64_t best = 0;
   if (num_listed > kListCapacity) {
-    best = draw(row, filters, wanted_mass);
+    best = draw(row, filters, wanted_mass, draft);
     if (reports_kept) report_kept(row, filters, best);
   } else if (cluster_.rank() == 0) {
     ListSource list(shared_, num_listed);
-    best = draw(list, filters, wanted_mass);
+    best = draw(list, filters, wanted_mass, draft);
     if (reports_kept) report_kept(list, filters, best);
   }
   write_chosen(id_of(best));
@@ -243,10 +253,10 @@ __device__ inline void RowFinisher::filter(const View& view) {
   report_all(view_of(raw_, 1.0f), id_of(best), sampling_.num_logprobs);
 }
 
-/// The candidate key of the token drawn among what passes the filters, which it completes.
+/// The candidate key of the token chosen among what passes the filters, which it completes.
 template <typename Source>
-__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
-                                      uint64_t& wanted_mass) const {
+__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters, uint64_t& wanted_mass,
+                                      const DraftRow& draft) const {
   if (has_top_k(sampling_, params_.vocab_size)) {
     filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
   }
@@ -262,7 +272,9 @@ __device__ uint64_t RowFinisher::draw(Source& source, Filters& filters,
     const float score = filters.view.at(value) + sm::gumbel(seed, position, token);
     best = max_key(best, candidate_key(score, id));
   });
-  return source.max(best);
+  best = source.max(best);
+  if (!draft.is_known()) return best;
+  return choose_by_rejection(source, filters, draft, sampling_, position, best);
 }
 
 /// Log-probabilities over the whole row.

@@ -89,6 +89,7 @@ class DeviceStep final : public StepBackend {
     const int32_t *tokens, *counts;
   };
   Proposals proposals();
+  DrawnDrafts drawn_drafts();
   int num_spans_of(const Shape& shape) const;
   /// The step that serves the lease best, with at least the rows that its known tokens need.
   Shape choose_shape(const StepLease& lease);

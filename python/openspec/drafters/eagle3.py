@@ -45,6 +45,7 @@ Numbering = Literal["entering", "output"]
 
 CAPTURE_LAYERS = "capture_layers"
 DRAFT_TOP_K = "draft_top_k"
+DRAFT_NOISE = "draft_noise"
 DRAFT_TREE_SIZE = "draft_tree_size"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 EMBEDDING = "embed_tokens.weight"
@@ -548,6 +549,15 @@ def _check(config: EngineConfig, target: ModelConfig) -> None:
     options = SPEC.complete_options(config.method_options)
     if options[DRAFT_TOP_K] == 1 and options[DRAFT_TREE_SIZE] != 0:
         raise ConfigError("--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)")
+    if config.acceptance == "rejection" and options[DRAFT_TOP_K] != 1:
+        raise ConfigError(
+            f"--acceptance rejection is for chains: drop it, or --draft-top-k "
+            f"{options[DRAFT_TOP_K]}"
+        )
+    if config.acceptance == "rejection" and not options[DRAFT_NOISE]:
+        raise ConfigError(
+            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
     if config.num_drafts > 0 and config.num_draft_rows < config.num_drafts:
         raise ConfigError(
             f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
@@ -591,10 +601,11 @@ SPEC = DrafterSpec(
             help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
         ),
         DrafterOption(
-            name="draft_noise",
+            name=DRAFT_NOISE,
             default=True,
             help="Draw the drafts of sampled requests with the noise that the target's choice will "
-            "be drawn with; off: always the head's best.",
+            "be drawn with (with --acceptance rejection: with noise of their own); off: always the "
+            "head's best.",
         ),
         DrafterOption(
             name="draft_window",
@@ -605,6 +616,7 @@ SPEC = DrafterSpec(
             "far longer than those that it was trained on.",
         ),
     ),
+    supports_rejection=True,
     check=_check,
     check_device=_check_device,
     num_draft_rows=_num_draft_rows,
