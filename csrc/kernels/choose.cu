@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 /// A cluster per row. Two CTAs fit an SM, so that one computes while the other waits.
+template <bool kHasDrafts>
 __global__ void __launch_bounds__(kThreads, 2)
     choose_finish_kernel(const __grid_constant__ ChooseParams params) {
   cuda::allow_next_kernel();
@@ -83,18 +84,19 @@ __global__ void __launch_bounds__(kThreads, 2)
                                     RowPlan::kIsReported | RowPlan::kHasDraft;
   if (!plan.has(kIsUnfinished)) {
     if (cluster_rank() != 0 || warp_index() != 0) return;
-    const uint64_t best = RowFinisher::best_of_groups(workspace.best);
+    const uint64_t best = RowFinisher<kHasDrafts>::best_of_groups(workspace.best);
     if (lane_index() == 0) params.chosen[sample] = token_of_column(params.token_of, id_of(best));
     return;
   }
-  RowFinisher(params, sample, plan, workspace, shared).run();
+  RowFinisher<kHasDrafts>(params, sample, plan, workspace, shared).run();
 }
 
 /// CTAs per row of the second kernel: one where the code that runs here was not made for clusters.
 int cluster_size_here() {
   static const int size = [] {
     cudaFuncAttributes attributes = {};
-    const bool is_known = cudaFuncGetAttributes(&attributes, choose_finish_kernel) == cudaSuccess;
+    const bool is_known =
+        cudaFuncGetAttributes(&attributes, choose_finish_kernel<false>) == cudaSuccess;
     return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
   }();
   return size;
@@ -116,7 +118,9 @@ int launch_finish(const ChooseParams& params, void* stream) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(size), 1, 1};
   }
-  return cudaLaunchKernelEx(&config, choose_finish_kernel, params);
+  const bool has_drafts = params.drafts.logits.values != nullptr;
+  auto* finish = has_drafts ? choose_finish_kernel<true> : choose_finish_kernel<false>;
+  return cudaLaunchKernelEx(&config, finish, params);
 }
 
 }  // namespace

@@ -41,6 +41,8 @@ struct Filters {
 /// Weights are at most 1: 30 bits.
 constexpr int kWeightBits = 30;
 
+/// `kHasDrafts`: step 4 too; without it a row costs as much as if there were no such step.
+template <bool kHasDrafts>
 class RowFinisher {
  public:
   __device__ RowFinisher(const ChooseParams& params, int sample, const RowPlan& plan,
@@ -75,16 +77,20 @@ class RowFinisher {
       best = best_of_groups(workspace_.best);
     }
     DraftRow draft;
-    if (plan_.has(RowPlan::kHasDraft)) draft = read_draft(params_, plan_, cluster_);
+    if constexpr (kHasDrafts) {
+      if (plan_.has(RowPlan::kHasDraft)) draft = read_draft(params_, plan_, cluster_);
+    }
     if (is_filtered) {
       filter(view, draft);
       return;
     }
-    if (draft.is_known()) {
-      if (!plan_.has(RowPlan::kIsEdited)) load_largest();
-      RowSource row = source_of(view);
-      best = choose_by_rejection(row, Filters{view, maximum_of(view), 0.0f, 0, 0}, draft, sampling_,
-                                 plan_.position + 1, best);
+    if constexpr (kHasDrafts) {
+      if (draft.is_known()) {
+        if (!plan_.has(RowPlan::kIsEdited)) load_largest();
+        RowSource row = source_of(view);
+        best = choose_by_rejection(row, Filters{view, maximum_of(view), 0.0f, 0, 0}, draft,
+                                   sampling_, plan_.position + 1, best);
+      }
     }
     write_chosen(id_of(best));
     if (!plan_.has(RowPlan::kIsReported)) return;
@@ -205,7 +211,8 @@ class RowFinisher {
 
 /// Narrows the row down to a list that holds whatever passes the filters, and lets one CTA draw
 /// from it. Where too much passes, the same is done with passes over the row.
-__device__ inline void RowFinisher::filter(const View& view, const DraftRow& draft) {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::filter(const View& view, const DraftRow& draft) {
   RowSource row = source_of(view);
   if (!plan_.has(RowPlan::kIsEdited)) load_largest();
   Filters filters{view, maximum_of(view), sampling_.min_p, 0, 0};
@@ -254,9 +261,11 @@ __device__ inline void RowFinisher::filter(const View& view, const DraftRow& dra
 }
 
 /// The candidate key of the token chosen among what passes the filters, which it completes.
+template <bool kHasDrafts>
 template <typename Source>
-__device__ uint64_t RowFinisher::draw(Source& source, Filters& filters, uint64_t& wanted_mass,
-                                      const DraftRow& draft) const {
+__device__ uint64_t RowFinisher<kHasDrafts>::draw(Source& source, Filters& filters,
+                                                  uint64_t& wanted_mass,
+                                                  const DraftRow& draft) const {
   if (has_top_k(sampling_, params_.vocab_size)) {
     filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
   }
@@ -273,12 +282,17 @@ __device__ uint64_t RowFinisher::draw(Source& source, Filters& filters, uint64_t
     best = max_key(best, candidate_key(score, id));
   });
   best = source.max(best);
-  if (!draft.is_known()) return best;
-  return choose_by_rejection(source, filters, draft, sampling_, position, best);
+  if constexpr (kHasDrafts) {
+    if (draft.is_known()) {
+      best = choose_by_rejection(source, filters, draft, sampling_, position, best);
+    }
+  }
+  return best;
 }
 
 /// Log-probabilities over the whole row.
-__device__ inline void RowFinisher::report_all(const View& view, int32_t id, int num_wanted) {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::report_all(const View& view, int32_t id, int num_wanted) {
   RowSource row = source_of(view);
   if (view.values == raw_) load_largest();
   Report report{};
@@ -318,8 +332,10 @@ __device__ inline void RowFinisher::report_all(const View& view, int32_t id, int
 }
 
 /// Log-probabilities among what passed the filters.
+template <bool kHasDrafts>
 template <typename Source>
-__device__ void RowFinisher::report_kept(Source& source, const Filters& filters, uint64_t best) {
+__device__ void RowFinisher<kHasDrafts>::report_kept(Source& source, const Filters& filters,
+                                                     uint64_t best) {
   const View& view = filters.view;
   Report report{};
   report.id = id_of(best);
@@ -345,7 +361,8 @@ __device__ void RowFinisher::report_kept(Source& source, const Filters& filters,
 }
 
 /// By one warp.
-__device__ inline void RowFinisher::write(const Report& report, const View& view) const {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::write(const Report& report, const View& view) const {
   if (cluster_.rank() != 0 || warp_index() != 0) return;
   const int lane = lane_index();
   if (params_.ranks != nullptr && lane == 0) {

@@ -32,13 +32,14 @@ struct DraftRow {
 __device__ inline DraftRow read_draft(const ChooseParams& params, const RowPlan& plan,
                                       Cluster& cluster) {
   const DrawnDrafts& drafts = params.drafts;
+  const int32_t span = params.rows.row_span[plan.row];
   const int depth = plan.position + 1 - params.num_tokens[plan.slot];
   DraftRow draft;
-  draft.view = {drafts.logits.values + drafts.logits.row[plan.span] * drafts.logits.row_stride +
+  draft.view = {drafts.logits.values + drafts.logits.row[span] * drafts.logits.row_stride +
                     depth * drafts.logits.depth_stride,
                 drafts.logits.vocab_size, 1.0f / params.sampling[plan.slot].temperature};
   draft.token_of = drafts.logits.token_of;
-  draft.token = drafts.tokens[static_cast<int64_t>(plan.span) * drafts.max_drafts + depth];
+  draft.token = drafts.tokens[static_cast<int64_t>(span) * drafts.max_drafts + depth];
   const RowSource row(cluster, draft.view.values, draft.view.size);
   float largest = minus_infinity();
   row.for_each([&](int32_t, float value) { largest = fmaxf(largest, draft.view.at(value)); });

@@ -79,7 +79,6 @@ struct alignas(16) RowPlan {
   int32_t row;
   int32_t slot;
   int32_t position;
-  int32_t span;
 
   __device__ bool has(int32_t flag) const { return (flags & flag) != 0; }
 };
@@ -139,8 +138,7 @@ __device__ __forceinline__ int32_t token_of_column(const int32_t* token_of, int3
 template <bool kIsDraft>
 __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int row) {
   const int32_t span = params.rows.row_span[row];
-  RowPlan plan{RowPlan::kIsReal, row, params.rows.span_seq[span], params.rows.row_position[row],
-               span};
+  RowPlan plan{RowPlan::kIsReal, row, params.rows.span_seq[span], params.rows.row_position[row]};
   const bool has_report = !kIsDraft && (params.logprobs != nullptr || params.ranks != nullptr);
   if (!kIsDraft && params.score_token != nullptr && params.score_token[sample] >= 0) {
     plan.flags |= RowPlan::kIsScored | (has_report ? RowPlan::kIsReported : 0);
