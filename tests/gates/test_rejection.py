@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 import pytest
 
 from openspec.drafters import available_drafters, get_drafter
-from openspec.errors import ConfigError
 from openspec.sampling_params import SamplingParams
 from tests.gates.conftest import EchoDrafter, Reference
 from tests.gates.harness import Job, Result, kv_memory, make_core, run, run_alone, texts
@@ -74,7 +73,8 @@ def test_tokens_follow_the_distribution(method: str, sampling: dict[str, float])
     assert cells.num_free >= 20, "too few rows to tell anything"
     assert cells.statistic < chi_square_limit(cells.num_free), cells
     stats = core.stats()
-    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+    num_first_accepted = stats.num_accepted_tokens_per_pos[0]
+    assert min(num_first_accepted, stats.num_drafts - num_first_accepted) > 500
     assert stats.num_drafter_failures == stats.num_step_failures == 0
 
 
@@ -105,7 +105,7 @@ def test_parameters_hold(method: str) -> None:
         Job(
             prompts()[index],
             SamplingParams(
-                temperature=1.2,
+                temperature=5.0,
                 seed=index,
                 max_tokens=30,
                 min_tokens=6,
@@ -128,7 +128,10 @@ def test_parameters_hold(method: str) -> None:
 
 def test_preemption(method: str, reference: Reference) -> None:
     batch = [dataclasses.replace(job) for job in jobs("mixed", 16)]
-    core = make_core(**settings(method), kv_cache_memory=kv_memory(16, **settings(method)))
+    core = make_core(
+        **settings(method, max_model_len=200),
+        kv_cache_memory=kv_memory(16, **settings(method)),
+    )
     results = run(core, batch)
     assert core.stats().num_preemptions > 0
     for job, result, expected in zip(batch, results, reference(batch), strict=True):
@@ -138,6 +141,6 @@ def test_preemption(method: str, reference: Reference) -> None:
 
 
 def test_what_cannot_work_is_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match="by rejection needs the probabilities"):
+    with pytest.raises(ValueError, match="by rejection needs the probabilities"):
         make_core(drafter=EchoDrafter(4), **settings(method))
     assert make_core(**settings(method, num_speculative_tokens=0)).stats().num_drafts == 0
