@@ -32,6 +32,7 @@ constexpr int kRows[] = {1, 4, 16, 64, 256};
 constexpr int kMaxRows = 256;
 constexpr int kVocab = 151936;
 constexpr int kHistory = 1000;
+constexpr int kDraftVocab = 32000;
 
 void check(int error, const char* what) {
   if (error == cudaSuccess) return;
@@ -105,13 +106,36 @@ ChooseParams make_inputs() {
   return params;
 }
 
+/// A draft behind every row, of a drafter that knows some of the tokens. Nearly all are rejected,
+/// which takes longest.
+DrawnDrafts make_drafts() {
+  std::minstd_rand engine(3);
+  std::normal_distribution<float> normal(0.0f, 2.5f);
+  std::vector<int32_t> index(kMaxRows), token_of(kDraftVocab);
+  for (int i = 0; i < kMaxRows; ++i) index[i] = i;
+  for (int i = 0; i < kDraftVocab; ++i) token_of[i] = i / 8 * 37 + i % 8;
+  std::vector<float> logits(static_cast<size_t>(kMaxRows) * kDraftVocab);
+  for (float& logit : logits) logit = normal(engine);
+  std::vector<int32_t> tokens(kMaxRows);
+  for (int32_t& token : tokens) token = token_of[engine() % kDraftVocab];
+  return {.tokens = device_copy(tokens),
+          .counts = device_copy(std::vector<int32_t>(kMaxRows, 1)),
+          .max_drafts = 1,
+          .logits = {.values = device_copy(logits),
+                     .row_stride = kDraftVocab,
+                     .row = device_copy(index),
+                     .vocab_size = kDraftVocab,
+                     .token_of = device_copy(token_of)}};
+}
+
 struct Kind {
   const char* name;
   SamplingParams sampling;
+  bool has_drafts = false;
 };
 
 std::vector<Kind> make_kinds() {
-  std::vector<Kind> kinds(7);
+  std::vector<Kind> kinds(9);
   kinds[0].name = "greedy";
   kinds[1].name = "sampled";
   kinds[1].sampling.temperature = 1.0f;
@@ -130,6 +154,8 @@ std::vector<Kind> make_kinds() {
   kinds[6].name = "flat_top_p";  // more than fits a list of candidates: passes over the row
   kinds[6].sampling.temperature = 20.0f;
   kinds[6].sampling.top_p = 0.9f;
+  kinds[7] = {"rejection", kinds[1].sampling, true};
+  kinds[8] = {"rejection_top_k_top_p", kinds[2].sampling, true};
   return kinds;
 }
 
@@ -220,13 +246,15 @@ int main(int argc, char** argv) {
   ChooseParams params = make_inputs();
   SamplingParams* sampling = device_array<SamplingParams>(kMaxRows);
   params.sampling = sampling;
+  const DrawnDrafts drafts = make_drafts();
   std::vector<Run> runs;
   for (const Kind& kind : make_kinds()) {
     std::vector<SamplingParams> by_slot(kMaxRows, kind.sampling);
     for (int i = 0; i < kMaxRows; ++i) by_slot[i].seed = static_cast<uint64_t>(i);
     CHECK_CUDA(cudaMemcpy(sampling, by_slot.data(), by_slot.size() * sizeof(SamplingParams),
                           cudaMemcpyHostToDevice));
-    std::printf("%-12s", kind.name);
+    params.drafts = kind.has_drafts ? drafts : DrawnDrafts{};
+    std::printf("%-21s", kind.name);
     for (const int num_rows : kRows) {
       params.num_samples = num_rows;
       runs.push_back({kind.name, num_rows, call_us(stream, params)});
