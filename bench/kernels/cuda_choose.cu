@@ -118,14 +118,16 @@ DrawnDrafts make_drafts() {
   for (float& logit : logits) logit = normal(engine);
   std::vector<int32_t> tokens(kMaxRows);
   for (int32_t& token : tokens) token = token_of[engine() % kDraftVocab];
-  return {.tokens = device_copy(tokens),
-          .counts = device_copy(std::vector<int32_t>(kMaxRows, 1)),
-          .max_drafts = 1,
-          .logits = {.values = device_copy(logits),
-                     .row_stride = kDraftVocab,
-                     .row = device_copy(index),
-                     .vocab_size = kDraftVocab,
-                     .token_of = device_copy(token_of)}};
+  DrawnDrafts drafts;
+  drafts.tokens = device_copy(tokens);
+  drafts.counts = device_copy(std::vector<int32_t>(kMaxRows, 1));
+  drafts.max_drafts = 1;
+  drafts.logits.values = device_copy(logits);
+  drafts.logits.row_stride = kDraftVocab;
+  drafts.logits.row = device_copy(index);
+  drafts.logits.vocab_size = kDraftVocab;
+  drafts.logits.token_of = device_copy(token_of);
+  return drafts;
 }
 
 struct Kind {
