@@ -111,9 +111,9 @@ ChooseParams make_inputs() {
 DrawnDrafts make_drafts() {
   std::minstd_rand engine(3);
   std::normal_distribution<float> normal(0.0f, 2.5f);
-  std::vector<int32_t> index(kMaxRows), token_of(kDraftVocab);
+  std::vector<int32_t> index(kMaxRows), token_of(kDraftVocab), column_of(kVocab, -1);
   for (int i = 0; i < kMaxRows; ++i) index[i] = i;
-  for (int i = 0; i < kDraftVocab; ++i) token_of[i] = i / 8 * 37 + i % 8;
+  for (int i = 0; i < kDraftVocab; ++i) column_of[token_of[i] = i / 8 * 37 + i % 8] = i;
   std::vector<float> logits(static_cast<size_t>(kMaxRows) * kDraftVocab);
   for (float& logit : logits) logit = normal(engine);
   std::vector<int32_t> tokens(kMaxRows);
@@ -126,7 +126,7 @@ DrawnDrafts make_drafts() {
   drafts.logits.row_stride = kDraftVocab;
   drafts.logits.row = device_copy(index);
   drafts.logits.vocab_size = kDraftVocab;
-  drafts.logits.token_of = device_copy(token_of);
+  drafts.logits.column_of = device_copy(column_of);
   return drafts;
 }
 

@@ -40,7 +40,8 @@ struct DraftLogits {
   int64_t row_stride = 0, depth_stride = 0;
   const int32_t* row = nullptr;  // [num_seqs]
   int vocab_size = 0;
-  const int32_t* token_of = nullptr;  // see ChooseParams
+  // [target's vocab_size] the column of each token, -1: none; null: the token's own number.
+  const int32_t* column_of = nullptr;
 };
 
 /// Chains of drafts behind last known tokens, each drawn from softmax(its logits / temperature)

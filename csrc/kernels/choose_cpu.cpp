@@ -282,10 +282,9 @@ int32_t RowChooser::reject_or_take(const DrawnDraft& draft, const Logits& logits
     arrays_.weights[i] = sm::exp_f32(arrays_.kept[i] - maximum_);
     total += sm::fixed_mass(arrays_.weights[i]);
   }
-  return choose_by_rejection(
-      draft, params_.drafts.logits, sampling_, position_ + 1,
-      {arrays_.kept_ids, arrays_.weights, static_cast<int32_t>(num_kept_), total}, drawn,
-      arrays_.work);
+  return choose_by_rejection(params_, draft, sampling_, position_ + 1,
+                             {arrays_.kept_ids, arrays_.weights, num_kept_, total}, drawn,
+                             arrays_.work);
 }
 
 // Log-probabilities over the whole row.

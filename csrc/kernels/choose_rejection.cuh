@@ -12,7 +12,7 @@ namespace openspec::choosing {
 /// The draft behind a row, and the distribution that it was drawn from.
 struct DraftRow {
   View view{nullptr, 0, 0.0f};
-  const int32_t* token_of = nullptr;
+  const int32_t* column_of = nullptr;
   float maximum = 0.0f;  // of the logits, as the sampler reads them
   float scale = 0.0f;    // from weights to probabilities
   int32_t token = -1;
@@ -23,7 +23,7 @@ struct DraftRow {
     return sm::exp_f32(view.at(value) - maximum);
   }
   __device__ __forceinline__ float probability(int32_t id) const {
-    const int32_t column = sm::column_of_token(token_of, view.size, id);
+    const int32_t column = sm::column_of_token(column_of, view.size, id);
     return column >= 0 ? weight(view.values[column]) * scale : 0.0f;
   }
 };
@@ -38,7 +38,7 @@ __device__ inline DraftRow read_draft(const ChooseParams& params, const RowPlan&
   draft.view = {drafts.logits.values + drafts.logits.row[span] * drafts.logits.row_stride +
                     depth * drafts.logits.depth_stride,
                 drafts.logits.vocab_size, 1.0f / params.sampling[plan.slot].temperature};
-  draft.token_of = drafts.logits.token_of;
+  draft.column_of = drafts.logits.column_of;
   draft.token = drafts.tokens[static_cast<int64_t>(span) * drafts.max_drafts + depth];
   const RowSource row(cluster, draft.view.values, draft.view.size);
   float largest = minus_infinity();
@@ -47,7 +47,8 @@ __device__ inline DraftRow read_draft(const ChooseParams& params, const RowPlan&
   uint64_t total = 0;
   row.for_each([&](int32_t, float value) { total += sm::fixed_mass(draft.weight(value)); });
   total = cluster.sum(total);
-  if (total == 0) return draft;
+  const bool is_token = draft.token >= 0 && draft.token < params.vocab_size;
+  if (total == 0 || !is_token) return draft;
   draft.scale = sm::inverse_of_mass(total);
   draft.q = draft.probability(draft.token);
   return draft;
@@ -69,9 +70,8 @@ __device__ uint64_t choose_by_rejection(Source& source, const Filters& filters,
   const auto probability = [&](float value) {
     return filters.keeps(value) ? filters.weight(value) * scale : 0.0f;
   };
-  const bool is_token = draft.token >= 0 && draft.token < filters.view.size;
   // Another CTA may have edited this logit: past the L1 cache.
-  const float p = is_token ? probability(__ldcg(filters.view.values + draft.token)) : 0.0f;
+  const float p = probability(__ldcg(filters.view.values + draft.token));
   if (sm::accepts_draft(p, draft.q, sampling.seed, position)) {
     return candidate_key(0.0f, draft.token);
   }

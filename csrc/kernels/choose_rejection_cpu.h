@@ -27,38 +27,38 @@ inline DrawnDraft draft_behind(const ChooseParams& params, int span, int positio
 struct Candidates {
   const int32_t* ids;    // [count], rising
   const float* weights;  // [count] e^(logit - maximum)
-  int32_t count;
+  int64_t count;
   uint64_t total;  // fixed-point sum of the weights
 };
 
 /// The token chosen where step 3 would have drawn `drawn`. `work`: a float for each of the draft's
 /// columns.
-inline int32_t choose_by_rejection(const DrawnDraft& draft, const DraftLogits& from,
+inline int32_t choose_by_rejection(const ChooseParams& params, const DrawnDraft& draft,
                                    const SamplingParams& sampling, int32_t position,
                                    const Candidates& target, int32_t drawn, float* work) {
+  if (draft.token < 0 || draft.token >= params.vocab_size) return drawn;
+  const DraftLogits& from = params.drafts.logits;
   const Logits logits = {draft.logits, from.vocab_size, 1.0f / sampling.temperature};
   const uint64_t total = exponentiate(logits, max_logit(logits), work);
-  const int32_t column = sm::column_of_token(from.token_of, from.vocab_size, draft.token);
-  if (target.total == 0 || total == 0 || column < 0) return drawn;
+  if (target.total == 0 || total == 0) return drawn;
   const float p_scale = sm::inverse_of_mass(target.total);
   const float q_scale = sm::inverse_of_mass(total);
-  const float q_draft = work[column] * q_scale;
+  const auto probability = [&](int32_t id) {
+    const int32_t column = sm::column_of_token(from.column_of, from.vocab_size, id);
+    return column >= 0 ? work[column] * q_scale : 0.0f;
+  };
+  const float q_draft = probability(draft.token);
   if (!(q_draft > 0.0f)) return drawn;
-  const int32_t at = sm::column_of_token(target.ids, target.count, draft.token);
-  const float p_draft = at >= 0 ? target.weights[at] * p_scale : 0.0f;
-  if (sm::accepts_draft(p_draft, q_draft, sampling.seed, position)) {
-    return draft.token;
+  float p_draft = 0.0f;
+  for (int64_t i = 0; i < target.count; ++i) {
+    if (target.ids[i] == draft.token) p_draft = target.weights[i] * p_scale;
   }
+  if (sm::accepts_draft(p_draft, q_draft, sampling.seed, position)) return draft.token;
   float best = kMinusInfinity;
-  int32_t next = 0;  // column, as both lists of tokens rise
-  const auto token_of = [&](int32_t i) { return from.token_of == nullptr ? i : from.token_of[i]; };
-  for (int32_t i = 0; i < target.count; ++i) {
+  for (int64_t i = 0; i < target.count; ++i) {
     const int32_t id = target.ids[i];
-    while (next < from.vocab_size && token_of(next) < id) ++next;
-    const bool is_known = next < from.vocab_size && token_of(next) == id;
-    const float q = is_known ? work[next] * q_scale : 0.0f;
-    const float score =
-        sm::residual_score(target.weights[i] * p_scale, q, sampling.seed, position, id);
+    const float score = sm::residual_score(target.weights[i] * p_scale, probability(id),
+                                           sampling.seed, position, id);
     if (score > best) {
       best = score;
       drawn = id;

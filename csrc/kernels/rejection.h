@@ -27,20 +27,11 @@ OPENSPEC_HD float residual_score(float p, float q, uint64_t seed, int32_t positi
   return log_f32(rest) + gumbel(seed, position, id);
 }
 
-/// The column of a drafter's logits that is for a token, -1 where there is none. `token_of` rises;
-/// null: a column's token is its number.
-OPENSPEC_HD int32_t column_of_token(const int32_t* token_of, int32_t num_columns, int32_t token) {
-  if (token_of == nullptr) return token >= 0 && token < num_columns ? token : -1;
-  int32_t low = 0, high = num_columns;  // the first column whose token is not less
-  while (low < high) {
-    const int32_t middle = (low + high) / 2;
-    if (token_of[middle] < token) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low < num_columns && token_of[low] == token ? low : -1;
+/// The column of a drafter's logits that is for a token of the target's vocabulary, -1 where there
+/// is none. See DraftLogits::column_of.
+OPENSPEC_HD int32_t column_of_token(const int32_t* column_of, int32_t num_columns, int32_t token) {
+  if (column_of != nullptr) return column_of[token];
+  return token < num_columns ? token : -1;
 }
 
 }  // namespace openspec::sample_math

@@ -133,7 +133,7 @@ class Eagle3Drafter final : public Drafter {
             .depth_stride = depth_stride(),
             .row = at<int32_t>(at_.logits_row),
             .vocab_size = head_.draft_vocab_size,
-            .token_of = model_->token_of()};
+            .column_of = model_->column_of()};
   }
 
   void propose(const ExecContext& exec, const TableView& table,

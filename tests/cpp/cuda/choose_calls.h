@@ -279,9 +279,9 @@ class DeviceCall {
 
  private:
   void upload_drafts(const DrawnBatch& drawn, DrawnDrafts& drafts) {
-    const Ids* const lists[] = {&drawn.tokens, &drawn.counts, &drawn.row, &drawn.token_of};
+    const Ids* const lists[] = {&drawn.tokens, &drawn.counts, &drawn.row, &drawn.column_of};
     const int32_t** const pointers[] = {&drafts.tokens, &drafts.counts, &drafts.logits.row,
-                                        &drafts.logits.token_of};
+                                        &drafts.logits.column_of};
     for (size_t i = 0; i < 4; ++i) {
       if (*pointers[i] == nullptr) continue;
       DeviceBuffer& buffer =

@@ -59,12 +59,17 @@ struct Choice {
 /// their own, NaN where nobody may read.
 struct DrawnBatch {
   int vocab_size = 0, max_drafts = 0;
-  std::vector<int32_t> tokens, counts, row, token_of;
+  std::vector<int32_t> tokens, counts, row, column_of;
   std::vector<float> values;
   int64_t row_stride = 0, depth_stride = 0;
 
-  explicit DrawnBatch(const std::vector<Request>& requests, std::vector<int32_t> tokens_of = {})
-      : token_of(std::move(tokens_of)) {
+  /// `token_of`: the tokens of the drafter's columns; empty: their numbers.
+  explicit DrawnBatch(const std::vector<Request>& requests,
+                      const std::vector<int32_t>& token_of = {}) {
+    if (!token_of.empty()) column_of.assign(requests.at(0).logits.at(0).size(), -1);
+    for (size_t i = 0; i < token_of.size(); ++i) {
+      column_of[static_cast<size_t>(token_of[i])] = static_cast<int32_t>(i);
+    }
     for (const Request& request : requests) {
       max_drafts = std::max(max_drafts, static_cast<int>(request.drawn.size()));
       if (request.drawn.empty()) continue;
@@ -99,7 +104,7 @@ struct DrawnBatch {
                        .depth_stride = depth_stride,
                        .row = row.data(),
                        .vocab_size = vocab_size,
-                       .token_of = token_of.empty() ? nullptr : token_of.data()}};
+                       .column_of = column_of.empty() ? nullptr : column_of.data()}};
   }
 };
 
