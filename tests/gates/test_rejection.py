@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ METHODS = [name for name in available_drafters() if get_drafter(name).supports_r
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 
-def settings(method: str, **others: object) -> dict[str, object]:
+def settings(method: str, **others: object) -> dict[str, Any]:
     """Drafts at every step, so that nothing depends on how long steps take."""
     return {
         "method": method,
@@ -100,7 +101,7 @@ def test_a_seed_keeps_its_text_in_any_batch(method: str) -> None:
 
 def test_parameters_hold(method: str) -> None:
     """Masks, stops and budgets see each token as ever."""
-    allowed = (10, 300, 301, 302, 500, 700)
+    allowed = [10, 300, 301, 302, 500, 700]
     batch = [
         Job(
             prompts()[index],
@@ -110,7 +111,7 @@ def test_parameters_hold(method: str) -> None:
                 max_tokens=30,
                 min_tokens=6,
                 allowed_token_ids=allowed,
-                stop_token_ids=(500,),
+                stop_token_ids=[500],
                 logprobs=3,
             ),
         )
