@@ -34,7 +34,8 @@ constexpr int kRows[] = {1, 4, 16, 64, 256};
 constexpr int kMaxRows = 256;
 constexpr int kVocab = 151936;
 constexpr int kHistory = 1000;
-constexpr int kDraftVocabs[] = {32000, kVocab};
+constexpr int kDraftVocab = 32000;
+constexpr int kDraftVocabs[] = {kDraftVocab, kVocab};
 constexpr int kTopK = 4;  // best drafts of a row
 
 void check(int error, const char* what) {
@@ -109,13 +110,38 @@ ChooseParams make_inputs() {
   return params;
 }
 
+/// A draft behind every row, of a drafter that knows some of the tokens. Nearly all are rejected,
+/// which takes longest.
+DrawnDrafts make_drafts() {
+  std::minstd_rand engine(3);
+  std::normal_distribution<float> normal(0.0f, 2.5f);
+  std::vector<int32_t> index(kMaxRows), token_of(kDraftVocab), column_of(kVocab, -1);
+  for (int i = 0; i < kMaxRows; ++i) index[i] = i;
+  for (int i = 0; i < kDraftVocab; ++i) column_of[token_of[i] = i / 8 * 37 + i % 8] = i;
+  std::vector<float> logits(static_cast<size_t>(kMaxRows) * kDraftVocab);
+  for (float& logit : logits) logit = normal(engine);
+  std::vector<int32_t> tokens(kMaxRows);
+  for (int32_t& token : tokens) token = token_of[engine() % kDraftVocab];
+  DrawnDrafts drafts;
+  drafts.tokens = device_copy(tokens);
+  drafts.counts = device_copy(std::vector<int32_t>(kMaxRows, 1));
+  drafts.max_drafts = 1;
+  drafts.logits.values = device_copy(logits);
+  drafts.logits.row_stride = kDraftVocab;
+  drafts.logits.row = device_copy(index);
+  drafts.logits.vocab_size = kDraftVocab;
+  drafts.logits.column_of = device_copy(column_of);
+  return drafts;
+}
+
 struct Kind {
   const char* name;
   SamplingParams sampling;
+  bool has_drafts = false;
 };
 
 std::vector<Kind> make_kinds() {
-  std::vector<Kind> kinds(7);
+  std::vector<Kind> kinds(9);
   kinds[0].name = "greedy";
   kinds[1].name = "sampled";
   kinds[1].sampling.temperature = 1.0f;
@@ -134,6 +160,8 @@ std::vector<Kind> make_kinds() {
   kinds[6].name = "flat_top_p";  // more than fits a list of candidates: passes over the row
   kinds[6].sampling.temperature = 20.0f;
   kinds[6].sampling.top_p = 0.9f;
+  kinds[7] = {"rejection", kinds[1].sampling, true};
+  kinds[8] = {"rejection_top_k_top_p", kinds[2].sampling, true};
   return kinds;
 }
 
@@ -231,14 +259,16 @@ int main(int argc, char** argv) {
   params.sampling = sampling;
   int32_t* best = device_array<int32_t>(kMaxRows * kTopK);
   float* scores = device_array<float>(kMaxRows * kTopK);
+  const DrawnDrafts drawn = make_drafts();
   std::vector<Run> runs;
   for (const Kind& kind : make_kinds()) {
     std::vector<SamplingParams> by_slot(kMaxRows, kind.sampling);
     for (int i = 0; i < kMaxRows; ++i) by_slot[i].seed = static_cast<uint64_t>(i);
     CHECK_CUDA(cudaMemcpy(sampling, by_slot.data(), by_slot.size() * sizeof(SamplingParams),
                           cudaMemcpyHostToDevice));
+    params.drafts = kind.has_drafts ? drawn : DrawnDrafts{};
     const auto measure = [&](const char* op, int vocab_size, const auto& call) {
-      std::printf("%-10s %6d %-12s", op, vocab_size, kind.name);
+      std::printf("%-10s %6d %-21s", op, vocab_size, kind.name);
       for (const int num_rows : kRows) {
         const double us = call_us(stream, [&] { return call(num_rows); });
         runs.push_back({op, kind.name, vocab_size, num_rows, us});
@@ -251,7 +281,9 @@ int main(int argc, char** argv) {
       return choose_cuda(params, stream);
     });
     // Penalties and log-probabilities do not count for drafts.
-    if (kind.sampling.num_logprobs >= 0 || kind.sampling.presence_penalty != 0.0f) continue;
+    const bool is_for_drafts =
+        kind.sampling.num_logprobs < 0 && kind.sampling.presence_penalty == 0.0f;
+    if (kind.has_drafts || !is_for_drafts) continue;
     for (const int vocab_size : kDraftVocabs) {
       measure("drafts", vocab_size, [&](int num_rows) {
         ChooseParams drafts = params;

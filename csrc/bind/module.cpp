@@ -109,12 +109,18 @@ Device parse_device(const std::string& name) {
   detail::fail<ArgumentError>("device must be cpu or cuda, got ", name);
 }
 
+Acceptance parse_acceptance(const std::string& name) {
+  if (name == "match") return Acceptance::kMatch;
+  if (name == "rejection") return Acceptance::kRejection;
+  detail::fail<ArgumentError>("acceptance must be match or rejection, got ", name);
+}
+
 RunnerConfig make_runner_config(
     const TargetConfig& target, const std::string& device, const std::string& dtype, int page_size,
     int max_num_seqs, int max_model_len, int max_num_batched_tokens, int max_num_logits_rows,
     int num_threads, int num_speculative_tokens, int draft_depth, const std::string& method,
-    const std::map<std::string, DrafterOption>& method_options, bool adaptive,
-    bool enable_prefix_caching, const std::string& cache_key) {
+    const std::map<std::string, DrafterOption>& method_options, const std::string& acceptance,
+    bool adaptive, bool enable_prefix_caching, const std::string& cache_key) {
   RunnerConfig config;
   config.target = target;
   config.device = parse_device(device);
@@ -129,6 +135,7 @@ RunnerConfig make_runner_config(
   config.draft_depth = draft_depth;
   config.method = method;
   config.method_options = method_options;
+  config.acceptance = parse_acceptance(acceptance);
   config.adaptive = adaptive;
   config.enable_prefix_caching = enable_prefix_caching;
   OPENSPEC_CHECK_ARG(cache_key.size() == sizeof(config.cache_key), "cache_key must have ",
@@ -258,8 +265,8 @@ void bind_values(py::module_& m) {
            py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
            py::arg("max_num_logits_rows"), py::arg("num_threads"),
            py::arg("num_speculative_tokens"), py::arg("draft_depth"), py::arg("method"),
-           py::arg("method_options"), py::arg("adaptive"), py::arg("enable_prefix_caching"),
-           py::arg("cache_key"));
+           py::arg("method_options"), py::arg("acceptance"), py::arg("adaptive"),
+           py::arg("enable_prefix_caching"), py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)

@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (is_drawn) {
     walk.view.scale = 1.0f / sampling.temperature;
     walk.noise = &sampling;
+    if (kIsDraft && params.has_own_noise) walk.other_noise = sm::kDraftNoise;
   }
   if (plan.has(RowPlan::kIsEdited)) {
     walk.copy = workspace.edited;
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 /// A cluster per row. Two CTAs fit an SM, so that one computes while the other waits.
+template <bool kHasDrafts>
 __global__ void __launch_bounds__(kThreads, 2)
     choose_finish_kernel(const __grid_constant__ ChooseParams params) {
   cuda::allow_next_kernel();
@@ -78,15 +80,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   const RowWorkspace workspace = row_workspace(params, sample);
   const RowPlan plan = *workspace.plan;
   if (!plan.has(RowPlan::kIsReal)) return;
-  constexpr int32_t kIsUnfinished =
-      RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered | RowPlan::kIsReported;
+  constexpr int32_t kIsUnfinished = RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered |
+                                    RowPlan::kIsReported | RowPlan::kHasDraft;
   if (!plan.has(kIsUnfinished)) {
     if (cluster_rank() != 0 || warp_index() != 0) return;
-    const uint64_t best = RowFinisher::best_of_groups(workspace.best);
+    const uint64_t best = RowFinisher<kHasDrafts>::best_of_groups(workspace.best);
     if (lane_index() == 0) params.chosen[sample] = token_of_column(params.token_of, id_of(best));
     return;
   }
-  RowFinisher(params, sample, plan, workspace, shared).run();
+  RowFinisher<kHasDrafts>(params, sample, plan, workspace, shared).run();
 }
 
 }  // namespace
@@ -97,13 +99,14 @@ size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
 
 int choose_cuda(const ChooseParams& params, void* stream) {
   if (params.token_of != nullptr && !params.is_draft) return cudaErrorInvalidValue;
+  if (params.drafts.logits.vocab_size > params.vocab_size) return cudaErrorInvalidValue;
   if (params.num_samples == 0) return cudaSuccess;
   const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));
   auto* scan = params.is_draft ? choose_scan_kernel<true> : choose_scan_kernel<false>;
   const int error = cuda::launch(scan, grid, dim3(kScanThreads), 0, stream, params);
-  return error != cudaSuccess
-             ? error
-             : launch_clusters(choose_finish_kernel, params.num_samples, params, stream);
+  const bool has_drafts = params.drafts.logits.values != nullptr;
+  auto* finish = has_drafts ? choose_finish_kernel<true> : choose_finish_kernel<false>;
+  return error != cudaSuccess ? error : launch_clusters(finish, params.num_samples, params, stream);
 }
 
 }  // namespace openspec

@@ -33,6 +33,27 @@ struct SamplingParams {
 
 inline constexpr int kMaxLogprobs = 20;
 
+/// The logits that chains of drafts were drawn from, on the device that runs the step.
+struct DraftLogits {
+  // Those of draft i of sequence s, [vocab_size], begin at row[s] * row_stride + i * depth_stride.
+  const float* values = nullptr;
+  int64_t row_stride = 0, depth_stride = 0;
+  const int32_t* row = nullptr;  // [num_seqs]
+  int vocab_size = 0;
+  // [target's vocab_size] the column of each token, -1: none; null: the token's own number.
+  const int32_t* column_of = nullptr;
+};
+
+/// Chains of drafts behind last known tokens, each drawn from softmax(its logits / temperature)
+/// with `has_own_noise`.
+struct DrawnDrafts {
+  const int32_t* tokens = nullptr;  // [num_spans, max_drafts]
+  const int32_t* counts =
+      nullptr;  // [num_spans] drafts of each span, whether they have rows or not
+  int max_drafts = 0;
+  DraftLogits logits = {};  // by span
+};
+
 /// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
 /// seed and the position (design: "position-keyed choice").
 ///
@@ -46,11 +67,20 @@ inline constexpr int kMaxLogprobs = 20;
 ///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
 ///      position, id), `position` being the chosen token's own index: the row's position + 1.
 ///
+///   4. rejection sampling, where `drafts` are given and the row has a draft d behind it (the i-th
+///   at
+///      position num_tokens - 1 + i) and a temperature: with p the distribution that step 3 draws
+///      from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and otherwise a
+///      token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed as p, but
+///      depends on the draft: it is another token than step 3's. A draft that cannot have been
+///      drawn from its logits counts as none.
+///
 /// NaN counts as -inf and +inf as the largest number; where every logit is -inf, token 0 is chosen.
 /// Token ids outside the vocabulary, in history or parameters, are ignored.
 ///
-/// Sums that decide a filter are taken in fixed point, and exp and log come from sample_math.h, so
-/// that the result does not depend on the order of summation or on the device.
+/// Sums that decide a filter or normalise a distribution are taken in fixed point, and exp and log
+/// come from sample_math.h, so that the result does not depend on the order of summation or on the
+/// device.
 ///
 /// A row whose `score_token` is not -1 is a prompt row: nothing is chosen, the log-probability
 /// reported is that of score_token (model's own distribution), whether or not its sequence asks for
@@ -74,9 +104,12 @@ struct ChooseParams {
   const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
   int vocab_size = 0;
   bool is_draft = false;
+  // Drafts alone: drawn without filters, and with noise that the choice does not share.
+  bool has_own_noise = false;
   // [vocab_size] the token of each column of the logits, rising; null: the column's own number.
   // For drafts alone; an invalid argument otherwise.
   const int32_t* token_of = nullptr;
+  DrawnDrafts drafts = {};                   // no logits: choices do not depend on drafts
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
   int64_t tokens_stride = 0;

@@ -1,5 +1,6 @@
 #include "kernels/choose.h"
 #include "kernels/choose_layout.h"
+#include "kernels/choose_rejection_cpu.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/simd_cpu.h"
 #include "kernels/stripes_cpu.h"
@@ -67,6 +68,11 @@ class RowChooser {
       if (is_filtered) filter(logits);
       chosen = params_.token_of == nullptr ? draw_one<false>(logits, is_filtered)
                                            : draw_one<true>(logits, is_filtered);
+      if (!params_.is_draft) {
+        const DrawnDraft draft = draft_behind(params_, params_.rows.row_span[row_], position_,
+                                              params_.num_tokens[slot_]);
+        if (draft.logits != nullptr) chosen = reject_or_take(draft, logits, is_filtered, chosen);
+      }
     }
     params_.chosen[sample_] = params_.token_of == nullptr ? chosen : params_.token_of[chosen];
     if (params_.is_draft || sampling_.num_logprobs < 0) return;
@@ -97,6 +103,7 @@ class RowChooser {
            has_penalties();
   }
   bool has_filters() const {
+    if (params_.has_own_noise) return false;
     return sampling_.min_p > 0.0f || sampling_.top_p < 1.0f ||
            (sampling_.top_k > 0 && sampling_.top_k < params_.vocab_size);
   }
@@ -108,11 +115,14 @@ class RowChooser {
   void filter(const Logits& logits);
   template <bool kHasTable>
   int32_t draw_one(const Logits& logits, bool is_filtered) const {
-    const Noise noise = {sampling_.seed, position_ + 1, params_.token_of};
+    const uint64_t seed = sampling_.seed ^ (params_.has_own_noise ? sm::kDraftNoise : 0);
+    const Noise noise = {seed, position_ + 1, params_.token_of};
     return is_filtered ? draw_from<kHasTable>(arrays_.kept_ids, arrays_.kept, num_kept_, noise)
                        : draw<kHasTable>(logits, noise);
   }
   void keep_from(const float* weights, float threshold);
+  int32_t reject_or_take(const DrawnDraft& draft, const Logits& logits, bool is_filtered,
+                         int32_t drawn);
 
   // The log-probability of a logit, given the row's maximum and the sum of its weights.
   static float log_probability(float logit, float maximum, float log_total) {
@@ -254,6 +264,27 @@ void RowChooser::keep_from(const float* weights, float threshold) {
     arrays_.kept[count++] = arrays_.kept[i];
   }
   num_kept_ = count;
+}
+
+// Step 4, where step 3 would have chosen `drawn`. The distribution drawn from becomes a list.
+int32_t RowChooser::reject_or_take(const DrawnDraft& draft, const Logits& logits, bool is_filtered,
+                                   int32_t drawn) {
+  if (!is_filtered) {
+    maximum_ = max_logit(logits);
+    num_kept_ = vocab_size();
+    for (int64_t i = 0; i < num_kept_; ++i) {
+      arrays_.kept_ids[i] = static_cast<int32_t>(i);
+      arrays_.kept[i] = logits.at(i);
+    }
+  }
+  uint64_t total = 0;
+  for (int64_t i = 0; i < num_kept_; ++i) {
+    arrays_.weights[i] = sm::exp_f32(arrays_.kept[i] - maximum_);
+    total += sm::fixed_mass(arrays_.weights[i]);
+  }
+  return choose_by_rejection(params_, draft, sampling_, position_ + 1,
+                             {arrays_.kept_ids, arrays_.weights, num_kept_, total}, drawn,
+                             arrays_.work);
 }
 
 // Log-probabilities over the whole row.

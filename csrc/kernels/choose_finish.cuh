@@ -6,9 +6,12 @@
 
 #include "kernels/choose_edit.cuh"
 #include "kernels/choose_filter.cuh"
+#include "kernels/choose_rejection.cuh"
 
 namespace openspec::choosing {
 
+/// `kHasDrafts`: step 4 too; without it a row costs as much as if there were no such step.
+template <bool kHasDrafts>
 class RowFinisher {
  public:
   __device__ RowFinisher(const ChooseParams& params, int sample, const RowPlan& plan,
@@ -43,9 +46,21 @@ class RowFinisher {
     } else if (!is_filtered) {
       best = best_of_groups(workspace_.best);
     }
+    DraftRow draft;
+    if constexpr (kHasDrafts) {
+      if (plan_.has(RowPlan::kHasDraft)) draft = read_draft(params_, plan_, cluster_);
+    }
     if (is_filtered) {
-      filter(view);
+      filter(view, draft);
       return;
+    }
+    if constexpr (kHasDrafts) {
+      if (draft.is_known()) {
+        if (!plan_.has(RowPlan::kIsEdited)) filter_.load_largest();
+        RowSource row = source_of(view);
+        best = choose_by_rejection(row, Filters{view, filter_.maximum_of(view), 0.0f, 0, 0}, draft,
+                                   sampling_, plan_.position + 1, best);
+      }
     }
     write_chosen(id_of(best));
     if (!plan_.has(RowPlan::kIsReported)) return;
@@ -92,9 +107,9 @@ class RowFinisher {
     return cluster_.max(best);
   }
 
-  __device__ void filter(const View& view);
+  __device__ void filter(const View& view, const DraftRow& draft);
   template <typename Source>
-  __device__ uint64_t draw(Source& source, const Filters& filters) const;
+  __device__ uint64_t draw(Source& source, const Filters& filters, const DraftRow& draft) const;
 
   __device__ int num_best_to_report(int wanted) const {
     return params_.logprobs == nullptr ? 0 : min(wanted, kMaxLogprobs);
@@ -126,13 +141,14 @@ class RowFinisher {
   Cluster& cluster_;
 };
 
-__device__ inline void RowFinisher::filter(const View& view) {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::filter(const View& view, const DraftRow& draft) {
   if (!plan_.has(RowPlan::kIsEdited)) filter_.load_largest();
   const bool reports_raw = plan_.has(RowPlan::kIsReported) && sampling_.raw_logprobs;
   const bool reports_kept = plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs;
   uint64_t best = 0;
   filter_.narrow(view, [&](auto& source, const Filters& filters) {
-    best = draw(source, filters);
+    best = draw(source, filters, draft);
     if (reports_kept) report_kept(source, filters, best);
   });
   write_chosen(id_of(best));
@@ -141,9 +157,11 @@ __device__ inline void RowFinisher::filter(const View& view) {
   report_all(view_of(raw_, 1.0f), id_of(best), sampling_.num_logprobs);
 }
 
-/// The candidate key of the token drawn among what passes the filters.
+/// The candidate key of the token chosen among what passes the filters.
+template <bool kHasDrafts>
 template <typename Source>
-__device__ uint64_t RowFinisher::draw(Source& source, const Filters& filters) const {
+__device__ uint64_t RowFinisher<kHasDrafts>::draw(Source& source, const Filters& filters,
+                                                  const DraftRow& draft) const {
   const uint64_t seed = sampling_.seed;
   const int32_t position = plan_.position + 1;
   uint64_t best = 0;
@@ -153,11 +171,18 @@ __device__ uint64_t RowFinisher::draw(Source& source, const Filters& filters) co
     const float score = filters.view.at(value) + sm::gumbel(seed, position, token);
     best = max_key(best, candidate_key(score, id));
   });
-  return source.max(best);
+  best = source.max(best);
+  if constexpr (kHasDrafts) {
+    if (draft.is_known()) {
+      best = choose_by_rejection(source, filters, draft, sampling_, position, best);
+    }
+  }
+  return best;
 }
 
 /// Log-probabilities over the whole row.
-__device__ inline void RowFinisher::report_all(const View& view, int32_t id, int num_wanted) {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::report_all(const View& view, int32_t id, int num_wanted) {
   RowSource row = source_of(view);
   if (view.values == raw_) filter_.load_largest();
   Report report{};
@@ -197,8 +222,10 @@ __device__ inline void RowFinisher::report_all(const View& view, int32_t id, int
 }
 
 /// Log-probabilities among what passed the filters.
+template <bool kHasDrafts>
 template <typename Source>
-__device__ void RowFinisher::report_kept(Source& source, const Filters& filters, uint64_t best) {
+__device__ void RowFinisher<kHasDrafts>::report_kept(Source& source, const Filters& filters,
+                                                     uint64_t best) {
   const View& view = filters.view;
   Report report{};
   report.id = id_of(best);
@@ -224,7 +251,8 @@ __device__ void RowFinisher::report_kept(Source& source, const Filters& filters,
 }
 
 /// By one warp.
-__device__ inline void RowFinisher::write(const Report& report, const View& view) const {
+template <bool kHasDrafts>
+__device__ void RowFinisher<kHasDrafts>::write(const Report& report, const View& view) const {
   if (cluster_.rank() != 0 || warp_index() != 0) return;
   const int lane = lane_index();
   if (params_.ranks != nullptr && lane == 0) {

@@ -73,6 +73,7 @@ struct alignas(16) RowPlan {
     kIsDrawn = 8,   // temperature above 0
     kIsFiltered = 16,
     kIsReported = 32,
+    kHasDraft = 64,  // that decides the choice
   };
   int32_t flags;
   int32_t row;
@@ -136,8 +137,8 @@ __device__ __forceinline__ int32_t token_of_column(const int32_t* token_of, int3
 
 template <bool kIsDraft>
 __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int row) {
-  RowPlan plan{RowPlan::kIsReal, row, params.rows.span_seq[params.rows.row_span[row]],
-               params.rows.row_position[row]};
+  const int32_t span = params.rows.row_span[row];
+  RowPlan plan{RowPlan::kIsReal, row, params.rows.span_seq[span], params.rows.row_position[row]};
   const bool has_report = !kIsDraft && (params.logprobs != nullptr || params.ranks != nullptr);
   if (!kIsDraft && params.score_token != nullptr && params.score_token[sample] >= 0) {
     plan.flags |= RowPlan::kIsScored | (has_report ? RowPlan::kIsReported : 0);
@@ -150,8 +151,12 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
   }
   if (!(sampling.temperature < kMinTemperature)) {
     plan.flags |= RowPlan::kIsDrawn;
-    if (sampling.min_p > 0.0f || sampling.top_p < 1.0f || has_top_k(sampling, params.vocab_size)) {
-      plan.flags |= RowPlan::kIsFiltered;
+    const bool has_filters =
+        sampling.min_p > 0.0f || sampling.top_p < 1.0f || has_top_k(sampling, params.vocab_size);
+    if (has_filters && !(kIsDraft && params.has_own_noise)) plan.flags |= RowPlan::kIsFiltered;
+    if (!kIsDraft && params.drafts.logits.values != nullptr) {
+      const int depth = plan.position + 1 - params.num_tokens[plan.slot];
+      if (depth >= 0 && depth < params.drafts.counts[span]) plan.flags |= RowPlan::kHasDraft;
     }
   }
   if (sampling.num_logprobs >= 0 && has_report) plan.flags |= RowPlan::kIsReported;
@@ -198,6 +203,7 @@ struct GroupWalk {
   bool copies_nothing;  // -inf instead of the logits
   const int32_t* token_of = nullptr;
   float* drawn = nullptr;
+  uint64_t other_noise = 0;  // kDraftNoise, or that of the seed itself
 
   __device__ __forceinline__ GroupBest run(Batch& batch, int group, int lane) const {
     float largest = sm::float_of(0x7fffffffu);
@@ -209,7 +215,7 @@ struct GroupWalk {
         best_id = id;
       }
     };
-    const uint64_t seed = noise == nullptr ? 0 : noise->seed;
+    const uint64_t seed = noise == nullptr ? 0 : noise->seed ^ other_noise;
     const int num_chunks = (view.size + kChunk - 1) / kChunk;
     for (int first = group; first < num_chunks;) {
 #pragma unroll

@@ -162,6 +162,8 @@ size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {
 void choose_cpu(const ExecContext& exec, const ChooseParams& params) {
   OPENSPEC_CHECK(params.token_of == nullptr || params.is_draft,
                  "a table of tokens is for drafts alone");
+  OPENSPEC_CHECK(params.drafts.logits.vocab_size <= params.vocab_size, "drafts are of ",
+                 params.drafts.logits.vocab_size, " tokens, the target knows ", params.vocab_size);
   OPENSPEC_CHECK(params.vocab_size > 0, "the vocabulary is empty");
   ops().choose(exec, params);
 }

@@ -69,7 +69,10 @@ __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams pa
   const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
   int num_rows;
   const int row = cuda::block_exclusive_sum(num_wanted > 0 ? 1 : 0, warp_sums, &num_rows);
-  if (i < params.num_seqs && params.depth == 0) params.num_drafts[i] = num_wanted;
+  if (i < params.num_seqs && params.depth == 0) {
+    params.num_drafts[i] = num_wanted;
+    if (params.row_of_seq != nullptr) params.row_of_seq[i] = num_wanted > 0 ? row : -1;
+  }
   int32_t token = 0;
   if (num_wanted > 0 && params.depth > 0) {
     token = params.chosen[row];

@@ -83,6 +83,7 @@ struct ChainRowsParams {
   DraftRows out;                    // num_rows = num_spans = num_seqs; one row a span
   int32_t* drafts = nullptr;        // out [num_seqs, max_drafts]
   int32_t* num_drafts = nullptr;    // out [num_seqs]
+  int32_t* row_of_seq = nullptr;    // out [num_seqs] or null: a sequence's row; -1: it has none
 };
 
 void chain_rows_cpu(const ExecContext& exec, const ChainRowsParams& params);

@@ -40,7 +40,10 @@ void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
   int row = 0;
   for (int i = 0; i < params.num_seqs; ++i) {
     const int num_wanted = params.num_wanted[i];
-    if (params.depth == 0) params.num_drafts[i] = num_wanted;
+    if (params.depth == 0) {
+      params.num_drafts[i] = num_wanted;
+      if (params.row_of_seq != nullptr) params.row_of_seq[i] = num_wanted > 0 ? row : -1;
+    }
     if (num_wanted == 0) continue;
     const int slot = params.seq[i];
     const int position = table.num_tokens[slot] - 1 + std::min(params.depth, num_wanted - 1);

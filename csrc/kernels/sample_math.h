@@ -68,6 +68,11 @@ OPENSPEC_HD uint32_t noise_bits(uint64_t seed, int32_t position, int32_t id) {
   return offset < 32 ? low : high;
 }
 
+/// Other noise of the same sequence comes of its seed xor one of these: that of drafts which the
+/// choice must not know of, and that by which rejection sampling accepts.
+inline constexpr uint64_t kDraftNoise = 0x9E3779B97F4A7C15u;
+inline constexpr uint64_t kAcceptanceNoise = 0xD1B54A32D192ED03u;
+
 /// In (0, 1): 2^-24 .. 1 - 2^-24.
 OPENSPEC_HD float uniform(uint32_t bits) {
   return (static_cast<float>(static_cast<int32_t>(bits >> 9)) + 0.5f) * 1.1920928955078125e-7f;

@@ -81,7 +81,9 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   if (c.has_embedding) {
     embedding_ = weights_.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
   }
-  if (c.has_token_map) token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
+  if (c.has_token_map) {
+    token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size).token_of;
+  }
   if (c.markov_rank > 0) {
     markov_in_ = weights_.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
     markov_out_ = weights_.add_linear("markov_head.", {"markov_w2.weight"}, {c.draft_vocab_size},
@@ -115,7 +117,7 @@ size_t DFlash::weight_bytes(const DFlashConfig& c, Device device) {
                  2 * Weights::norm_bytes(c.hidden_size);
   if (c.has_head) bytes += linear(c.draft_vocab_size, c.hidden_size);
   if (c.has_embedding) bytes += Weights::table_bytes(c.vocab_size, c.hidden_size);
-  if (c.has_token_map) bytes += Weights::token_map_bytes(c.draft_vocab_size);
+  if (c.has_token_map) bytes += Weights::token_map_bytes(c.draft_vocab_size, c.vocab_size);
   if (c.markov_rank > 0) {
     bytes += Weights::table_bytes(c.vocab_size, c.markov_rank) +
              linear(c.draft_vocab_size, c.markov_rank);

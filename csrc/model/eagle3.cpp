@@ -69,7 +69,7 @@ Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const For
   if (c.has_embedding) {
     embedding_ = weights_.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
   }
-  if (c.has_token_map) token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
+  if (c.has_token_map) token_map_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
 
   const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
   std::vector<float> inv_freq;
@@ -93,7 +93,7 @@ size_t Eagle3::weight_bytes(const Eagle3Config& c, Device device) {
          decoder_layer_bytes(c.layer(), device) + 2 * Weights::norm_bytes(c.hidden_size) +
          linear(c.draft_vocab_size, c.hidden_size) +
          (c.has_embedding ? Weights::table_bytes(c.vocab_size, c.hidden_size) : 0) +
-         (c.has_token_map ? Weights::token_map_bytes(c.draft_vocab_size) : 0);
+         (c.has_token_map ? Weights::token_map_bytes(c.draft_vocab_size, c.vocab_size) : 0);
 }
 
 Eagle3::Scratch Eagle3::plan_scratch(const Eagle3Config& c, DType dtype,

@@ -59,7 +59,9 @@ class Eagle3 {
   /// anything; null: its first ones.
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
   /// Token ids of the head's columns, on the device; null: its numbers.
-  const int32_t* token_of() const { return token_of_; }
+  const int32_t* token_of() const { return token_map_.token_of; }
+  /// The other way round, see DraftLogits; null: likewise.
+  const int32_t* column_of() const { return token_map_.column_of; }
 
   static size_t weight_bytes(const Eagle3Config& config, Device device);
   static size_t scratch_bytes(const Eagle3Config& config, DType dtype, Device device,
@@ -86,7 +88,7 @@ class Eagle3 {
   DecoderLayer layer_;
   const float *hidden_norm_ = nullptr, *final_norm_ = nullptr;
   const void* embedding_ = nullptr;
-  const int32_t* token_of_ = nullptr;
+  Weights::TokenMap token_map_;
   Buffer inv_freq_;
   Scratch at_;
   Buffer scratch_;

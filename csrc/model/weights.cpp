@@ -138,11 +138,12 @@ const void* Weights::add_table(const std::string& name, int num_rows, int width)
   return table;
 }
 
-const int32_t* Weights::add_token_map(const std::string& name, int count, int vocab_size) {
-  void* map = take(token_map_bytes(count));
+Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int vocab_size) {
+  auto* token_of = static_cast<int32_t*>(take(token_map_bytes(count, vocab_size)));
+  int32_t* column_of = token_of + count;
   destinations_[name] = {
-      {count}, {}, [this, name, map, vocab_size](std::span<const int64_t> offsets) {
-        std::vector<int32_t> ids;
+      {count}, {}, [this, name, token_of, column_of, vocab_size](std::span<const int64_t> offsets) {
+        std::vector<int32_t> ids, columns(static_cast<size_t>(vocab_size), -1);
         for (size_t i = 0; i < offsets.size(); ++i) {
           const int64_t id = static_cast<int64_t>(i) + offsets[i];
           OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "tensor ", name, ": entry ", i,
@@ -152,10 +153,12 @@ const int32_t* Weights::add_token_map(const std::string& name, int count, int vo
                              " stands for token ", id, ", which does not rise; its values are ",
                              "offsets: id = entry + value");
           ids.push_back(static_cast<int32_t>(id));
+          columns[static_cast<size_t>(id)] = static_cast<int32_t>(i);
         }
-        put(map, ids.data(), ids.size() * sizeof(int32_t));
+        put(token_of, ids.data(), ids.size() * sizeof(int32_t));
+        put(column_of, columns.data(), columns.size() * sizeof(int32_t));
       }};
-  return static_cast<const int32_t*>(map);
+  return {token_of, column_of};
 }
 
 void Weights::tie(const std::string& name, const std::string& from) {
@@ -217,8 +220,8 @@ size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilo
 size_t Weights::norm_bytes(int width) {
   return round_up(static_cast<size_t>(width) * sizeof(float));
 }
-size_t Weights::token_map_bytes(int count) {
-  return round_up(static_cast<size_t>(count) * sizeof(int32_t));
+size_t Weights::token_map_bytes(int count, int vocab_size) {
+  return round_up((static_cast<size_t>(count) + static_cast<size_t>(vocab_size)) * sizeof(int32_t));
 }
 size_t Weights::table_bytes(int num_rows, int width) {
   return round_up(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *

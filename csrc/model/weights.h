@@ -37,9 +37,12 @@ class Weights {
   const float* add_row(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
-  /// [count] int32 token ids, from offsets: id i is i + offset i. They must rise, within
-  /// [0, vocab_size).
-  const int32_t* add_token_map(const std::string& name, int count, int vocab_size);
+  struct TokenMap {
+    const int32_t* token_of = nullptr;   // [count]
+    const int32_t* column_of = nullptr;  // [vocab_size] the other way round; -1: none
+  };
+  /// `count` token ids, from offsets: id i is i + offset i. They must rise, within [0, vocab_size).
+  TokenMap add_token_map(const std::string& name, int count, int vocab_size);
   /// The tensor `from` serves as `name` too, which the checkpoint then need not hold.
   void tie(const std::string& name, const std::string& from);
 
@@ -55,7 +58,7 @@ class Weights {
   static size_t linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue);
   static size_t norm_bytes(int width);
   static size_t table_bytes(int num_rows, int width);
-  static size_t token_map_bytes(int count);
+  static size_t token_map_bytes(int count, int vocab_size);
 
  private:
   using Store = std::function<void(const void* data, DType dtype)>;

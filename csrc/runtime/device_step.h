@@ -100,6 +100,7 @@ class DeviceStep final : public StepBackend {
   std::vector<Shape> shapes_of(int num_rows) const;
   /// The smallest recorded step that has room for `least`; graphs_.end(): there is none.
   std::map<Shape, device::Graph>::iterator find_graph(const Shape& least);
+  DrawnDrafts drawn_drafts();
   /// The step that serves the lease best, with at least the rows that its known tokens need.
   Shape choose_shape(const StepLease& lease, bool host_has_trees);
   int num_samples_of(const StepLease& lease, const Shape& shape) const;

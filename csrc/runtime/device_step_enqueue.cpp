@@ -57,6 +57,15 @@ DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
   return drafts;
 }
 
+DrawnDrafts DeviceStep::drawn_drafts() {
+  DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
+  if (drawn.logits.values == nullptr) return {};
+  drawn.tokens = proposals().tokens;
+  drawn.counts = at<int32_t>(scratch_at_.num_offered);
+  drawn.max_drafts = std::max(1, context_.config.num_speculative_tokens);
+  return drawn;
+}
+
 TableView DeviceStep::table_view() const {
   return {.tokens = table_.tokens,
           .tokens_stride = table_.tokens_stride,
@@ -143,6 +152,7 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples) {
                         .num_samples = count,
                         .logits = at<float>(s.logits),
                         .vocab_size = context_.config.target.vocab_size,
+                        .drafts = drawn_drafts(),
                         .sampling = table_.sampling,
                         .tokens = table_.tokens,
                         .tokens_stride = table_.tokens_stride,

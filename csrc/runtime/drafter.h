@@ -21,6 +21,12 @@ struct KvLayerSpec {
   int head_dim = 0;
 };
 
+/// What makes of a draft an accepted one.
+enum class Acceptance : uint8_t {
+  kMatch,      // it equals the target's own choice
+  kRejection,  // rejection sampling: it becomes the choice as often as its probabilities say
+};
+
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
 struct DrafterNeeds {
@@ -36,6 +42,7 @@ struct DrafterNeeds {
   int max_context = 0;     // tokens it can serve; 0: no limit of its own
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
+  bool keeps_logits = false;  // see Drafter::draft_logits; asked for by Acceptance::kRejection
 };
 
 struct ProposeRequest {
@@ -79,6 +86,7 @@ struct CommittedRows {
 
 /// A source of draft tokens. Whatever it proposes, the text stays that of plain decoding: proposals
 /// are checked against the target's own choice, and one that throws costs its step the drafts only.
+/// With Acceptance::kRejection the distribution of texts stays, if its logits are what it says.
 ///
 /// A drafter works on arrays (`works_on_arrays`), written over ops for both devices, or sequence by
 /// sequence on the host, which on CUDA keeps steps from being launched ahead.
@@ -100,6 +108,10 @@ class Drafter {
   virtual void propose(const ExecContext&, const TableView& /*table*/, const WantedDrafts&) {}
   /// Learns from a step's committed rows, prompt rows included; `table` is that after the commit.
   virtual void extend(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
+
+  /// Where it keeps the logits of the drafts that it draws, by sequence of WantedDrafts, until the
+  /// next proposal; from `attach` on the same. Such drafts are drawn as DrawnDrafts asks for.
+  virtual DraftLogits draft_logits() { return {}; }
 
   /// For tests: logits of the last drafts of the last proposal [chains, draft vocabulary].
   virtual std::vector<float> last_logits() { return {}; }
@@ -126,6 +138,7 @@ struct DrafterConfig {
   int max_model_len = 0;
   int page_size = 0;
   int num_threads = 1;
+  Acceptance acceptance = Acceptance::kMatch;
   std::map<std::string, DrafterOption> options;  // the method's own; unknown names are refused
 
   /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside

@@ -118,6 +118,7 @@ void HostStep::choose(StepLease& lease) {
   ChooseParams params{.rows = row_batch(layout),
                       .logits = logits_.floats(),
                       .vocab_size = context_.config.target.vocab_size,
+                      .drafts = drawn_drafts(lease),
                       .sampling = context_.table.sampling_data(),
                       .tokens = context_.table.token_data(),
                       .tokens_stride = context_.table.tokens_stride(),

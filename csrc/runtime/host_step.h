@@ -39,6 +39,7 @@ class HostStep final : public StepBackend {
   void lay_out(StepLease& lease);
   void score(StepLease& lease);
   void choose(StepLease& lease);
+  DrawnDrafts drawn_drafts(const StepLease& lease);
   void accept(StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
   void line_up(StepLease& lease, size_t span, std::span<const int32_t> path);
@@ -53,6 +54,8 @@ class HostStep final : public StepBackend {
   // Of a drafter on arrays.
   std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
   std::vector<float> scores_;
+  // Of drafts by whose probabilities the choice is made, by span.
+  std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
   std::vector<std::byte> captured_;
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;

@@ -36,6 +36,7 @@ void HostStep::offer_drafts(StepLease& lease) {
     wanted.push_back({request.slot, request.max_drafts});
     span_of.push_back(i);
   }
+  drawn_rows_.assign(lease.requests.size(), -1);
   if (wanted.empty() || !drafts_pay(lease)) return;
   std::vector<Draft> drafts;
   try {
@@ -48,7 +49,26 @@ void HostStep::offer_drafts(StepLease& lease) {
     Draft& draft = drafts[i];
     draft.truncate(num_valid(draft, wanted[i].num_wanted, context_.config.target.vocab_size));
     lease.offered[span_of[i]] = std::move(draft);
+    const DraftLogits logits = context_.drafter.draft_logits();
+    if (logits.values != nullptr) drawn_rows_[span_of[i]] = logits.row[i];
   }
+}
+
+DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
+  DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
+  if (drawn.logits.values == nullptr || lease.offered.empty()) return {};
+  drawn.max_drafts = context_.config.num_speculative_tokens;
+  drawn_tokens_.clear();
+  drawn_counts_.clear();
+  for (const Draft& draft : lease.offered) {
+    drawn_counts_.push_back(draft.size());
+    drawn_tokens_.insert(drawn_tokens_.end(), draft.tokens.begin(), draft.tokens.end());
+    drawn_tokens_.resize(drawn_counts_.size() * static_cast<size_t>(drawn.max_drafts), -1);
+  }
+  drawn.tokens = drawn_tokens_.data();
+  drawn.counts = drawn_counts_.data();
+  drawn.logits.row = drawn_rows_.data();
+  return drawn;
 }
 
 bool HostStep::drafts_pay(const StepLease& lease) {

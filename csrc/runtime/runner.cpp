@@ -75,6 +75,7 @@ DrafterConfig RunnerConfig::drafter() const {
           .max_model_len = max_model_len,
           .page_size = page_size,
           .num_threads = num_threads,
+          .acceptance = acceptance,
           .options = method_options};
 }
 
@@ -113,6 +114,10 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
              num_lookahead(config, drafter_->needs()),
              config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
   const bool is_cuda = config_.device == Device::kCuda;
+  OPENSPEC_CHECK_ARG(
+      config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
+      "acceptance by rejection needs the probabilities of chains of drafts, which this "
+      "drafter does not know; accept by match");
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
     kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
                              is_cuda ? Memory::kDevice : Memory::kHost);

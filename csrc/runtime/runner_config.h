@@ -23,6 +23,7 @@ struct RunnerConfig {
   int draft_depth = 0;             // of these, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;
+  Acceptance acceptance = Acceptance::kMatch;
   bool adaptive = true;
   bool enable_prefix_caching = true;
   PrefixHasher::Key cache_key{};

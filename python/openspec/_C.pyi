@@ -68,6 +68,7 @@ class RunnerConfig:
         draft_depth: int,
         method: str,
         method_options: dict[str, int | float | bool | str],
+        acceptance: str,
         adaptive: bool,
         enable_prefix_caching: bool,
         cache_key: bytes,

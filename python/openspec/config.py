@@ -43,6 +43,10 @@ class EngineConfig:
     """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict)
     """Options of the method, by the names that it declares (each is a flag of its own)."""
+    acceptance: Literal["match", "rejection"] = "match"
+    """When a draft of a sampled request is accepted. match: if it equals the token that plain
+    decoding would draw, so that the text is plain decoding's. rejection: rejection sampling, which
+    accepts a little more and keeps the distribution of texts, but not the text of a seed."""
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -119,15 +123,15 @@ class EngineConfig:
         num_speculative_tokens: int | None = None,
         method_options: Mapping[str, OptionValue] | None = None,
     ) -> EngineConfig:
-        """The same engine with another method."""
+        """The same engine with another method; acceptance is by match where it has no other."""
+        spec = drafters.get_drafter(method)
         return dataclasses.replace(
             self,
             method=method,
             num_speculative_tokens=num_speculative_tokens,
             method_options=dict(method_options or {}),
-            draft_model=self.draft_model
-            if drafters.get_drafter(method).needs_draft_model
-            else None,
+            draft_model=self.draft_model if spec.needs_draft_model else None,
+            acceptance=self.acceptance if spec.supports_rejection else "match",
         )
 
     def check(self) -> None:

@@ -166,6 +166,7 @@ def _runner_config(
         draft_depth=config.num_drafts,
         method=method,
         method_options=options,
+        acceptance=config.acceptance if config.num_drafts > 0 else "match",
         adaptive=config.adaptive_speculation,
         enable_prefix_caching=config.enable_prefix_caching,
         cache_key=os.urandom(16),

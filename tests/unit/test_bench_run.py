@@ -119,6 +119,13 @@ def test_bad_arguments(arguments: list[str]) -> None:
         parse_arguments(["--model=.", *arguments])
 
 
+def test_no_speed_of_texts_that_are_not_plain_decodings() -> None:
+    arguments = ["--model=.", "--acceptance=rejection"]
+    with pytest.raises(ConfigError, match="sampled texts are not plain decoding's"):
+        parse_arguments([*arguments, "--temperature=1"])
+    assert parse_arguments(arguments).server_settings["acceptance"] == "rejection"
+
+
 def test_engine_settings_reach_the_server() -> None:
     plan = parse_arguments(
         ["--model=.", "--seed=3", "--num-speculative-tokens=7", "--ngram-min=3", "--repeats=5"]

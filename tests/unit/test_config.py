@@ -76,6 +76,7 @@ def test_values() -> None:
         (["--ngram-min", "0"], "ngram_min must be at least 1, got 0"),
         (["--match", "newest"], "match must be one of recent, earliest; got 'newest'"),
         (["--device", "tpu"], "--device: 'tpu' does not fit: Invalid enum value"),
+        (["--acceptance", "typical"], "--acceptance: 'typical' does not fit: Invalid enum value"),
         (["--gpu-memory-utilization", "0"], "must be above 0 and at most 1, got 0.0"),
         (["--gpu-memory-utilization", "1.01"], "must be above 0 and at most 1, got 1.01"),
         (["--gpu-memory-utilization", "nan"], "must be above 0 and at most 1, got nan"),

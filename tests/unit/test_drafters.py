@@ -69,6 +69,10 @@ def test_alias_of_the_method() -> None:
         ({"num_speculative_tokens": 1000}, r"num_speculative_tokens must be in \[0, "),
         ({"draft_model": "somewhere"}, "takes no draft model"),
         ({"method_options": {"nonsense": 1}}, "has no option 'nonsense'"),
+        (
+            {"acceptance": "rejection"},
+            f"which method '{default_method()}' does not know; .* --method",
+        ),
     ],
 )
 def test_validate_refuses(change: dict[str, object], message: str) -> None:
@@ -143,7 +147,8 @@ def test_registered_drafter(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="draft model folder elsewhere does not exist"):
             given.check()
         assert given.with_method("guess").draft_model == "elsewhere"
-        plain = given.with_method(plain_method())
+        plain = dataclasses.replace(given, acceptance="rejection").with_method(plain_method())
+        assert plain.acceptance == "match"
         assert plain.draft_model is None and plain.draft_model_path is None
     finally:
         unregister_drafter("guess")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -470,3 +471,22 @@ def test_trees_that_cannot_be(
     config = EngineConfig(method="eagle3", draft_model=folder, method_options=options)
     with pytest.raises(ConfigError, match=message):
         get_drafter("eagle3").validate(config, target)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_top_k": 4}, "rejection is for chains: drop it, or --draft-top-k 4"),
+        ({"draft_noise": False}, "needs drafts that are drawn: drop it, or --no-draft-noise"),
+    ],
+)
+def test_rejection_that_cannot_be(
+    target: ModelConfig, tmp_path: Path, options: dict[str, OptionValue], message: str
+) -> None:
+    folder = str(write_draft(tmp_path / "draft", *classic()))
+    config = EngineConfig(
+        method="eagle3", draft_model=folder, acceptance="rejection", method_options=options
+    )
+    with pytest.raises(ConfigError, match=message):
+        get_drafter("eagle3").validate(config, target)
+    get_drafter("eagle3").validate(dataclasses.replace(config, method_options={}), target)

@@ -54,12 +54,18 @@ class Eagle3Drafter final : public Drafter {
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
     has_noise_ = config.flag("draft_noise", true);
+    keeps_logits_ = config.acceptance == Acceptance::kRejection;
+    OPENSPEC_CHECK_ARG(!keeps_logits_ || !makes_trees(),
+                       "acceptance by rejection is for chains: set draft_top_k to 1");
+    OPENSPEC_CHECK_ARG(!keeps_logits_ || has_noise_,
+                       "acceptance by rejection needs drafts that are drawn: set draft_noise");
     window_ = config.integer("draft_window", 0, 0, kMost);
     needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
     needs_.is_costly = true;
+    needs_.keeps_logits = keeps_logits_;
     at_ = plan();
     needs_.fixed_bytes =
         Eagle3::weight_bytes(head_, config_.device) +
@@ -89,13 +95,23 @@ class Eagle3Drafter final : public Drafter {
     std::vector<float> values(static_cast<size_t>(num_last_logits_) *
                               static_cast<size_t>(head_.draft_vocab_size));
     if (config_.device == Device::kCuda) {
-      device::copy_to_host(values.data(), memory_.at(at_.logits), values.size() * sizeof(float),
+      device::copy_to_host(values.data(), logits_of(last_depth_), values.size() * sizeof(float),
                            nullptr);
       device::synchronize(nullptr);
     } else {
-      std::copy_n(at<float>(at_.logits), values.size(), values.begin());
+      std::copy_n(logits_of(last_depth_), values.size(), values.begin());
     }
     return values;
+  }
+
+  DraftLogits draft_logits() override {
+    if (!keeps_logits_) return {};
+    return {.values = at<float>(at_.logits),
+            .row_stride = head_.draft_vocab_size,
+            .depth_stride = depth_stride(),
+            .row = at<int32_t>(at_.logits_row),
+            .vocab_size = head_.draft_vocab_size,
+            .column_of = model_->column_of()};
   }
 
   void propose(const ExecContext& exec, const TableView& table,
@@ -143,14 +159,21 @@ class Eagle3Drafter final : public Drafter {
  private:
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits, choose,
-        window_kv_len, window_seq, window_pages, greedy, total;
+        span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits,
+        logits_row, choose, window_kv_len, window_seq, window_pages, greedy, total;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
         frontier_row, root_outputs, top_drafts;
   };
 
   bool makes_trees() const { return shape_.top_k > 1; }
+  /// Logits of one depth; where they are not kept, all depths share a place.
+  float* logits_of(int depth) {
+    return at<float>(at_.logits) + (keeps_logits_ ? depth * depth_stride() : 0);
+  }
+  int64_t depth_stride() const {  // floats, whole lines of 256 bytes
+    return (int64_t{max_proposals_} * head_.draft_vocab_size + 63) / 64 * 64;
+  }
   /// How drafts are drawn: as the requests are, with the noise of the choice to be guessed, or
   /// always the best, for which zeros stand.
   const SamplingParams* sampling(const TableView& table) {
@@ -202,20 +225,23 @@ class Eagle3Drafter final : public Drafter {
                              .chosen = at<int32_t>(at_.chosen),
                              .out = rows,
                              .drafts = wanted.drafts,
-                             .num_drafts = wanted.num_drafts});
+                             .num_drafts = wanted.num_drafts,
+                             .row_of_seq = keeps_logits_ ? at<int32_t>(at_.logits_row) : nullptr});
       if (depth == wanted.max_drafts) break;
+      last_depth_ = depth;
       if (depth == 0) {
         copy_rows(exec, rows.source, memory_.at(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
       }
       forward(exec, table, rows, hidden);
-      model_->logits(exec, nullptr, rows.num_rows, at<float>(at_.logits));
+      model_->logits(exec, nullptr, rows.num_rows, logits_of(depth));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
                          .num_samples = rows.num_rows,
-                         .logits = at<float>(at_.logits),
+                         .logits = logits_of(depth),
                          .vocab_size = head_.draft_vocab_size,
                          .is_draft = true,
+                         .has_own_noise = keeps_logits_,
                          .token_of = model_->token_of(),
                          .sampling = sampling(table),
                          .chosen = at<int32_t>(at_.chosen),
@@ -334,7 +360,13 @@ class Eagle3Drafter final : public Drafter {
     places.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
     places.hidden = take(rows, width);
     places.feature_of_slot = take(seqs, width);
-    places.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
+    if (keeps_logits_) {
+      places.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
+      places.logits_row = take(seqs, sizeof(int32_t));
+    } else {
+      places.logits =
+          take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
+    }
     places.choose = take(1, makes_trees() ? 0 : choose_bytes());
     places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
     if (window_ > 0) {
@@ -420,9 +452,10 @@ class Eagle3Drafter final : public Drafter {
   DrafterConfig config_;
   TreeShape shape_;  // top_k 1: a chain
   bool has_noise_ = true;
+  bool keeps_logits_ = false;
   int window_ = 0;         // tokens that a draft row sees; 0: all
   int max_proposals_ = 0;  // sequences that draft at a time
-  int num_last_logits_ = 0;
+  int num_last_logits_ = 0, last_depth_ = 0;
   Eagle3Config head_;
   DrafterNeeds needs_;
   Places at_;

@@ -101,7 +101,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
     """Reads the command line.
 
     Raises:
-        ConfigError: for anything that does not fit.
+        ConfigError: for anything that does not fit, or asks for speeds of other texts.
     """
     groups = engine_groups()
     values = parse_command_line(
@@ -119,4 +119,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
         if name in names and name not in _NOT_THE_SERVERS
     }
     engine = engine_config(settings)
+    if engine.acceptance != "match" and bench.temperature > 0.0:
+        raise ConfigError(
+            f"--acceptance {engine.acceptance}: sampled texts are not plain decoding's, and no "
+            "speed is shown for others; use --temperature 0 or bench.draft_acceptance"
+        )
     return BenchPlan(bench, engine.method, engine.model_path, engine.num_threads, settings)

@@ -74,7 +74,8 @@ DRAFT_NOISE_OPTION = DrafterOption(
     name="draft_noise",
     default=True,
     help="Draw the drafts of sampled requests with the noise that the target's choice will be "
-    "drawn with; off: always the head's best.",
+    "drawn with (with --acceptance rejection: with noise of their own); off: always the head's "
+    "best.",
 )
 """Options that several drafters have are one flag."""
 
@@ -122,6 +123,8 @@ class DrafterSpec:
     aliases: tuple[str, ...] = ()
     """Other names of the method in vLLM's speculative config."""
     is_default: bool = False
+    supports_rejection: bool = False
+    """Whether it knows the probabilities of its drafts, which acceptance by rejection needs."""
     read_draft_model: Callable[[EngineConfig, ModelConfig], DraftModel] | None = None
     """Checks the checkpoint in `config.draft_model_path` against the target, loads nothing; raises
     ConfigError with the remedy. None: the method has no draft model."""
@@ -186,6 +189,12 @@ class DrafterSpec:
             )
         if not self.needs_draft_model and config.draft_model is not None:
             raise ConfigError(f"method {self.name!r} takes no draft model; drop --draft-model")
+        if config.acceptance == "rejection" and not self.supports_rejection:
+            able = [name for name in available_drafters() if get_drafter(name).supports_rejection]
+            raise ConfigError(
+                "--acceptance rejection needs the probabilities of drafts, which method "
+                f"{self.name!r} does not know; drop it, or use --method {' or '.join(able)}"
+            )
         if self.check is not None:
             self.check(config, model_config)
 

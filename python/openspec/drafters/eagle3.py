@@ -383,6 +383,15 @@ def _check(config: EngineConfig, target: ModelConfig) -> None:
     options = SPEC.complete_options(config.method_options)
     if options[DRAFT_TOP_K] == 1 and options[DRAFT_TREE_SIZE] != 0:
         raise ConfigError("--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)")
+    if config.acceptance == "rejection" and options[DRAFT_TOP_K] != 1:
+        raise ConfigError(
+            f"--acceptance rejection is for chains: drop it, or --draft-top-k "
+            f"{options[DRAFT_TOP_K]}"
+        )
+    if config.acceptance == "rejection" and not options[DRAFT_NOISE_OPTION.name]:
+        raise ConfigError(
+            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
     if config.num_drafts > 0 and config.num_draft_rows < config.num_drafts:
         raise ConfigError(
             f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
@@ -422,6 +431,7 @@ SPEC = DrafterSpec(
             "far longer than those that it was trained on.",
         ),
     ),
+    supports_rejection=True,
     check=_check,
     num_draft_rows=_num_draft_rows,
     read_draft_model=_read_draft_model,

@@ -86,6 +86,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "model": context.model_name,
             "method": info.method,
             "num_speculative_tokens": info.num_speculative_tokens,
+            "acceptance": config.acceptance,
             "adaptive_speculation": config.adaptive_speculation,
             "dtype": info.dtype,
             "device": info.device,

@@ -79,8 +79,9 @@ TEST(chain_rows_matches_the_cpu) {
     DraftBatch batch(num_seqs, num_seqs);
     const DeviceBatch device_batch(batch);
     Ids drafts(static_cast<size_t>(num_seqs * kMaxDrafts), -9), num_drafts(seq.size(), -9);
+    Ids row_of_seq(seq.size(), -9);
     const DeviceBuffer device_seq(seq), device_wanted(num_wanted), device_drafts(drafts),
-        device_num_drafts(num_drafts);
+        device_num_drafts(num_drafts), device_row_of_seq(row_of_seq);
     for (int depth = 0; depth <= kMaxDrafts; ++depth) {
       Ids chosen;
       for (int i = 0; i < num_seqs; ++i) chosen.push_back(rng.integer(0, 1 << 17));
@@ -95,7 +96,8 @@ TEST(chain_rows_matches_the_cpu) {
                                 .chosen = chosen.data(),
                                 .out = batch.rows(),
                                 .drafts = drafts.data(),
-                                .num_drafts = num_drafts.data()};
+                                .num_drafts = num_drafts.data(),
+                                .row_of_seq = row_of_seq.data()};
       chain_rows_cpu({}, params);
       params.table = device_table.view();
       params.seq = device_seq.as<int32_t>();
@@ -104,10 +106,12 @@ TEST(chain_rows_matches_the_cpu) {
       params.out = device_batch.rows();
       params.drafts = device_drafts.as<int32_t>();
       params.num_drafts = device_num_drafts.as<int32_t>();
+      params.row_of_seq = device_row_of_seq.as<int32_t>();
       CHECK_CUDA(chain_rows_cuda(params, nullptr));
       device_batch.check_equal(batch);
       CHECK(device_drafts.download<int32_t>() == drafts);
       CHECK(device_num_drafts.download<int32_t>() == num_drafts);
+      CHECK(device_row_of_seq.download<int32_t>() == row_of_seq);
     }
   }
 }

@@ -25,6 +25,9 @@ struct Request {
   std::vector<int32_t> drafts, parents;
   std::vector<int32_t> score_tokens;       // by row, or empty
   std::vector<std::vector<float>> logits;  // by row
+  // A chain drawn behind the last token, and the drafter's logits of each; not all need rows.
+  std::vector<int32_t> drawn;
+  std::vector<std::vector<float>> drawn_logits;
 
   int num_rows() const { return 1 + static_cast<int>(drafts.size()); }
   int position(int row) const {
@@ -52,8 +55,62 @@ struct Choice {
   bool operator==(const Choice&) const = default;
 };
 
-/// Runs the op over all rows of all requests.
-inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_threads = 1) {
+/// What the requests' drafts were drawn from, as it lies in memory: by depth, rows in an order of
+/// their own, NaN where nobody may read.
+struct DrawnBatch {
+  int vocab_size = 0, max_drafts = 0;
+  std::vector<int32_t> tokens, counts, row, column_of;
+  std::vector<float> values;
+  int64_t row_stride = 0, depth_stride = 0;
+
+  /// `token_of`: the tokens of the drafter's columns; empty: their numbers.
+  explicit DrawnBatch(const std::vector<Request>& requests,
+                      const std::vector<int32_t>& token_of = {}) {
+    if (!token_of.empty()) column_of.assign(requests.at(0).logits.at(0).size(), -1);
+    for (size_t i = 0; i < token_of.size(); ++i) {
+      column_of[static_cast<size_t>(token_of[i])] = static_cast<int32_t>(i);
+    }
+    for (const Request& request : requests) {
+      max_drafts = std::max(max_drafts, static_cast<int>(request.drawn.size()));
+      if (request.drawn.empty()) continue;
+      vocab_size = static_cast<int>(request.drawn_logits[0].size());
+    }
+    if (max_drafts == 0) return;
+    const auto num_seqs = static_cast<int>(requests.size());
+    row_stride = vocab_size + 3;
+    depth_stride = row_stride * (num_seqs + 1);
+    values.assign(static_cast<size_t>(max_drafts * depth_stride), NAN);
+    for (int i = 0; i < num_seqs; ++i) {
+      const Request& request = requests[static_cast<size_t>(i)];
+      counts.push_back(static_cast<int32_t>(request.drawn.size()));
+      row.push_back(request.drawn.empty() ? 1 << 28 : num_seqs - i);
+      tokens.insert(tokens.end(), request.drawn.begin(), request.drawn.end());
+      tokens.resize(counts.size() * static_cast<size_t>(max_drafts), 1 << 28);
+      for (size_t depth = 0; depth < request.drawn.size(); ++depth) {
+        const std::vector<float>& from = request.drawn_logits[depth];
+        std::copy(
+            from.begin(), from.end(),
+            values.begin() + static_cast<int64_t>(depth) * depth_stride + row.back() * row_stride);
+      }
+    }
+  }
+  DrawnDrafts view() const {
+    if (max_drafts == 0) return {};
+    return {.tokens = tokens.data(),
+            .counts = counts.data(),
+            .max_drafts = max_drafts,
+            .logits = {.values = values.data(),
+                       .row_stride = row_stride,
+                       .depth_stride = depth_stride,
+                       .row = row.data(),
+                       .vocab_size = vocab_size,
+                       .column_of = column_of.empty() ? nullptr : column_of.data()}};
+  }
+};
+
+/// Runs the op over all rows of all requests; `drawn_token_of` may be empty.
+inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_threads = 1,
+                                      const std::vector<int32_t>& drawn_token_of = {}) {
   const size_t num_seqs = requests.size();
   size_t stride = 1;
   for (const Request& request : requests) stride = std::max(stride, request.history.size());
@@ -114,6 +171,8 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
   params.num_samples = static_cast<int>(num_samples);
   params.logits = logits.data();
   params.vocab_size = vocab_size;
+  const DrawnBatch drawn(requests, drawn_token_of);
+  params.drafts = drawn.view();
   params.sampling = sampling.data();
   params.tokens = tokens.data();
   params.tokens_stride = static_cast<int64_t>(stride);

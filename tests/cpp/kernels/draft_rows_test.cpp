@@ -81,7 +81,7 @@ TEST(a_chain_walks_on_from_the_last_known_token) {
   const Ids seq = {2, 0, 1}, num_wanted = {3, 0, 1};
   constexpr int kMaxDrafts = 3;
   DraftBatch batch(3, 3);
-  Ids drafts(3 * kMaxDrafts, -9), num_drafts(3, -9), chosen(3);
+  Ids drafts(3 * kMaxDrafts, -9), num_drafts(3, -9), row_of_seq(3, -9), chosen(3);
   const auto step = [&](int depth) {
     chain_rows_cpu({}, {.table = table.view(),
                         .seq = seq.data(),
@@ -93,9 +93,11 @@ TEST(a_chain_walks_on_from_the_last_known_token) {
                         .chosen = chosen.data(),
                         .out = batch.rows(),
                         .drafts = drafts.data(),
-                        .num_drafts = num_drafts.data()});
+                        .num_drafts = num_drafts.data(),
+                        .row_of_seq = row_of_seq.data()});
   };
   step(0);
+  CHECK_EQ(row_of_seq, (Ids{0, -1, 1}));
   CHECK_EQ(batch.row_token, (Ids{12, 25, 0}));
   CHECK_EQ(batch.row_position, (Ids{2, 5, 0}));
   CHECK_EQ(batch.row_span, (Ids{0, 1, -1}));

@@ -100,6 +100,39 @@ TEST(drafts_without_noise_change_no_text) {
   CHECK_EQ(run(runner, jobs, 32), plain(jobs));
 }
 
+TEST(rejection_sampling_changes_sampled_texts_only) {
+  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Ids> expected = plain(jobs);
+  RunnerConfig config = config_of("eagle3");
+  config.acceptance = Acceptance::kRejection;
+  config.adaptive = false;
+  std::vector<std::vector<Ids>> outputs;
+  for (int i = 0; i < 2; ++i) {
+    Runner runner(config, 300);
+    load_random_weights(runner);
+    outputs.push_back(run(runner, jobs, 32));
+  }
+  CHECK_EQ(outputs[0], outputs[1]);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    CHECK_EQ(outputs[0][i].size(), expected[i].size());
+    CHECK_EQ(outputs[0][i] == expected[i], jobs[i].params.temperature == 0.0f);
+  }
+}
+
+TEST(rejection_sampling_needs_probabilities) {
+  const auto with_rejection = [](RunnerConfig config) {
+    config.acceptance = Acceptance::kRejection;
+    return config;
+  };
+  CHECK_THROWS(Runner(with_rejection(config_of("none")), 300), ArgumentError, "accept by match");
+  CHECK_THROWS(plan_memory(with_rejection(tree_config(3, 2, 7))), ArgumentError, "draft_top_k");
+  RunnerConfig best = with_rejection(config_of("eagle3"));
+  // The logits of every depth are kept.
+  CHECK_GT(plan_memory(best).draft_fixed_bytes, plan_memory(config_of("eagle3")).draft_fixed_bytes);
+  best.method_options["draft_noise"] = false;
+  CHECK_THROWS(plan_memory(best), ArgumentError, "draft_noise");
+}
+
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = mixed_jobs(96, kVocab);
   const std::vector<Ids> expected = plain(jobs);

@@ -1,0 +1,147 @@
+"""Acceptance by rejection sampling: another text than plain decoding's, the same distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+from openspec.drafters import available_drafters, get_drafter
+from openspec.sampling_params import SamplingParams
+from tests.gates.conftest import EchoDrafter, Reference
+from tests.gates.harness import Job, Result, kv_memory, make_core, run, run_alone, texts
+from tests.gates.test_statistics import Cells, chi_square_limit
+from tests.gates.workload import jobs, prompts
+
+NUM_SEEDS = 2500
+NUM_TOKENS = 4
+METHODS = [name for name in available_drafters() if get_drafter(name).supports_rejection]
+
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+
+def settings(method: str, **others: object) -> dict[str, Any]:
+    """Drafts at every step, so that nothing depends on how long steps take."""
+    return {
+        "method": method,
+        "acceptance": "rejection",
+        "num_speculative_tokens": 4,
+        "adaptive_speculation": False,
+        **others,
+    }
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 1.5, "top_k": 12},
+        {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_tokens_follow_the_distribution(method: str, sampling: dict[str, float]) -> None:
+    """Given the tokens before it, each token is distributed as the target's row says; all but the
+    first have had a draft to decide on. Where few seeds share a beginning nothing is counted."""
+    core = make_core(**settings(method))
+    batch = [
+        Job(
+            prompts()[12],
+            SamplingParams(
+                **sampling, seed=seed, max_tokens=NUM_TOKENS, logprobs=20, logprobs_mode="processed"
+            ),
+        )
+        for seed in range(NUM_SEEDS)
+    ]
+    rows: dict[tuple[int, ...], list[Result]] = defaultdict(list)
+    for result in run(core, batch):
+        for place in range(1, len(result.token_ids)):
+            rows[tuple(result.token_ids[:place])].append(result)
+    cells = Cells()
+    for beginning, results in rows.items():
+        if len(results) < 100:
+            continue
+        place = len(beginning)
+        row = results[0].logprobs[place]
+        distribution = {
+            token: math.exp(value)
+            for token, value in zip(row.token_ids[1:], row.logprobs[1:], strict=True)
+        }
+        cells.add(distribution, Counter(result.token_ids[place] for result in results))
+    assert cells.num_free >= 20, "too few rows to tell anything"
+    assert cells.statistic < chi_square_limit(cells.num_free), cells
+    stats = core.stats()
+    num_first_accepted = stats.num_accepted_tokens_per_pos[0]
+    assert min(num_first_accepted, stats.num_drafts - num_first_accepted) > 500
+    assert stats.num_drafter_failures == stats.num_step_failures == 0
+
+
+def test_greedy_requests_are_plain_decodings(method: str, reference: Reference) -> None:
+    batch = [dataclasses.replace(job) for job in jobs("mixed", 16)]
+    results = texts(run(make_core(**settings(method)), batch))
+    expected = texts(reference(batch))
+    is_greedy = [job.sampling.temperature == 0 for job in batch]
+    assert [text for text, greedy in zip(results, is_greedy, strict=True) if greedy] == [
+        text for text, greedy in zip(expected, is_greedy, strict=True) if greedy
+    ]
+    assert results != expected, "sampled texts are others, or this is acceptance by match"
+
+
+def test_a_seed_keeps_its_text_in_any_batch(method: str) -> None:
+    """While every draft gets its row, a request's draws depend on nobody else."""
+    batch = [dataclasses.replace(job) for job in jobs("sampled", 8)]
+    core = make_core(**settings(method))
+    alone = texts(run_alone(core, batch))
+    assert texts(run(core, batch)) == alone
+    assert texts(run(make_core(**settings(method, num_threads=1)), batch)) == alone
+
+
+def test_parameters_hold(method: str) -> None:
+    """Masks, stops and budgets see each token as ever."""
+    allowed = [10, 300, 301, 302, 500, 700]
+    batch = [
+        Job(
+            prompts()[index],
+            SamplingParams(
+                temperature=5.0,
+                seed=index,
+                max_tokens=30,
+                min_tokens=6,
+                allowed_token_ids=allowed,
+                stop_token_ids=[500],
+                logprobs=3,
+            ),
+        )
+        for index in range(8)
+    ]
+    results = run(make_core(**settings(method)), batch)
+    assert {result.finish_reason for result in results} <= {"stop", "length"}
+    for result in results:
+        assert set(result.token_ids) <= set(allowed)
+        assert 500 not in result.token_ids[:6] and 500 not in result.token_ids[:-1]
+        assert len(result.token_ids) == 30 or result.token_ids[-1] == 500
+        assert [row.token_ids[0] for row in result.logprobs] == result.token_ids
+    assert any(result.finish_reason == "stop" for result in results)
+
+
+def test_preemption(method: str, reference: Reference) -> None:
+    batch = [dataclasses.replace(job) for job in jobs("mixed", 16)]
+    core = make_core(
+        **settings(method, max_model_len=200),
+        kv_cache_memory=kv_memory(16, **settings(method)),
+    )
+    results = run(core, batch)
+    assert core.stats().num_preemptions > 0
+    for job, result, expected in zip(batch, results, reference(batch), strict=True):
+        assert result.error is None and result.finish_reason is not None
+        if job.sampling.temperature == 0:
+            assert result.text == expected.text
+
+
+def test_what_cannot_work_is_refused(method: str) -> None:
+    with pytest.raises(ValueError, match="by rejection needs the probabilities"):
+        make_core(drafter=EchoDrafter(4), **settings(method))
+    assert make_core(**settings(method, num_speculative_tokens=0)).stats().num_drafts == 0
