@@ -178,6 +178,7 @@ class Subject:
                 draft_depth=0,
                 method="none",
                 method_options={},
+                acceptance="match",
                 adaptive=False,
                 enable_prefix_caching=False,
                 cache_key=bytes(16),
