@@ -60,7 +60,7 @@ DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
 DrawnDrafts DeviceStep::drawn_drafts() {
   DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
   if (drawn.logits.values == nullptr) return {};
-  drawn.tokens = proposals().tokens;
+  drawn.tokens = proposals(/*has_trees=*/false).tokens;
   drawn.counts = at<int32_t>(scratch_at_.num_offered);
   drawn.max_drafts = std::max(1, context_.config.num_speculative_tokens);
   return drawn;
