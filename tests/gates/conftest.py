@@ -69,6 +69,7 @@ TREES: dict[str, dict[str, object]] = {
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
+    "dflash window": {"method": "dflash", "draft_window": 24},
 }
 """Compiled drafters with other options than their defaults."""
 

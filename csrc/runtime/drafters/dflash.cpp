@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
-#include "runtime/drafter.h"
+#include "runtime/network_drafter.h"
 
 namespace openspec {
 namespace {
@@ -19,10 +19,10 @@ constexpr int kMaxTopK = kMaxTreeTopK;
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
-class DFlashDrafter final : public Drafter {
+class DFlashDrafter final : public NetworkDrafter {
  public:
   explicit DFlashDrafter(const DrafterConfig& config)
-      : config_(config),
+      : NetworkDrafter(config),
         depth_(config.draft_depth),
         top_k_(config.integer("draft_top_k", 1, 1, kMaxTopK)),
         first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
@@ -62,49 +62,29 @@ class DFlashDrafter final : public Drafter {
                        "draft_top_k: trees are made of marginals, which a Markov head has not");
     OPENSPEC_CHECK_ARG(top_k_ <= model_config_.draft_vocab_size, "draft_top_k ", top_k_,
                        " of a vocabulary of ", model_config_.draft_vocab_size);
-    has_noise_ = config.flag("draft_noise", true);
-    needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.has_scores = model_config_.has_confidence;
     needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
                             {model_config_.num_kv_heads, model_config_.head_dim});
-    needs_.is_costly = true;
-    at_ = plan();
+    plan();
     needs_.fixed_bytes = DFlash::weight_bytes(model_config_, config_.device) +
                          DFlash::scratch_bytes(model_config_, config_.dtype, config_.device,
                                                limits(), config_.num_threads) +
-                         at_.total;
+                         planned_bytes();
   }
 
-  const DrafterNeeds& needs() const override { return needs_; }
   Weights* weights() override { return model_ ? &model_->weights() : nullptr; }
-  bool works_on_arrays() const override { return true; }
 
   void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) override {
     target_ = &target;
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(model_config_, config_.dtype, config_.device, limits(), config_.num_threads);
-    const bool is_cuda = config_.device == Device::kCuda;
-    memory_ = Buffer(at_.total, is_cuda ? Memory::kDevice : Memory::kHost);
-    if (is_cuda) {
-      device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
-      device::synchronize(nullptr);
-    } else {
-      std::fill_n(memory_.as<std::byte>(), memory_.bytes(), std::byte{});
-    }
+    allocate();
   }
 
   std::vector<float> last_logits() override {
-    std::vector<float> values(static_cast<size_t>(num_last_logits_) *
-                              static_cast<size_t>(model_config_.draft_vocab_size));
-    if (config_.device == Device::kCuda) {
-      device::copy_to_host(values.data(), memory_.at(at_.logits), values.size() * sizeof(float),
-                           nullptr);
-      device::synchronize(nullptr);
-    } else {
-      std::copy_n(at<float>(at_.logits), values.size(), values.begin());
-    }
-    return values;
+    return on_host(at<float>(at_.logits), static_cast<size_t>(num_last_logits_) *
+                                              static_cast<size_t>(model_config_.draft_vocab_size));
   }
 
   void propose(const ExecContext& exec, const TableView& table,
@@ -139,7 +119,7 @@ class DFlashDrafter final : public Drafter {
                             .page_size = config_.page_size,
                             .shift = 0,
                             .out = rows});
-    void* features = memory_.at(at_.features);
+    void* features = at<void>(at_.features);
     copy_rows(exec, rows.source, step.features, features, num_rows,
               model_config_.num_captures * model_config_.hidden_size);
     model_->extend(exec, rows.batch(), features, kv_);
@@ -147,9 +127,8 @@ class DFlashDrafter final : public Drafter {
 
  private:
   struct Places {
-    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, head_row, sample_row, first_sample, num_depths, chosen, features,
-        hidden, outputs, logits, choose, greedy, total;
+    size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
+        logits, choose;
     size_t step_rows, step_token, step_sample, markov_logits, confidence;  // with a Markov head
     size_t top_tokens, top_scores, top_drafts;                             // of trees
   };
@@ -161,12 +140,6 @@ class DFlashDrafter final : public Drafter {
   bool makes_trees() const { return top_k_ > 1; }
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
-  /// How drafts are drawn: as the requests are, with the noise of the choice to be guessed, or
-  /// always the best, for which zeros stand.
-  const SamplingParams* sampling(const TableView& table) {
-    return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
-  }
-
   Room room_of(const ExecContext& exec, const WantedDrafts& wanted) const {
     Room room;
     if (exec.device == Device::kCuda) {
@@ -205,10 +178,10 @@ class DFlashDrafter final : public Drafter {
                            .num_drafts = num_depths});
     num_last_logits_ = room.num_samples;
     if (room.num_samples == 0) return;
-    void* outputs = memory_.at(at_.outputs);
-    model_->forward(exec, rows.batch(), table.pages, kv_, target_->embedding(),
-                    memory_.at(at_.hidden));
-    copy_rows(exec, at<int32_t>(at_.head_row), memory_.at(at_.hidden), outputs, room.num_samples,
+    void* outputs = at<void>(at_.outputs);
+    const Sight sight = sight_of(exec, table, rows);
+    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding(), at<void>(at_.hidden));
+    copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               model_config_.hidden_size);
     model_->logits(exec, target_->head(), outputs, room.num_samples, at<float>(at_.logits));
     if (makes_trees()) {
@@ -283,7 +256,7 @@ class DFlashDrafter final : public Drafter {
                                  .num_drafts = wanted.num_drafts,
                                  .num_seqs = wanted.num_seqs,
                                  .chosen = at<int32_t>(at_.chosen),
-                                 .outputs = memory_.at(at_.outputs),
+                                 .outputs = at<void>(at_.outputs),
                                  .states = sees_token ? model_->markov_states() : nullptr,
                                  .weight = model_->confidence_weight(),
                                  .bias = model_->confidence_bias(),
@@ -305,7 +278,7 @@ class DFlashDrafter final : public Drafter {
                            .top_k = top_k_,
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),
-                           .workspace = memory_.at(at_.top_drafts)});
+                           .workspace = at<void>(at_.top_drafts)});
     ops::block_trees(exec, {.tokens = at<int32_t>(at_.top_tokens),
                             .scores = at<float>(at_.top_scores),
                             .top_k = top_k_,
@@ -327,112 +300,44 @@ class DFlashDrafter final : public Drafter {
     return limits;
   }
 
-  Places plan() const {
-    Places places{};
-    const auto take = [&](int count, size_t bytes) {
-      const size_t offset = places.total;
-      places.total += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
-      return offset;
-    };
-    const int rows = limits().max_rows, seqs = config_.max_num_seqs, samples = most_rows();
-    for (size_t* array : {&places.row_token, &places.row_position, &places.row_span,
-                          &places.row_parent, &places.source}) {
-      *array = take(rows, sizeof(int32_t));
-    }
-    places.row_kv_slot = take(rows, sizeof(int64_t));
-    places.span_begin = take(seqs + 1, sizeof(int32_t));
-    for (size_t* array :
-         {&places.span_kv_len, &places.span_seq, &places.first_sample, &places.num_depths}) {
-      *array = take(seqs, sizeof(int32_t));
-    }
-    for (size_t* array : {&places.head_row, &places.sample_row, &places.chosen}) {
+  void plan() {
+    const int seqs = config_.max_num_seqs, samples = most_rows();
+    const int vocab_size = model_config_.draft_vocab_size;
+    plan_rows(limits().max_rows, block_rows());
+    at_.first_sample = take(seqs, sizeof(int32_t));
+    at_.num_depths = take(seqs, sizeof(int32_t));
+    for (size_t* array : {&at_.head_row, &at_.sample_row, &at_.chosen}) {
       *array = take(samples, sizeof(int32_t));
     }
     const size_t width =
         static_cast<size_t>(model_config_.hidden_size) * dtype_bytes(config_.dtype);
-    const size_t logits = static_cast<size_t>(model_config_.draft_vocab_size) * sizeof(float);
-    places.features = take(rows, static_cast<size_t>(model_config_.num_captures) * width);
-    places.hidden = take(samples, width);
-    places.outputs = take(samples, width);
-    places.logits = take(samples, logits);
-    places.choose = take(1, choose_bytes());
-    places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
+    const size_t logits = static_cast<size_t>(vocab_size) * sizeof(float);
+    at_.features = take(limits().max_rows, static_cast<size_t>(model_config_.num_captures) * width);
+    at_.hidden = take(samples, width);
+    at_.outputs = take(samples, width);
+    at_.logits = take(samples, logits);
+    at_.choose = take(1, choose_bytes(samples, vocab_size));
     if (model_config_.markov_rank > 0) {
-      places.step_rows = take(samples, sizeof(int32_t));
-      places.step_token = take(seqs, sizeof(int32_t));
-      places.step_sample = take(seqs, sizeof(int32_t));
-      places.markov_logits = take(seqs, logits);
-      places.confidence = take(samples, sizeof(float));
+      at_.step_rows = take(samples, sizeof(int32_t));
+      at_.step_token = take(seqs, sizeof(int32_t));
+      at_.step_sample = take(seqs, sizeof(int32_t));
+      at_.markov_logits = take(seqs, logits);
+      at_.confidence = take(samples, sizeof(float));
     }
     if (makes_trees()) {
-      places.top_tokens = take(samples * top_k_, sizeof(int32_t));
-      places.top_scores = take(samples * top_k_, sizeof(float));
-      places.top_drafts = take(1, top_drafts_bytes());
+      at_.top_tokens = take(samples * top_k_, sizeof(int32_t));
+      at_.top_scores = take(samples * top_k_, sizeof(float));
+      at_.top_drafts = take(1, top_drafts_bytes(samples, vocab_size));
     }
-    return places;
   }
 
-  size_t choose_bytes() const {
-#ifdef OPENSPEC_CUDA
-    if (config_.device == Device::kCuda) {
-      return choose_workspace_bytes_cuda(most_rows(), model_config_.draft_vocab_size);
-    }
-#endif
-    return choose_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
-  }
-
-  size_t top_drafts_bytes() const {
-#ifdef OPENSPEC_CUDA
-    if (config_.device == Device::kCuda) {
-      return top_drafts_workspace_bytes_cuda(most_rows(), model_config_.draft_vocab_size);
-    }
-#endif
-    return top_drafts_workspace_bytes_cpu(config_.num_threads, model_config_.draft_vocab_size);
-  }
-
-  template <typename T>
-  T* at(size_t offset) {
-    return reinterpret_cast<T*>(memory_.at(offset));
-  }
-
-  DraftRows draft_rows(int num_rows, int num_spans) {
-    return {.num_rows = num_rows,
-            .num_spans = num_spans,
-            .row_token = at<int32_t>(at_.row_token),
-            .row_position = at<int32_t>(at_.row_position),
-            .row_span = at<int32_t>(at_.row_span),
-            .row_parent = at<int32_t>(at_.row_parent),
-            .source = at<int32_t>(at_.source),
-            .row_kv_slot = at<int64_t>(at_.row_kv_slot),
-            .span_begin = at<int32_t>(at_.span_begin),
-            .span_kv_len = at<int32_t>(at_.span_kv_len),
-            .span_seq = at<int32_t>(at_.span_seq)};
-  }
-
-  /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
-  void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
-                 int num_rows, int width) const {
-    const auto bytes =
-        static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
-    ops::gather_rows(exec, {.row = row,
-                            .in = from,
-                            .out = to,
-                            .num_rows = num_rows,
-                            .width_bytes = bytes,
-                            .out_stride = bytes});
-  }
-
-  DrafterConfig config_;
   int depth_, top_k_;    // top_k 1: a chain
   int first_draft_row_;  // 0: the last known token's row tells a draft as well
   int mask_token_ = 0;
-  bool has_noise_ = true;
   int num_last_logits_ = 0;
   DFlashConfig model_config_;
-  DrafterNeeds needs_;
-  Places at_;
+  Places at_{};
   std::optional<DFlash> model_;
-  Buffer memory_;
   std::vector<KvLayerView> kv_;
   const Qwen3* target_ = nullptr;
 };

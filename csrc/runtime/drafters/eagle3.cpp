@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
-#include "runtime/drafter.h"
+#include "runtime/network_drafter.h"
 
 namespace openspec {
 namespace {
@@ -19,10 +19,11 @@ constexpr int kMaxTopK = 10;
 /// Its state per sequence: entries in the page pool up to the last known token, and the feature of
 /// that token's row. The row itself runs when drafts are wanted, so that a step without costs
 /// little more than the entries. Entries of drafts are overwritten as soon as the step is known.
-class Eagle3Drafter final : public Drafter {
+class Eagle3Drafter final : public NetworkDrafter {
  public:
   explicit Eagle3Drafter(const DrafterConfig& config)
-      : config_(config), shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
+      : NetworkDrafter(config),
+        shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     constexpr int kMost = 1 << 24;
     const TargetConfig& target = config.target;
     OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
@@ -53,55 +54,34 @@ class Eagle3Drafter final : public Drafter {
     head_.validate();
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
-    has_noise_ = config.flag("draft_noise", true);
     keeps_logits_ = config.acceptance == Acceptance::kRejection;
     OPENSPEC_CHECK_ARG(!keeps_logits_ || !makes_trees(),
                        "acceptance by rejection is for chains: set draft_top_k to 1");
-    OPENSPEC_CHECK_ARG(!keeps_logits_ || has_noise_,
+    OPENSPEC_CHECK_ARG(!keeps_logits_ || has_noise(),
                        "acceptance by rejection needs drafts that are drawn: set draft_noise");
-    window_ = config.integer("draft_window", 0, 0, kMost);
-    needs_.num_speculative_tokens = config.num_speculative_tokens;
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
-    needs_.is_costly = true;
     needs_.keeps_logits = keeps_logits_;
-    at_ = plan();
+    plan();
     needs_.fixed_bytes =
         Eagle3::weight_bytes(head_, config_.device) +
         Eagle3::scratch_bytes(head_, config_.dtype, config_.device, limits(), config_.num_threads) +
-        at_.total;
+        planned_bytes();
   }
 
-  const DrafterNeeds& needs() const override { return needs_; }
   Weights* weights() override { return model_ ? &model_->weights() : nullptr; }
-  bool works_on_arrays() const override { return true; }
 
   void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) override {
     embedding_ = target.embedding();
     kv_ = kv_layers.front();
     model_.emplace(head_, config_.dtype, config_.device, limits(), config_.num_threads);
-    const bool is_cuda = config_.device == Device::kCuda;
-    memory_ = Buffer(at_.total, is_cuda ? Memory::kDevice : Memory::kHost);
-    if (is_cuda) {
-      device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
-      device::synchronize(nullptr);
-    } else {
-      std::fill_n(memory_.as<std::byte>(), memory_.bytes(), std::byte{});
-    }
+    allocate();
   }
 
   std::vector<float> last_logits() override {
-    std::vector<float> values(static_cast<size_t>(num_last_logits_) *
-                              static_cast<size_t>(head_.draft_vocab_size));
-    if (config_.device == Device::kCuda) {
-      device::copy_to_host(values.data(), logits_of(last_depth_), values.size() * sizeof(float),
-                           nullptr);
-      device::synchronize(nullptr);
-    } else {
-      std::copy_n(logits_of(last_depth_), values.size(), values.begin());
-    }
-    return values;
+    return on_host(logits_of(last_depth_), static_cast<size_t>(num_last_logits_) *
+                                               static_cast<size_t>(head_.draft_vocab_size));
   }
 
   DraftLogits draft_logits() override {
@@ -146,21 +126,19 @@ class Eagle3Drafter final : public Drafter {
                             .page_size = config_.page_size,
                             .out = rows,
                             .last_row = at<int32_t>(at_.last_row)});
-    void* features = memory_.at(at_.features);
-    void* hidden = memory_.at(at_.hidden);
+    void* features = at<void>(at_.features);
+    void* hidden = at<void>(at_.hidden);
     copy_rows(exec, rows.source, step.features, features, num_rows,
               head_.num_captures * head_.hidden_size);
     model_->project(exec, features, num_rows, hidden);
     model_->append(exec, rows.batch(), table.pages, kv_, embedding_, hidden);
-    copy_rows(exec, at<int32_t>(at_.last_row), hidden, memory_.at(at_.feature_of_slot),
+    copy_rows(exec, at<int32_t>(at_.last_row), hidden, at<void>(at_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
 
  private:
   struct Places {
-    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, last_row, chosen, features, hidden, feature_of_slot, logits,
-        logits_row, choose, window_kv_len, window_seq, window_pages, greedy, total;
+    size_t last_row, chosen, features, hidden, feature_of_slot, logits, logits_row, choose;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, top_tokens, top_scores, parent_row,
         frontier_row, root_outputs, top_drafts;
@@ -174,38 +152,12 @@ class Eagle3Drafter final : public Drafter {
   int64_t depth_stride() const {  // floats, whole lines of 256 bytes
     return (int64_t{max_proposals_} * head_.draft_vocab_size + 63) / 64 * 64;
   }
-  /// How drafts are drawn: as the requests are, with the noise of the choice to be guessed, or
-  /// always the best, for which zeros stand.
-  const SamplingParams* sampling(const TableView& table) {
-    return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);
-  }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
 
-  /// A pass over draft rows, which see the last tokens only where there is a window.
   void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows, void* hidden,
                bool may_have_trees = false) {
-    RowBatch batch = rows.batch(may_have_trees);
-    PageTableView pages = table.pages;
-    if (window_ > 0) {
-      ops::window_spans(exec, {.span_begin = batch.span_begin,
-                               .span_kv_len = batch.span_kv_len,
-                               .span_seq = batch.span_seq,
-                               .from = table.pages,
-                               .num_spans = batch.num_spans,
-                               .window = window_,
-                               .page_size = config_.page_size,
-                               .max_pages = max_window_pages(),
-                               .out_kv_len = at<int32_t>(at_.window_kv_len),
-                               .out_seq = at<int32_t>(at_.window_seq),
-                               .out_pages = at<int32_t>(at_.window_pages)});
-      batch.span_kv_len = at<int32_t>(at_.window_kv_len);
-      batch.span_seq = at<int32_t>(at_.window_seq);
-      pages = {at<int32_t>(at_.window_pages), max_window_pages()};
-    }
-    model_->forward(exec, batch, pages, kv_, embedding_, hidden);
-  }
-  int max_window_pages() const {
-    return window_pages(window_, std::max(1, num_tree_rows()), config_.page_size);
+    const Sight sight = sight_of(exec, table, rows, may_have_trees);
+    model_->forward(exec, sight.rows, sight.pages, kv_, embedding_, hidden);
   }
 
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
@@ -213,7 +165,7 @@ class Eagle3Drafter final : public Drafter {
     DraftRows rows = draft_rows(wanted.num_seqs, wanted.num_seqs);
     OPENSPEC_CHECK(wanted.num_seqs <= max_proposals_, wanted.num_seqs, " chains, at most ",
                    max_proposals_);
-    void* hidden = memory_.at(at_.hidden);
+    void* hidden = at<void>(at_.hidden);
     for (int depth = 0; depth <= wanted.max_drafts; ++depth) {
       ops::chain_rows(exec, {.table = table,
                              .seq = wanted.seq,
@@ -230,7 +182,7 @@ class Eagle3Drafter final : public Drafter {
       if (depth == wanted.max_drafts) break;
       last_depth_ = depth;
       if (depth == 0) {
-        copy_rows(exec, rows.source, memory_.at(at_.feature_of_slot), hidden, rows.num_rows,
+        copy_rows(exec, rows.source, at<void>(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
       }
       forward(exec, table, rows, hidden);
@@ -255,8 +207,8 @@ class Eagle3Drafter final : public Drafter {
     const int num_seqs = wanted.num_seqs;
     const DraftTrees trees = draft_trees();
     const DraftRows roots = draft_rows(num_seqs, num_seqs);
-    void* outputs = memory_.at(at_.hidden);
-    void* next = memory_.at(at_.features);  // which only `extend` needs
+    void* outputs = at<void>(at_.hidden);
+    void* next = at<void>(at_.features);  // which only `extend` needs
     ops::chain_rows(exec, {.table = table,
                            .seq = wanted.seq,
                            .num_wanted = wanted.num_wanted,
@@ -266,8 +218,8 @@ class Eagle3Drafter final : public Drafter {
                            .out = roots,
                            .drafts = wanted.drafts,
                            .num_drafts = wanted.num_drafts});
-    void* root_outputs = memory_.at(at_.root_outputs);
-    copy_rows(exec, roots.source, memory_.at(at_.feature_of_slot), root_outputs, num_seqs,
+    void* root_outputs = at<void>(at_.root_outputs);
+    copy_rows(exec, roots.source, at<void>(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
     forward(exec, table, roots, root_outputs);
     model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
@@ -327,7 +279,7 @@ class Eagle3Drafter final : public Drafter {
                            .top_k = shape_.top_k,
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),
-                           .workspace = memory_.at(at_.top_drafts)});
+                           .workspace = at<void>(at_.top_drafts)});
   }
   ForwardLimits limits() const {
     ForwardLimits limits = config_.limits;
@@ -337,94 +289,36 @@ class Eagle3Drafter final : public Drafter {
     return limits;
   }
 
-  Places plan() const {
-    Places places{};
-    const auto take = [&](int count, size_t bytes) {
-      const size_t offset = places.total;
-      places.total += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
-      return offset;
-    };
+  void plan() {
     const int rows = limits().max_rows, seqs = config_.max_num_seqs;
     const int logits_rows = limits().max_logits_rows;
-    for (size_t* array : {&places.row_token, &places.row_position, &places.row_span,
-                          &places.row_parent, &places.source}) {
-      *array = take(rows, sizeof(int32_t));
-    }
-    places.row_kv_slot = take(rows, sizeof(int64_t));
-    places.span_begin = take(seqs + 1, sizeof(int32_t));
-    for (size_t* array :
-         {&places.span_kv_len, &places.span_seq, &places.last_row, &places.chosen}) {
-      *array = take(seqs, sizeof(int32_t));
-    }
+    plan_rows(rows, std::max(1, num_tree_rows()));
+    at_.last_row = take(seqs, sizeof(int32_t));
+    at_.chosen = take(seqs, sizeof(int32_t));
     const size_t width = static_cast<size_t>(head_.hidden_size) * dtype_bytes(config_.dtype);
-    places.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
-    places.hidden = take(rows, width);
-    places.feature_of_slot = take(seqs, width);
+    at_.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
+    at_.hidden = take(rows, width);
+    at_.feature_of_slot = take(seqs, width);
     if (keeps_logits_) {
-      places.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
-      places.logits_row = take(seqs, sizeof(int32_t));
+      at_.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
+      at_.logits_row = take(seqs, sizeof(int32_t));
     } else {
-      places.logits =
-          take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
+      at_.logits = take(logits_rows, static_cast<size_t>(head_.draft_vocab_size) * sizeof(float));
     }
-    places.choose = take(1, makes_trees() ? 0 : choose_bytes());
-    places.greedy = take(has_noise_ ? 0 : seqs, sizeof(SamplingParams));
-    if (window_ > 0) {
-      places.window_kv_len = take(seqs, sizeof(int32_t));
-      places.window_seq = take(seqs, sizeof(int32_t));
-      places.window_pages = take(seqs * max_window_pages(), sizeof(int32_t));
-    }
-    if (!makes_trees()) return places;
-    for (size_t* array : {&places.node_token, &places.node_parent, &places.node_score}) {
+    at_.choose = take(1, makes_trees() ? 0 : choose_bytes(max_proposals_, head_.draft_vocab_size));
+    if (!makes_trees()) return;
+    for (size_t* array : {&at_.node_token, &at_.node_parent, &at_.node_score}) {
       *array = take(max_proposals_ * shape_.num_nodes(), sizeof(int32_t));
     }
-    places.row_node = take(max_proposals_ * shape_.num_rows(), sizeof(int32_t));
-    places.order = take(shape_.num_nodes(), sizeof(int32_t));
-    for (size_t* array : {&places.top_tokens, &places.top_scores}) {
+    at_.row_node = take(max_proposals_ * shape_.num_rows(), sizeof(int32_t));
+    at_.order = take(shape_.num_nodes(), sizeof(int32_t));
+    for (size_t* array : {&at_.top_tokens, &at_.top_scores}) {
       *array = take(logits_rows * shape_.top_k, sizeof(int32_t));
     }
-    places.parent_row = take(rows, sizeof(int32_t));
-    places.frontier_row = take(logits_rows, sizeof(int32_t));
-    places.root_outputs = take(max_proposals_, width);
-    places.top_drafts = take(1, top_drafts_bytes());
-    return places;
-  }
-
-  size_t choose_bytes() const {
-#ifdef OPENSPEC_CUDA
-    if (config_.device == Device::kCuda) {
-      return choose_workspace_bytes_cuda(max_proposals_, head_.draft_vocab_size);
-    }
-#endif
-    return choose_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
-  }
-
-  size_t top_drafts_bytes() const {
-#ifdef OPENSPEC_CUDA
-    if (config_.device == Device::kCuda) {
-      return top_drafts_workspace_bytes_cuda(limits().max_logits_rows, head_.draft_vocab_size);
-    }
-#endif
-    return top_drafts_workspace_bytes_cpu(config_.num_threads, head_.draft_vocab_size);
-  }
-
-  template <typename T>
-  T* at(size_t offset) {
-    return reinterpret_cast<T*>(memory_.at(offset));
-  }
-
-  DraftRows draft_rows(int num_rows, int num_spans) {
-    return {.num_rows = num_rows,
-            .num_spans = num_spans,
-            .row_token = at<int32_t>(at_.row_token),
-            .row_position = at<int32_t>(at_.row_position),
-            .row_span = at<int32_t>(at_.row_span),
-            .row_parent = at<int32_t>(at_.row_parent),
-            .source = at<int32_t>(at_.source),
-            .row_kv_slot = at<int64_t>(at_.row_kv_slot),
-            .span_begin = at<int32_t>(at_.span_begin),
-            .span_kv_len = at<int32_t>(at_.span_kv_len),
-            .span_seq = at<int32_t>(at_.span_seq)};
+    at_.parent_row = take(rows, sizeof(int32_t));
+    at_.frontier_row = take(logits_rows, sizeof(int32_t));
+    at_.root_outputs = take(max_proposals_, width);
+    at_.top_drafts = take(1, top_drafts_bytes(logits_rows, head_.draft_vocab_size));
   }
 
   DraftTrees draft_trees() {
@@ -435,32 +329,13 @@ class Eagle3Drafter final : public Drafter {
             .row_node = at<int32_t>(at_.row_node)};
   }
 
-  /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
-  void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
-                 int num_rows, int width) const {
-    ops::gather_rows(exec, {.row = row,
-                            .in = from,
-                            .out = to,
-                            .num_rows = num_rows,
-                            .width_bytes = row_bytes(width),
-                            .out_stride = row_bytes(width)});
-  }
-  int64_t row_bytes(int width) const {
-    return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
-  }
-
-  DrafterConfig config_;
   TreeShape shape_;  // top_k 1: a chain
-  bool has_noise_ = true;
   bool keeps_logits_ = false;
-  int window_ = 0;         // tokens that a draft row sees; 0: all
   int max_proposals_ = 0;  // sequences that draft at a time
   int num_last_logits_ = 0, last_depth_ = 0;
   Eagle3Config head_;
-  DrafterNeeds needs_;
-  Places at_;
+  Places at_{};
   std::optional<Eagle3> model_;
-  Buffer memory_;
   KvLayerView kv_;
   const void* embedding_ = nullptr;
 };

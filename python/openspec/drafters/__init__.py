@@ -77,6 +77,14 @@ DRAFT_NOISE_OPTION = DrafterOption(
     "drawn with (with --acceptance rejection: with noise of their own); off: always the head's "
     "best.",
 )
+DRAFT_WINDOW_OPTION = DrafterOption(
+    name="draft_window",
+    default=0,
+    minimum=0,
+    maximum=1 << 24,
+    help="Tokens of the context that the head attends to, the last ones; 0: all. For texts far "
+    "longer than those that it was trained on.",
+)
 """Options that several drafters have are one flag."""
 
 

@@ -42,6 +42,7 @@ from openspec.draft_model import (
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
+    DRAFT_WINDOW_OPTION,
     Checkup,
     DrafterOption,
     DrafterSpec,
@@ -518,6 +519,7 @@ def _check_tree(config: EngineConfig, spec: DrafterSpec) -> None:
 _OPTIONS = (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
+    DRAFT_WINDOW_OPTION,
     DrafterOption(
         name=DRAFT_ANCHOR,
         default=AUTO,

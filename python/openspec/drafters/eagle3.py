@@ -45,6 +45,7 @@ from openspec.draft_model import (
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
+    DRAFT_WINDOW_OPTION,
     Checkup,
     DrafterOption,
     DrafterSpec,
@@ -422,14 +423,7 @@ SPEC = DrafterSpec(
             help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
         ),
         DRAFT_NOISE_OPTION,
-        DrafterOption(
-            name="draft_window",
-            default=0,
-            minimum=0,
-            maximum=1 << 24,
-            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
-            "far longer than those that it was trained on.",
-        ),
+        DRAFT_WINDOW_OPTION,
     ),
     supports_rejection=True,
     check=_check,

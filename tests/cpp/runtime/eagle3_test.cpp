@@ -101,7 +101,7 @@ TEST(drafts_without_noise_change_no_text) {
 }
 
 TEST(rejection_sampling_changes_sampled_texts_only) {
-  const std::vector<Job> jobs = mixed_jobs(30);
+  const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   const std::vector<Ids> expected = plain(jobs);
   RunnerConfig config = config_of("eagle3");
   config.acceptance = Acceptance::kRejection;

@@ -1,0 +1,138 @@
+#include "runtime/network_drafter.h"
+
+#include <algorithm>
+
+#include "kernels/ops.h"
+
+namespace openspec {
+
+NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
+    : config_(config),
+      has_noise_(config.flag("draft_noise", true)),
+      window_(config.integer("draft_window", 0, 0, 1 << 24)) {
+  needs_.num_speculative_tokens = config.num_speculative_tokens;
+  needs_.is_costly = true;
+}
+
+void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
+  const int seqs = config_.max_num_seqs;
+  for (size_t* array :
+       {&at_.row_token, &at_.row_position, &at_.row_span, &at_.row_parent, &at_.source}) {
+    *array = take(max_rows, sizeof(int32_t));
+  }
+  at_.row_kv_slot = take(max_rows, sizeof(int64_t));
+  at_.span_begin = take(seqs + 1, sizeof(int32_t));
+  at_.span_kv_len = take(seqs, sizeof(int32_t));
+  at_.span_seq = take(seqs, sizeof(int32_t));
+  if (!has_noise_) at_.greedy = take(seqs, sizeof(SamplingParams));
+  if (window_ == 0) return;
+  max_window_pages_ = window_pages(window_, max_span_rows, config_.page_size);
+  at_.window_kv_len = take(seqs, sizeof(int32_t));
+  at_.window_seq = take(seqs, sizeof(int32_t));
+  at_.window_pages = take(seqs * max_window_pages_, sizeof(int32_t));
+}
+
+size_t NetworkDrafter::take(int count, size_t bytes) {
+  const size_t place = num_bytes_;
+  num_bytes_ += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
+  return place;
+}
+
+void NetworkDrafter::allocate() {
+  const bool is_cuda = config_.device == Device::kCuda;
+  memory_ = Buffer(num_bytes_, is_cuda ? Memory::kDevice : Memory::kHost);
+  if (is_cuda) {
+    device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
+    device::synchronize(nullptr);
+  } else {
+    std::fill_n(memory_.as<std::byte>(), memory_.bytes(), std::byte{});
+  }
+}
+
+DraftRows NetworkDrafter::draft_rows(int num_rows, int num_spans) {
+  return {.num_rows = num_rows,
+          .num_spans = num_spans,
+          .row_token = at<int32_t>(at_.row_token),
+          .row_position = at<int32_t>(at_.row_position),
+          .row_span = at<int32_t>(at_.row_span),
+          .row_parent = at<int32_t>(at_.row_parent),
+          .source = at<int32_t>(at_.source),
+          .row_kv_slot = at<int64_t>(at_.row_kv_slot),
+          .span_begin = at<int32_t>(at_.span_begin),
+          .span_kv_len = at<int32_t>(at_.span_kv_len),
+          .span_seq = at<int32_t>(at_.span_seq)};
+}
+
+NetworkDrafter::Sight NetworkDrafter::sight_of(const ExecContext& exec, const TableView& table,
+                                               const DraftRows& rows, bool may_have_trees) {
+  Sight sight{rows.batch(may_have_trees), table.pages};
+  if (window_ == 0) return sight;
+  ops::window_spans(exec, {.span_begin = rows.span_begin,
+                           .span_kv_len = rows.span_kv_len,
+                           .span_seq = rows.span_seq,
+                           .from = table.pages,
+                           .num_spans = rows.num_spans,
+                           .window = window_,
+                           .page_size = config_.page_size,
+                           .max_pages = max_window_pages_,
+                           .out_kv_len = at<int32_t>(at_.window_kv_len),
+                           .out_seq = at<int32_t>(at_.window_seq),
+                           .out_pages = at<int32_t>(at_.window_pages)});
+  sight.rows.span_kv_len = at<int32_t>(at_.window_kv_len);
+  sight.rows.span_seq = at<int32_t>(at_.window_seq);
+  sight.pages = {at<int32_t>(at_.window_pages), max_window_pages_};
+  return sight;
+}
+
+void NetworkDrafter::copy_rows(const ExecContext& exec, const int32_t* row, const void* from,
+                               void* to, int num_rows, int width) const {
+  ops::gather_rows(exec, {.row = row,
+                          .in = from,
+                          .out = to,
+                          .num_rows = num_rows,
+                          .width_bytes = row_bytes(width),
+                          .out_stride = row_bytes(width)});
+}
+
+int64_t NetworkDrafter::row_bytes(int width) const {
+  return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
+}
+
+const SamplingParams* NetworkDrafter::sampling(const TableView& table) {
+  return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);  // zeros: the best
+}
+
+size_t NetworkDrafter::choose_bytes(int max_num_samples, int vocab_size) const {
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    return choose_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#else
+  (void)max_num_samples;
+#endif
+  return choose_workspace_bytes_cpu(config_.num_threads, vocab_size);
+}
+
+size_t NetworkDrafter::top_drafts_bytes(int max_num_samples, int vocab_size) const {
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    return top_drafts_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#else
+  (void)max_num_samples;
+#endif
+  return top_drafts_workspace_bytes_cpu(config_.num_threads, vocab_size);
+}
+
+std::vector<float> NetworkDrafter::on_host(const float* values, size_t count) const {
+  std::vector<float> copy(count);
+  if (config_.device == Device::kCuda) {
+    device::copy_to_host(copy.data(), values, count * sizeof(float), nullptr);
+    device::synchronize(nullptr);
+  } else {
+    std::copy_n(values, count, copy.begin());
+  }
+  return copy;
+}
+
+}  // namespace openspec
