@@ -81,9 +81,7 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   if (c.has_embedding) {
     embedding_ = weights_.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
   }
-  if (c.has_token_map) {
-    token_of_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size).token_of;
-  }
+  if (c.has_token_map) token_map_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
   if (c.markov_rank > 0) {
     markov_in_ = weights_.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
     markov_out_ = weights_.add_linear("markov_head.", {"markov_w2.weight"}, {c.draft_vocab_size},

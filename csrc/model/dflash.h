@@ -68,7 +68,9 @@ class DFlash {
   /// The Markov head: what each token adds to the logits behind it, out [count, draft_vocab_size].
   void markov_logits(const ExecContext& exec, const int32_t* token, int count, float* out);
   /// Token ids of the head's columns, on the device; null: its numbers.
-  const int32_t* token_of() const { return token_of_; }
+  const int32_t* token_of() const { return token_map_.token_of; }
+  /// The other way round, see Weights::TokenMap.
+  const int32_t* column_of() const { return token_map_.column_of; }
   /// [vocab_size, markov_rank] bf16.
   const void* markov_states() const { return markov_in_; }
   /// [confidence_inputs] and [1] fp32, or null.
@@ -95,7 +97,7 @@ class DFlash {
   const float *hidden_norm_ = nullptr, *final_norm_ = nullptr;
   const float *confidence_weight_ = nullptr, *confidence_bias_ = nullptr;
   const void *embedding_ = nullptr, *markov_in_ = nullptr;
-  const int32_t* token_of_ = nullptr;
+  Weights::TokenMap token_map_;
   Buffer inv_freq_;
   Scratch at_;
   Buffer scratch_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/check.h"
 #include "kernels/ops.h"
 
 namespace openspec {
@@ -12,6 +13,9 @@ NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
       window_(config.integer("draft_window", 0, 0, 1 << 24)) {
   needs_.num_speculative_tokens = config.num_speculative_tokens;
   needs_.is_costly = true;
+  needs_.keeps_logits = config.acceptance == Acceptance::kRejection;
+  OPENSPEC_CHECK_ARG(!keeps_logits() || has_noise_,
+                     "acceptance by rejection needs drafts that are drawn: set draft_noise");
 }
 
 void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {

@@ -54,7 +54,8 @@ class NetworkDrafter : public Drafter {
 
   /// How drafts are drawn; see draft_noise.
   const SamplingParams* sampling(const TableView& table);
-  bool has_noise() const { return has_noise_; }
+  /// Whether the logits of all drafts are to be kept, for acceptance by rejection.
+  bool keeps_logits() const { return needs_.keeps_logits; }
   size_t choose_bytes(int max_num_samples, int vocab_size) const;
   size_t top_drafts_bytes(int max_num_samples, int vocab_size) const;
   std::vector<float> on_host(const float* values, size_t count) const;

@@ -62,6 +62,8 @@ class DFlashDrafter final : public NetworkDrafter {
                        "draft_top_k: trees are made of marginals, which a Markov head has not");
     OPENSPEC_CHECK_ARG(top_k_ <= model_config_.draft_vocab_size, "draft_top_k ", top_k_,
                        " of a vocabulary of ", model_config_.draft_vocab_size);
+    OPENSPEC_CHECK_ARG(!keeps_logits() || !makes_trees(),
+                       "acceptance by rejection is for chains: set draft_top_k to 1");
     needs_.makes_trees = makes_trees();
     needs_.has_scores = model_config_.has_confidence;
     needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
@@ -85,6 +87,16 @@ class DFlashDrafter final : public NetworkDrafter {
   std::vector<float> last_logits() override {
     return on_host(at<float>(at_.logits), static_cast<size_t>(num_last_logits_) *
                                               static_cast<size_t>(model_config_.draft_vocab_size));
+  }
+
+  DraftLogits draft_logits() override {
+    if (!keeps_logits()) return {};
+    return {.values = at<float>(at_.logits),
+            .row_stride = model_config_.draft_vocab_size,
+            .depth_stride = model_config_.draft_vocab_size,
+            .row = at<int32_t>(at_.first_sample),
+            .vocab_size = model_config_.draft_vocab_size,
+            .column_of = model_->column_of()};
   }
 
   void propose(const ExecContext& exec, const TableView& table,
@@ -214,6 +226,7 @@ class DFlashDrafter final : public NetworkDrafter {
                        .logits = at<float>(at_.logits),
                        .vocab_size = model_config_.draft_vocab_size,
                        .is_draft = true,
+                       .has_own_noise = keeps_logits(),
                        .token_of = model_->token_of(),
                        .sampling = sampling(table),
                        .chosen = at<int32_t>(at_.chosen),
@@ -295,8 +308,11 @@ class DFlashDrafter final : public NetworkDrafter {
 
   ForwardLimits limits() const {
     ForwardLimits limits = config_.limits;
-    limits.max_rows = std::max({limits.max_rows, block_rows(), config_.max_num_seqs});
-    limits.max_logits_rows = std::max({limits.max_logits_rows, block_rows(), config_.max_num_seqs});
+    // Logits that are kept are those of one pass.
+    const int seqs = config_.max_num_seqs;
+    const int least = keeps_logits() ? seqs * block_rows() : std::max(seqs, block_rows());
+    limits.max_rows = std::max(limits.max_rows, least);
+    limits.max_logits_rows = std::max(limits.max_logits_rows, least);
     return limits;
   }
 

@@ -54,15 +54,11 @@ class Eagle3Drafter final : public NetworkDrafter {
     head_.validate();
     OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
                        " of a vocabulary of ", head_.draft_vocab_size);
-    keeps_logits_ = config.acceptance == Acceptance::kRejection;
-    OPENSPEC_CHECK_ARG(!keeps_logits_ || !makes_trees(),
+    OPENSPEC_CHECK_ARG(!keeps_logits() || !makes_trees(),
                        "acceptance by rejection is for chains: set draft_top_k to 1");
-    OPENSPEC_CHECK_ARG(!keeps_logits_ || has_noise(),
-                       "acceptance by rejection needs drafts that are drawn: set draft_noise");
     needs_.makes_trees = makes_trees();
     needs_.num_draft_rows = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
-    needs_.keeps_logits = keeps_logits_;
     plan();
     needs_.fixed_bytes =
         Eagle3::weight_bytes(head_, config_.device) +
@@ -85,7 +81,7 @@ class Eagle3Drafter final : public NetworkDrafter {
   }
 
   DraftLogits draft_logits() override {
-    if (!keeps_logits_) return {};
+    if (!keeps_logits()) return {};
     return {.values = at<float>(at_.logits),
             .row_stride = head_.draft_vocab_size,
             .depth_stride = depth_stride(),
@@ -147,7 +143,7 @@ class Eagle3Drafter final : public NetworkDrafter {
   bool makes_trees() const { return shape_.top_k > 1; }
   /// Logits of one depth; where they are not kept, all depths share a place.
   float* logits_of(int depth) {
-    return at<float>(at_.logits) + (keeps_logits_ ? depth * depth_stride() : 0);
+    return at<float>(at_.logits) + (keeps_logits() ? depth * depth_stride() : 0);
   }
   int64_t depth_stride() const {  // floats, whole lines of 256 bytes
     return (int64_t{max_proposals_} * head_.draft_vocab_size + 63) / 64 * 64;
@@ -178,7 +174,7 @@ class Eagle3Drafter final : public NetworkDrafter {
                              .out = rows,
                              .drafts = wanted.drafts,
                              .num_drafts = wanted.num_drafts,
-                             .row_of_seq = keeps_logits_ ? at<int32_t>(at_.logits_row) : nullptr});
+                             .row_of_seq = keeps_logits() ? at<int32_t>(at_.logits_row) : nullptr});
       if (depth == wanted.max_drafts) break;
       last_depth_ = depth;
       if (depth == 0) {
@@ -193,7 +189,7 @@ class Eagle3Drafter final : public NetworkDrafter {
                          .logits = logits_of(depth),
                          .vocab_size = head_.draft_vocab_size,
                          .is_draft = true,
-                         .has_own_noise = keeps_logits_,
+                         .has_own_noise = keeps_logits(),
                          .token_of = model_->token_of(),
                          .sampling = sampling(table),
                          .chosen = at<int32_t>(at_.chosen),
@@ -299,7 +295,7 @@ class Eagle3Drafter final : public NetworkDrafter {
     at_.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
     at_.hidden = take(rows, width);
     at_.feature_of_slot = take(seqs, width);
-    if (keeps_logits_) {
+    if (keeps_logits()) {
       at_.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
       at_.logits_row = take(seqs, sizeof(int32_t));
     } else {
@@ -329,8 +325,7 @@ class Eagle3Drafter final : public NetworkDrafter {
             .row_node = at<int32_t>(at_.row_node)};
   }
 
-  TreeShape shape_;  // top_k 1: a chain
-  bool keeps_logits_ = false;
+  TreeShape shape_;        // top_k 1: a chain
   int max_proposals_ = 0;  // sequences that draft at a time
   int num_last_logits_ = 0, last_depth_ = 0;
   Eagle3Config head_;

@@ -70,6 +70,8 @@ CAPTURE_LAYERS_OPTION = DrafterOption(
     help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. Default: "
     "what the head's config.json says.",
 )
+DRAFT_TOP_K = "draft_top_k"
+"""The option that makes trees."""
 DRAFT_NOISE_OPTION = DrafterOption(
     name="draft_noise",
     default=True,
@@ -205,6 +207,25 @@ class DrafterSpec:
             )
         if self.check is not None:
             self.check(config, model_config)
+
+
+def check_rejection(config: EngineConfig, options: Options) -> None:
+    """Refuses what goes with no acceptance by rejection.
+
+    Raises:
+        ConfigError: for trees, and drafts that are not drawn.
+    """
+    if config.acceptance != "rejection":
+        return
+    if options.get(DRAFT_TOP_K, 1) != 1:
+        raise ConfigError(
+            "--acceptance rejection is for chains: drop it, or --draft-top-k "
+            f"{options[DRAFT_TOP_K]}"
+        )
+    if not options[DRAFT_NOISE_OPTION.name]:
+        raise ConfigError(
+            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ from openspec.draft_model import (
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
+    DRAFT_TOP_K,
     DRAFT_WINDOW_OPTION,
     Checkup,
     DrafterOption,
@@ -49,6 +50,7 @@ from openspec.drafters import (
     Options,
     OptionValue,
     Variant,
+    check_rejection,
 )
 from openspec.errors import ConfigError
 from openspec.json_keys import JsonKeys
@@ -62,7 +64,6 @@ FIRST, DROP = "first", "drop"
 CAUSAL, FULL = "causal", "full"
 DRAFT_ANCHOR = "draft_anchor"
 DRAFT_ATTENTION = "draft_attention"
-DRAFT_TOP_K = "draft_top_k"
 DRAFT_TREE_SIZE = "draft_tree_size"
 
 MAX_BLOCK = 64
@@ -563,6 +564,7 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
         return _plan_checkup(config, target, spec)
 
     def check(config: EngineConfig, _: ModelConfig) -> None:
+        check_rejection(config, spec.complete_options(config.method_options))
         if not has_markov:
             _check_tree(config, spec)
 
@@ -573,6 +575,7 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
         max_num_speculative_tokens=MAX_BLOCK,
         options=_OPTIONS if has_markov else (*_OPTIONS, *_TREE_OPTIONS),
         num_drafts_of=_num_drafts_of,
+        supports_rejection=True,
         check=check,
         num_draft_rows=None if has_markov else _num_draft_rows,
         read_draft_model=read,

@@ -45,6 +45,7 @@ from openspec.draft_model import (
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
+    DRAFT_TOP_K,
     DRAFT_WINDOW_OPTION,
     Checkup,
     DrafterOption,
@@ -52,6 +53,7 @@ from openspec.drafters import (
     Options,
     OptionValue,
     Variant,
+    check_rejection,
 )
 from openspec.errors import ConfigError
 from openspec.json_keys import JsonKeys
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DRAFT_TOP_K = "draft_top_k"
 DRAFT_TREE_SIZE = "draft_tree_size"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 INNER_LAYER = "midlayer."
@@ -384,15 +385,7 @@ def _check(config: EngineConfig, target: ModelConfig) -> None:
     options = SPEC.complete_options(config.method_options)
     if options[DRAFT_TOP_K] == 1 and options[DRAFT_TREE_SIZE] != 0:
         raise ConfigError("--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)")
-    if config.acceptance == "rejection" and options[DRAFT_TOP_K] != 1:
-        raise ConfigError(
-            f"--acceptance rejection is for chains: drop it, or --draft-top-k "
-            f"{options[DRAFT_TOP_K]}"
-        )
-    if config.acceptance == "rejection" and not options[DRAFT_NOISE_OPTION.name]:
-        raise ConfigError(
-            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
-        )
+    check_rejection(config, options)
     if config.num_drafts > 0 and config.num_draft_rows < config.num_drafts:
         raise ConfigError(
             f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
