@@ -18,9 +18,11 @@ namespace openspec {
 struct RowBatch {
   int num_rows = 0;
   int num_spans = 0;
-  const int32_t* row_token = nullptr;     // [num_rows] token id fed to the embedding
-  const int32_t* row_position = nullptr;  // [num_rows] kv_len + depth of the row in its span
-  const int32_t* row_span = nullptr;      // [num_rows] index of the span; -1: padding
+  const int32_t* row_token = nullptr;  // [num_rows] token id fed to the embedding
+  // [num_rows] kv_len + depth of the row in its span; more, by as much for all of the span, where
+  // its page table begins behind the sequence's first tokens (draft_window.h)
+  const int32_t* row_position = nullptr;
+  const int32_t* row_span = nullptr;    // [num_rows] index of the span; -1: padding
   const int32_t* row_parent = nullptr;  // [num_rows] row this one follows; -1: the committed prefix
   const int64_t* row_kv_slot = nullptr;  // [num_rows] page * page_size + offset; -1: write no KV
   const int32_t* span_begin = nullptr;   // [num_spans + 1] first row of each span

@@ -91,10 +91,12 @@ class Attention {
  private:
   // Tokens that a row sees: its own is the last, or that of its span's last row.
   int num_visible(int row) const {
-    if (params_.is_causal) return params_.rows.row_position[row] + 1;
     const int span = params_.rows.row_span[row];
     const int32_t* begin = params_.rows.span_begin + span;
-    return params_.rows.span_kv_len[span] + begin[1] - begin[0];
+    const int32_t* position = params_.rows.row_position;
+    const int depth =
+        params_.is_causal ? position[row] - position[begin[0]] : begin[1] - begin[0] - 1;
+    return params_.rows.span_kv_len[span] + depth + 1;
   }
 
   bool enter_span(Item& item, int span) const {

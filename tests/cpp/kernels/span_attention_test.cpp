@@ -18,6 +18,7 @@ struct Shape {
   int page_size = 16;
   DType dtype = DType::kF32;
   bool is_causal = true;
+  int first_position = 0;  // of the first token that the page table holds
 
   size_t q_width() const { return static_cast<size_t>(num_q_heads * head_dim); }
 };
@@ -120,7 +121,7 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
       const int above = s.parents[static_cast<size_t>(row)];
       parent.push_back(above < 0 ? -1 : begin.back() + above);
       token.push_back(0);
-      position.push_back(s.kv_len + s.depth(row));
+      position.push_back(shape.first_position + s.kv_len + s.depth(row));
       span.push_back(static_cast<int32_t>(index));
       q.insert(q.end(), s.q[static_cast<size_t>(row)].begin(), s.q[static_cast<size_t>(row)].end());
     }
@@ -310,6 +311,21 @@ TEST(trees_equal_chains_bit_for_bit) {
       }
     }
   });
+}
+
+// A page table may begin behind the first tokens of its sequence, which keeps its positions.
+TEST(what_rows_see_is_counted_from_the_page_table) {
+  Rng rng(7);
+  for (const bool is_tree : {false, true}) {
+    for (const int kv_len : {0, 5, 127, 300}) {
+      Shape shape;
+      const Sequence sequence = random_sequence(rng, shape, kv_len, 9, is_tree);
+      const Buffer whole = run(rng, shape, {sequence}, 2);
+      shape.first_position = 4096;
+      const Buffer windowed = run(rng, shape, {sequence}, 2);
+      CHECK(whole.same(0, windowed, 0, 9 * shape.q_width()));
+    }
+  }
 }
 
 TEST(rows_of_a_block_see_all_of_it) {
