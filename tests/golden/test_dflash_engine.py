@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openspec import _C
-from openspec.drafters import available_drafters
 from tests.golden import dflash_checkpoints, eagle3_checkpoints
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases
 from tests.golden.make_eagle3 import PROMPTS, TINY
@@ -28,10 +27,6 @@ from tests.golden.test_engine import (
 
 NAMES = [name for name, _ in cases()]
 TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
-
-pytestmark = pytest.mark.skipif(
-    not {"dflash", "dspark"} <= set(available_drafters()), reason="the build has no block drafters"
-)
 
 
 @pytest.fixture(scope="module")
