@@ -39,13 +39,13 @@ def test_benchmark(tmp_path: Path) -> None:
         f"--json={out}",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12/12 identical to plain" in done.stdout
+    assert "32/32 identical to plain" in done.stdout
     runs = json.loads(out.read_text())["runs"]
     assert len(runs) == 2 * 2 * 2
     for entry in runs:
         assert entry["identical_to_plain"] is True
         assert entry["output_tokens_per_s"] > 0
-        assert entry["num_requests"] == 3
+        assert entry["num_requests"] == max(3, 4 * entry["concurrency"])
     drafted = [entry for entry in runs if entry["workload"] == "repeat" and entry["num_drafts"]]
     assert {entry["method"] for entry in drafted} == {"ngram"}
     assert all(0 < entry["acceptance_rate"] <= 1 for entry in drafted)
@@ -63,7 +63,7 @@ def test_sampled_requests_are_identical_too() -> None:
         "--temperature=0.8",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6/6 identical to plain" in done.stdout
+    assert "16/16 identical to plain" in done.stdout
 
 
 @pytest.mark.slow

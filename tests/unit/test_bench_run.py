@@ -38,7 +38,7 @@ def test_interleaved_run(
     status = bench(server, "--workload=repeat,random", "--concurrency=1,3", f"--json={out}")
     printed = capsys.readouterr().out
     assert status == 0
-    assert "24/24 identical to plain" in printed
+    assert "36/36 identical to plain" in printed
     assert "Accepted by position" in printed
     document = json.loads(out.read_text())
     assert len(document["runs"]) == 2 * 2 * 2
@@ -68,7 +68,7 @@ def test_differing_text_fails(
     setattr(server, fault, 5)
     assert bench(server, "--workload=chat", "--concurrency=2") == 1
     printed = capsys.readouterr().out
-    assert "0/6 identical to plain" in printed
+    assert "0/8 identical to plain" in printed
     assert "request 0 parts at token" in printed
     assert "x (" not in printed
 
@@ -86,7 +86,7 @@ def test_server_error(server: FakeServer, capsys: pytest.CaptureFixture[str]) ->
 
 def test_plain_alone(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(server, "--workload=chat", "--concurrency=2", "--method=none") == 0
-    assert "6/6 identical to plain" in capsys.readouterr().out
+    assert "8/8 identical to plain" in capsys.readouterr().out
 
 
 def test_dataset(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

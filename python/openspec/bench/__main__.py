@@ -58,8 +58,8 @@ def _headline(where: dict[str, object], server: ServerUnderTest, plan: BenchPlan
     commit = f", commit {where['commit']}" if where["commit"] else ""
     return (
         f"{where['cpu']}, {where['cores']} cores{commit}\n"
-        f"model {server.model}, method {plan.method}; {config.num_prompts} prompts x "
-        f"{config.repeats} turns, up to {config.max_tokens} tokens, temperature "
+        f"model {server.model}, method {plan.method}; at least {config.num_prompts} "
+        f"prompts x {config.repeats} turns, up to {config.max_tokens} tokens, temperature "
         f"{config.temperature:g}"
     )
 

@@ -27,7 +27,8 @@ class BenchConfig:
     concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
     """Requests under way at the same time, separated by commas."""
     num_prompts: int = 32
-    """Requests of one run; a workload is run `repeats` times with and without the method."""
+    """Requests of one run, at least: four times as many as are under way, if that is more. A
+    workload is run `repeats` times with and without the method."""
     max_tokens: int = 128
     """Longest answer."""
     input_len: int = 128
@@ -51,6 +52,10 @@ class BenchConfig:
     def concurrencies(self) -> list[int]:
         """`concurrency` as numbers."""
         return [int(text) for text in self.concurrency]
+
+    def prompts_at(self, concurrency: int) -> int:
+        """Requests of one run with so many under way: beginning and end are a small part of it."""
+        return max(self.num_prompts, 4 * concurrency)
 
     def check(self) -> None:
         """Checks every range.

@@ -40,17 +40,12 @@ def server_of(plan: BenchPlan) -> Iterator[ServerUnderTest]:
 
 
 def make_workloads(config: BenchConfig, vocab_size: int) -> list[Workload]:
-    """The prompts of all workloads."""
+    """The prompts of all workloads, as many as the most requests under way need."""
+    count = config.prompts_at(max(config.concurrencies))
     if config.dataset is not None:
-        return [load_dataset(Path(config.dataset), config.num_prompts, config.seed)]
+        return [load_dataset(Path(config.dataset), count, config.seed)]
     return [
-        build_workload(
-            name,
-            config.num_prompts,
-            config.seed,
-            vocab_size=vocab_size,
-            input_len=config.input_len,
-        )
+        build_workload(name, count, config.seed, vocab_size=vocab_size, input_len=config.input_len)
         for name in config.workload
     ]
 
@@ -64,8 +59,8 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
     config = plan.bench
     workloads = make_workloads(config, server.vocab_size)
     num_methods = len(plan.methods) + (config.baseline != "none")
-    num_cells = len(workloads) * len(config.concurrencies)
-    progress = Progress(num_cells * num_methods * config.repeats * config.num_prompts)
+    num_prompts = len(workloads) * sum(map(config.prompts_at, config.concurrencies))
+    progress = Progress(num_prompts * num_methods * config.repeats)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
         baseline = None
@@ -76,7 +71,8 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
         cells = []
         for workload in workloads:
             for concurrency in config.concurrencies:
-                cell = Cell(workload, concurrency)
+                prompts = workload.prompts[: config.prompts_at(concurrency)]
+                cell = Cell(replace(workload, prompts=prompts), concurrency)
                 runner = _CellRunner(plan, server, cell, progress)
                 runner.run(baseline)
                 cells.append(cell)
