@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
-# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Under 10 minutes.
+# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Under 10 minutes; the two stages
+# that it leaves out by default, together, take about as long.
 #
-#   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step equality serve (default: all)
+#   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step serve; equality methods
 #
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
-# build/gpu/cmake), ARCHS the architectures (default: those of the GPUs present).
+# build/gpu/cmake), ARCHS the architectures (default: those of the GPUs present), PROBLEMS the gsm8k_test.jsonl of
+# openai/grade-school-math, which the methods are then measured on as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -45,15 +47,19 @@ tests() {
   "$PYTHON" -m pytest tests/gpu tests/ops -q -p no:cacheprovider
 }
 
-# A part of the tests: under the sanitizer a kernel takes many times as long.
+# Under the sanitizer a kernel takes many times as long: of the runner's tests a part, of the others the short ones.
 sanitizer() {
   say "compute-sanitizer memcheck"
   local test
-  for test in step_rows rms_norm rope embedding gather_rows; do
-    compute-sanitizer --tool memcheck --error-exitcode 1 "$BUILD/tests/cpp/test.cuda.$test" | tail -n 2
+  for test in "$BUILD"/tests/cpp/test.cuda.*; do
+    case ${test##*.} in
+      linear_wgmma | span_attention_wgmma) continue ;;
+      runner) set -- context_limit prompt_logprobs ;;
+      *) set -- ;;
+    esac
+    printf '%s: ' "$(basename "$test")"
+    compute-sanitizer --tool memcheck --error-exitcode 1 "$test" "$@" | tail -n 1
   done
-  compute-sanitizer --tool memcheck --error-exitcode 1 "$BUILD/tests/cpp/test.cuda.runner" \
-    context_limit prompt_logprobs | tail -n 2
 }
 
 gates() {
@@ -77,41 +83,57 @@ step() {
   "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step.json"
 }
 
-# The embedded model, blown up to the shape of Qwen3-4B, and its heads.
+# The embedded model, blown up to the shape of Qwen3-4B, and its heads, to published sizes.
 widen() {
+  local head
   [[ -d $WIDENED ]] ||
     "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny "$WIDENED" --like qwen3-4b
-  [[ -d $WIDENED/eagle3 ]] ||
-    "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny/eagle3 "$WIDENED/eagle3" --for "$WIDENED" \
-      --draft-vocab 32000
+  for head in "eagle3 --draft-vocab 32000" "dflash --layers 5" "dspark --layers 5 --markov-rank 256"; do
+    # shellcheck disable=SC2086
+    set -- $head
+    [[ -d $WIDENED/$1 ]] ||
+      "$PYTHON" bench/widen_checkpoint.py "python/openspec/models/tiny/$1" "$WIDENED/$1" --for "$WIDENED" "${@:2}"
+  done
 }
 
 equality() {
   widen
   say "equality, embedded model at the shape of Qwen3-4B"
-  "$PYTHON" -m bench.equality --model "$WIDENED" --json "$RESULTS/equality.json"
+  "$PYTHON" -m bench.equality --model "$WIDENED" --methods ngram --json "$RESULTS/equality-ngram.json"
+  "$PYTHON" -m bench.equality --model "$WIDENED" --methods eagle3,dflash,dspark --concurrency 4,16,64 \
+    --json "$RESULTS/equality-heads.json"
+}
+
+# Plain decoding against a method: bench_method NAME FLAG...
+bench_method() {
+  say "$1, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m openspec.bench --model "$WIDENED" --num-prompts 16 --repeats 1 --json "$RESULTS/method-$1.json" \
+    ${PROBLEMS:+--dataset "$PROBLEMS"} "${@:2}"
 }
 
 serve() {
   widen
   say "server, embedded model at the shape of Qwen3-4B"
   "$PYTHON" -m bench.server_behaviour --model "$WIDENED" --json "$RESULTS/server.json"
-  # Few requests at a time take long for each prompt; many need more prompts.
-  "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed --concurrency 1,4 \
-    --num-prompts 12 --repeats 2 --json "$RESULTS/serve-1-4.json"
-  "$PYTHON" -m openspec.bench --model "$WIDENED" --workload repeat,chat,random,mixed --concurrency 16,64 \
-    --num-prompts 64 --repeats 2 --json "$RESULTS/serve-16-64.json"
-  say "server, EAGLE-3"
-  "$PYTHON" -m openspec.bench --model "$WIDENED" --method eagle3 --workload chat,mixed --concurrency 1,4,16 \
-    --num-prompts 24 --repeats 2 --json "$RESULTS/serve-eagle3.json"
+  bench_method ngram --concurrency 1,4,8,16,32,64 --workload repeat,chat,mixed,random
+}
+
+methods() {
+  widen
+  local some=(--concurrency 1,4,8,16,32 --workload chat)
+  bench_method eagle3 --method eagle3 "${some[@]}"
+  bench_method eagle3-tree --method eagle3 --num-speculative-tokens 5 --draft-top-k 4 "${some[@]}"
+  bench_method dflash --method dflash "${some[@]}"
+  bench_method dflash-tree --method dflash --draft-top-k 8 "${some[@]}"
+  bench_method dspark --method dspark "${some[@]}"
 }
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
-for stage in "${@:-build tests sanitizer gates kernels step equality serve}"; do
+for stage in "${@:-build tests sanitizer gates kernels step serve}"; do
   for name in $stage; do
     case $name in
-      build | tests | sanitizer | gates | kernels | step | equality | serve) "$name" ;;
+      build | tests | sanitizer | gates | kernels | step | equality | serve | methods) "$name" ;;
       *) echo "gpu_check.sh: unknown stage $name" >&2; exit 2 ;;
     esac
   done

@@ -20,10 +20,11 @@ _NOT_THE_SERVERS = ("seed",)
 class BenchConfig:
     """Settings of the benchmark. A field is a flag; its docstring is the flag's help."""
 
-    workload: list[str] = field(default_factory=workload_names)
-    """Built-in workloads, separated by commas: repeat, chat, mixed, random."""
+    workload: list[str] | None = None
+    """Built-in workloads, separated by commas: repeat, chat, mixed, random. Default: all of them,
+    or none beside a dataset."""
     dataset: str | None = None
-    """Prompts from a JSON lines file instead; a line has prompt, turns or question."""
+    """Prompts from a JSON lines file as one more; a line has prompt, turns or question."""
     concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
     """Requests under way at the same time, separated by commas."""
     num_prompts: int = 32
@@ -49,6 +50,13 @@ class BenchConfig:
     """Write environment and figures to this file."""
 
     @property
+    def workloads(self) -> list[str]:
+        """The built-in ones."""
+        if self.workload is not None:
+            return self.workload
+        return workload_names() if self.dataset is None else []
+
+    @property
     def concurrencies(self) -> list[int]:
         """`concurrency` as numbers."""
         return [int(text) for text in self.concurrency]
@@ -63,7 +71,7 @@ class BenchConfig:
         Raises:
             ConfigError: with the setting, its value and what is allowed.
         """
-        for name in self.workload:
+        for name in self.workloads:
             if name not in workload_names():
                 raise ConfigError(
                     f"workload: there is no {name!r}; choose from {', '.join(workload_names())}"

@@ -42,12 +42,13 @@ def server_of(plan: BenchPlan) -> Iterator[ServerUnderTest]:
 def make_workloads(config: BenchConfig, vocab_size: int) -> list[Workload]:
     """The prompts of all workloads, as many as the most requests under way need."""
     count = config.prompts_at(max(config.concurrencies))
-    if config.dataset is not None:
-        return [load_dataset(Path(config.dataset), count, config.seed)]
-    return [
+    workloads = [
         build_workload(name, count, config.seed, vocab_size=vocab_size, input_len=config.input_len)
-        for name in config.workload
+        for name in config.workloads
     ]
+    if config.dataset is not None:
+        workloads.append(load_dataset(Path(config.dataset), count, config.seed))
+    return workloads
 
 
 def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
