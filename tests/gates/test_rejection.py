@@ -75,8 +75,8 @@ def test_tokens_follow_the_distribution(method: str, sampling: dict[str, float])
     assert cells.statistic < chi_square_limit(cells.num_free), cells
     stats = core.stats()
     num_first_accepted = stats.num_accepted_tokens_per_pos[0]
-    # Both outcomes occur often enough to count; heads that want long blocks accept little here.
-    assert min(num_first_accepted, stats.num_drafts - num_first_accepted) > 100
+    # Both outcomes occur often enough to count.
+    assert min(num_first_accepted, stats.num_drafts - num_first_accepted) > 300
     assert stats.num_drafter_failures == stats.num_step_failures == 0
 
 
