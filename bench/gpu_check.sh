@@ -114,6 +114,7 @@ bench_method() {
 serve() {
   widen
   say "server, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m bench.prefill --model "$WIDENED" --json "$RESULTS/prefill.json"
   "$PYTHON" -m bench.server_behaviour --model "$WIDENED" --json "$RESULTS/server.json"
   bench_method ngram --concurrency 1,4,8,16,32,64 --workload repeat,chat,mixed,random
 }
