@@ -200,6 +200,33 @@ def make_prefill(step: Step, *, backend: str, is_for_graphs: bool, **options: An
     return Kernel(wrapper.run, plan)
 
 
+def make_persistent(step: Step) -> Kernel:
+    """One kernel for decode and prefill, its work listed by the host."""
+    indptr, pages, _ = flashinfer_pages(step)
+    row_indptr = torch.arange(step.num_seqs + 1, dtype=torch.int32) * step.num_rows
+    lengths = torch.full((step.num_seqs,), step.num_tokens, dtype=torch.int32)
+    attention = flashinfer.BatchAttention("HND", "cuda")
+
+    def plan() -> None:
+        attention.plan(
+            row_indptr,
+            indptr,
+            pages,
+            lengths,
+            NUM_Q_HEADS,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            HEAD_DIM,
+            PAGE_SIZE,
+            causal=True,
+            q_data_type=torch.bfloat16,
+            kv_data_type=torch.bfloat16,
+        )
+
+    plan()
+    return Kernel(lambda q, kv: attention.run(q, kv)[0], plan)
+
+
 def make_xqa(step: Step) -> Kernel:
     workspace = flashinfer_workspace()
     lengths = torch.full((step.num_seqs,), step.num_tokens, dtype=torch.uint32, device="cuda")
@@ -252,6 +279,7 @@ def makers(step: Step) -> Iterator[tuple[str, Callable[[Step], Kernel]]]:
             s, backend="fa2", is_for_graphs=False, fixed_split_size=FIXED_SPLIT_PAGES
         ),
     )
+    yield "persistent", make_persistent
     if step.num_rows <= MAX_XQA_ROWS:
         yield "xqa", make_xqa
 
