@@ -1,7 +1,7 @@
 """Times span_attention beside FlashInfer's paged attention, in one run on one GPU.
 
     pip install flashinfer-python                 # no dependency of openspec
-    python bench/kernels/flashinfer_attention.py [--json PATH]
+    python bench/kernels/flashinfer_attention.py [--json PATH] [--kernels fa2,xqa]
 
 Qwen3-4B's shape in bf16, pages of 16 tokens. Both sides read the same K, V and pages, write outputs
 that the allocator hands out, and run in CUDA graphs of 36 layers, each with K and V of its own. "in
@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -306,13 +306,25 @@ def graph_seconds(body: Callable[[], object]) -> float:
     return statistics.median(seconds)
 
 
-def plan_seconds(kernel: Kernel) -> float | None:
-    """Of the GPU for ours, of the host for theirs."""
+def repeat_layers(*bodies: Callable[[int], object]) -> Callable[[], None]:
+    """What runs the bodies for every layer. Outputs are dropped at once: the next layer gets their
+    memory, on both sides."""
+
+    def run() -> None:
+        for layer in range(NUM_LAYERS):
+            for body in bodies:
+                body(layer)
+
+    return run
+
+
+def plan_seconds(kernel: Kernel) -> float:
+    """Of the GPU for ours, of the host for theirs; 0: no plan."""
+    if kernel.plan is None:
+        return 0.0
     plan = kernel.plan
-    if plan is None:
-        return None
     if kernel.plans_on_device:
-        return graph_seconds(lambda: [plan() for _ in range(NUM_LAYERS)]) / NUM_LAYERS
+        return graph_seconds(repeat_layers(lambda _: plan())) / NUM_LAYERS
     seconds = []
     for _ in range(REPLAYS):
         torch.cuda.synchronize()
@@ -326,108 +338,109 @@ def plan_seconds(kernel: Kernel) -> float | None:
 def read_bytes_per_second() -> float:
     """The best of several sums over far more than the L2 holds."""
     data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
-    return data.nbytes / min(graph_seconds(data.sum) for _ in range(5))
+    return float(data.nbytes / min(graph_seconds(data.sum) for _ in range(5)))
 
 
-def measure(step: Step, between: list[Tensor]) -> list[dict[str, object]]:
+@dataclass(frozen=True)
+class Run:
+    """One kernel's figures in one case."""
+
+    kernel: str
+    us_per_layer: float
+    us_in_step: float
+    tb_per_s_in_step: float
+    fraction_of_read_bandwidth: float
+    tflop_per_s_in_step: float
+    plan_us: float  # ours on the GPU, theirs on the host
+    is_close_to_openspec: bool
+    max_difference: float
+    first_sequence_alone_has_same_bits: bool
+    last_row_alone_has_same_bits: bool
+
+
+def measure(
+    step: Step, between: list[Tensor], read_rate: float, is_wanted: Callable[[str], bool]
+) -> Iterator[Run]:
     torch.manual_seed(1)
     num_pages = step.page_table.numel()
-    kv = torch.randn(
-        NUM_LAYERS,
-        num_pages,
-        2,
-        NUM_KV_HEADS,
-        PAGE_SIZE,
-        HEAD_DIM,
-        dtype=torch.bfloat16,
-        device="cuda",
-    )
-    q = torch.randn(
-        step.num_seqs * step.num_rows, NUM_Q_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda"
-    )
+    shape = (NUM_LAYERS, num_pages, 2, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM)
+    kv = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    shape = (step.num_seqs * step.num_rows, NUM_Q_HEADS, HEAD_DIM)
+    q = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
     def read(layer: int) -> None:
         between[layer % len(between)].sum()
 
-    read_seconds = graph_seconds(lambda: [read(layer) for layer in range(NUM_LAYERS)])
-    runs: list[dict[str, object]] = []
+    read_seconds = graph_seconds(repeat_layers(read))
+    ours = make_openspec(step).attend(q, kv[0])
     for name, make in makers(step):
+        if not is_wanted(name):
+            continue
         kernel = make(step)
 
         def attend(layer: int, kernel: Kernel = kernel) -> Tensor:
             return kernel.attend(q, kv[layer])
 
-        out = attend(0).clone()
-        if not runs:
-            ours = out
-        first = make(step.first_sequence()).attend(q[: step.num_rows], kv[0]).clone()
+        out = attend(0)
+        first = make(step.first_sequence()).attend(q[: step.num_rows], kv[0])
         last = make(step.last_row_of_first()).attend(q[step.num_rows - 1 : step.num_rows], kv[0])
-        # Drops every output at once: the next layer gets its memory, on both sides.
-        layers = graph_seconds(lambda: [attend(layer).shape for layer in range(NUM_LAYERS)])
-        in_step = graph_seconds(
-            lambda: [(read(layer), attend(layer).shape) for layer in range(NUM_LAYERS)]
+        layers = graph_seconds(repeat_layers(attend)) / NUM_LAYERS
+        in_step = (graph_seconds(repeat_layers(read, attend)) - read_seconds) / NUM_LAYERS
+        rate = step.num_bytes() / in_step
+        yield Run(
+            kernel=name,
+            us_per_layer=round(layers * 1e6, 2),
+            us_in_step=round(in_step * 1e6, 2),
+            tb_per_s_in_step=round(rate / 1e12, 3),
+            fraction_of_read_bandwidth=round(rate / read_rate, 3),
+            tflop_per_s_in_step=round(step.flop() / in_step / 1e12, 1),
+            plan_us=round(plan_seconds(kernel) * 1e6, 1),
+            is_close_to_openspec=torch.allclose(out, ours, atol=1e-2, rtol=2e-2),
+            max_difference=round((out - ours).abs().max().item(), 5),
+            first_sequence_alone_has_same_bits=torch.equal(first, out[: step.num_rows]),
+            last_row_alone_has_same_bits=torch.equal(last[0], out[step.num_rows - 1]),
         )
-        planning = plan_seconds(kernel)
-        seconds = (in_step - read_seconds) / NUM_LAYERS
-        runs.append(
-            {
-                "kernel": name,
-                "us_per_layer": round(layers / NUM_LAYERS * 1e6, 2),
-                "us_in_step": round(seconds * 1e6, 2),
-                "tb_per_s_in_step": round(step.num_bytes() / seconds / 1e12, 3),
-                "tflop_per_s_in_step": round(step.flop() / seconds / 1e12, 1),
-                "plan_us": None if planning is None else round(planning * 1e6, 1),
-                "plan_on": None if planning is None else ("host", "gpu")[kernel.plans_on_device],
-                "is_close_to_openspec": torch.allclose(out, ours, atol=1e-2, rtol=2e-2),
-                "max_difference": round((out - ours).abs().max().item(), 5),
-                "first_sequence_alone_has_same_bits": torch.equal(first, out[: step.num_rows]),
-                "last_row_alone_has_same_bits": torch.equal(last[0], out[step.num_rows - 1]),
-            }
-        )
-    return runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    path = parser.parse_args().json
+    parser.add_argument(
+        "--kernels",
+        type=lambda text: tuple(text.split(",")),
+        default=("",),
+        help="of FlashInfer's only those whose names begin with one of these",
+    )
+    arguments = parser.parse_args()
+    names = ("openspec", *arguments.kernels)
     if not ops.has_cuda():
         raise SystemExit("needs a CUDA device and the CUDA build")
 
-    bandwidth = read_bytes_per_second()
+    read_rate = read_bytes_per_second()
     between = [torch.ones(BETWEEN_BYTES // 4, device="cuda") for _ in range(4)]
-    print(f"{torch.cuda.get_device_name()}, reads {bandwidth / 1e12:.2f} TB/s")
+    print(f"{torch.cuda.get_device_name()}, reads {read_rate / 1e12:.2f} TB/s")
     print(
-        f"{'seqs x rows':>12} {'kv_len':>6}  {'kernel':24} {'us/layer':>8} {'in step':>8} "
-        f"{'TB/s':>6} {'of read':>7} {'TFLOP/s':>7} {'plan us':>8}  close  same bits"
+        f"{'seqs x rows':>11} {'behind':>6}  {'kernel':22} {'us/layer':>8} {'in step':>8} "
+        f"{'of read':>7} {'TFLOP/s':>7} {'plan us':>8}  close  same bits: sequence, row alone"
     )
     cases = []
+    num_different = 0
     for num_seqs, num_rows, kv_len in CASES:
         step = Step.shuffled(num_seqs, num_rows, kv_len)
-        runs = measure(step, between)
-        cases.append(
-            {
-                "num_seqs": num_seqs,
-                "num_rows": num_rows,
-                "kv_len": kv_len,
-                "num_bytes": step.num_bytes(),
-                "flop": step.flop(),
-                "runs": runs,
-            }
-        )
-        for run in runs:
-            rate = float(str(run["tb_per_s_in_step"]))
-            run["fraction_of_read_bandwidth"] = round(rate * 1e12 / bandwidth, 3)
+        case = {"num_seqs": num_seqs, "num_rows": num_rows, "kv_len": kv_len}
+        runs = []
+        for run in measure(step, between, read_rate, lambda name: name.startswith(names)):
+            runs.append(asdict(run))
+            num_different += not run.is_close_to_openspec
             print(
-                f"{f'{num_seqs} x {num_rows}':>12} {kv_len:>6}  {run['kernel']:24} "
-                f"{run['us_per_layer']:>8} {run['us_in_step']:>8} {rate:>6} "
-                f"{run['fraction_of_read_bandwidth']:>7} {run['tflop_per_s_in_step']:>7} "
-                f"{run['plan_us']!s:>8}  {run['is_close_to_openspec']!s:5}  "
-                f"{run['first_sequence_alone_has_same_bits']!s:5} "
-                f"{run['last_row_alone_has_same_bits']}",
+                f"{f'{num_seqs} x {num_rows}':>11} {kv_len:>6}  {run.kernel:22} "
+                f"{run.us_per_layer:>8} {run.us_in_step:>8} {run.fraction_of_read_bandwidth:>7} "
+                f"{run.tflop_per_s_in_step:>7} {run.plan_us:>8}  {run.is_close_to_openspec!s:5}  "
+                f"{run.first_sequence_alone_has_same_bits!s:5} {run.last_row_alone_has_same_bits}",
                 flush=True,
             )
-    if path:
+        cases.append({**case, "num_bytes": step.num_bytes(), "flop": step.flop(), "runs": runs})
+    if arguments.json:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip()
@@ -443,12 +456,12 @@ def main() -> None:
             "num_kv_heads": NUM_KV_HEADS,
             "head_dim": HEAD_DIM,
             "page_size": PAGE_SIZE,
-            "read_tb_per_s": round(bandwidth / 1e12, 3),
+            "read_tb_per_s": round(read_rate / 1e12, 3),
         }
-        path.write_text(json.dumps({"environment": environment, "cases": cases}, indent=1) + "\n")
-    different = [run for case in cases for run in case["runs"] if not run["is_close_to_openspec"]]
-    if different:
-        raise SystemExit(f"{len(different)} outputs differ from ours")
+        text = json.dumps({"environment": environment, "cases": cases}, indent=1)
+        arguments.json.write_text(text + "\n")
+    if num_different > 0:
+        raise SystemExit(f"{num_different} outputs differ from ours")
 
 
 if __name__ == "__main__":
