@@ -45,7 +45,7 @@ REPLAYS = 9
 BETWEEN_BYTES = 100 << 20
 FLASHINFER_WORKSPACE_BYTES = 256 << 20
 FIXED_SPLIT_PAGES = 16  # of FlashInfer's batch-invariant mode
-MAX_XQA_ROWS = 64  # a kernel for drafts, not for prompts
+MAX_DRAFT_ROWS = 64  # of kernels that are not meant for prompts
 
 # Sequences, rows of each, tokens before them.
 CASES = [
@@ -273,14 +273,14 @@ def makers(step: Step) -> Iterator[tuple[str, Callable[[Step], Kernel]]]:
             f"fa3 {mode}",
             lambda s, g=is_for_graphs: make_prefill(s, backend="fa3", is_for_graphs=g),
         )
-    yield (
-        "fa2 exact, fixed split",
-        lambda s: make_prefill(
-            s, backend="fa2", is_for_graphs=False, fixed_split_size=FIXED_SPLIT_PAGES
-        ),
-    )
     yield "persistent", make_persistent
-    if step.num_rows <= MAX_XQA_ROWS:
+    if step.num_rows <= MAX_DRAFT_ROWS:
+        yield (
+            "fa2 exact, fixed split",
+            lambda s: make_prefill(
+                s, backend="fa2", is_for_graphs=False, fixed_split_size=FIXED_SPLIT_PAGES
+            ),
+        )
         yield "xqa", make_xqa
 
 
