@@ -40,7 +40,7 @@ except ImportError as error:
     raise SystemExit(f"needs FlashInfer: pip install flashinfer-python ({error})") from None
 
 NUM_LAYERS = 36
-NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
+GEOMETRY = NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 REPLAYS = 9
 BETWEEN_BYTES = 100 << 20
 FLASHINFER_WORKSPACE_BYTES = 256 << 20
@@ -151,16 +151,7 @@ def make_decode(step: Step, *, is_for_graphs: bool) -> Kernel:
     )
 
     def plan() -> None:
-        wrapper.plan(
-            indptr,
-            pages,
-            last,
-            NUM_Q_HEADS,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
-            q_data_type=torch.bfloat16,
-        )
+        wrapper.plan(indptr, pages, last, *GEOMETRY, q_data_type=torch.bfloat16)
 
     plan()
     return Kernel(wrapper.run, plan)
@@ -187,10 +178,7 @@ def make_prefill(step: Step, *, backend: str, is_for_graphs: bool, **options: An
             indptr,
             pages,
             last,
-            NUM_Q_HEADS,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
+            *GEOMETRY,
             causal=True,
             q_data_type=torch.bfloat16,
             **options,

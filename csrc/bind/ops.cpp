@@ -1,5 +1,6 @@
-// The kernels as torch ops: the table of contents of `torch.ops.openspec`. Checks at the boundary,
-// no logic. Used by tests, benchmarks and research code; the engine calls the kernels directly.
+// The kernels as torch ops, `torch.ops.openspec`; attention is in span_attention_op.cpp. Checks at
+// the boundary, no logic. Used by tests, benchmarks and research code; the engine calls the kernels
+// directly.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
