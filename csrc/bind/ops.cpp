@@ -1,5 +1,6 @@
-// The kernels as torch ops: the table of contents of `torch.ops.openspec`. Checks at the boundary,
-// no logic. Used by tests, benchmarks and research code; the engine calls the kernels directly.
+// The kernels as torch ops, `torch.ops.openspec`; attention is in span_attention_op.cpp. Checks at
+// the boundary, no logic. Used by tests, benchmarks and research code; the engine calls the kernels
+// directly.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <tuple>
 
+#include "bind/checks.h"
 #include "core/thread_pool.h"
 #include "kernels/exec.h"
 #include "kernels/ngram_lookup.h"
@@ -24,18 +26,6 @@ namespace openspec {
 namespace {
 
 using at::Tensor;
-
-void check_int32(const Tensor& tensor, const char* name, int64_t num_dims) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, name, " must be int32, is ",
-                   tensor.scalar_type());
-  TORCH_CHECK_VALUE(tensor.dim() == num_dims, name, " must have ", num_dims, " dimensions, has ",
-                    tensor.dim());
-}
-
-void check_range(int64_t value, const char* name, int64_t low, int64_t high) {
-  TORCH_CHECK_VALUE(value >= low && value <= high, name, " must be in [", low, ", ", high, "], is ",
-                    value);
-}
 
 // ---- ngram_lookup -------------------------------------------------------------------------------
 
