@@ -11,33 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 from torch import Tensor
 
 from openspec import _C
 from openspec.config import config_from_settings
 from openspec.engine_loader import load_engine
 
+from .stored_cases import Stored
+
 MAX_ERROR = 1e-4
 
-Case = dict[str, Tensor]
 Folders = tuple[Path, Path]
 """Of a target and a head."""
 MakeRunner = Callable[..., _C.Runner]
 """From K and options of the method."""
 
 
-def read_case(data: Path, name: str) -> Case:
-    """A stored case by the names in the docstring of what made it."""
-    prefix = f"{name}."
-    return {
-        key.removeprefix(prefix): value
-        for key, value in load_file(data).items()
-        if key.startswith(prefix)
-    }
-
-
-def prompt_of(case: Case) -> list[int]:
+def prompt_of(case: Stored) -> list[int]:
     return case["tokens"].tolist()[: int(case["num_prefilled"])]
 
 
@@ -98,7 +88,7 @@ def check_logits(found: list[float], expected: Tensor) -> None:
     assert error < MAX_ERROR
 
 
-def check_chains(make: MakeRunner, case: Case, chunk: int, num_drafts: int) -> None:
+def check_chains(make: MakeRunner, case: Stored, chunk: int, num_drafts: int) -> None:
     """The logits of a first draft alone; chains of `num_drafts` after the prompt and all tokens."""
     tokens, prompt = case["tokens"].tolist(), prompt_of(case)
     chains = case["chain_tokens"].tolist()
@@ -116,7 +106,7 @@ def check_chains(make: MakeRunner, case: Case, chunk: int, num_drafts: int) -> N
         assert runner.last_drafts() == [chains[1]]
 
 
-def check_commits(make: MakeRunner, case: Case) -> None:
+def check_commits(make: MakeRunner, case: Stored) -> None:
     """The state after verifications is that after a prompt with the same tokens."""
     tokens, prompt = case["tokens"].tolist(), prompt_of(case)
     runner = make(1)
@@ -163,7 +153,7 @@ def check_tree(found: dict[str, float], expected: dict[str, float]) -> None:
         assert found[path] == pytest.approx(score, abs=MAX_ERROR)
 
 
-def check_trees(runner: _C.Runner, case: Case, num_nodes: int) -> None:
+def check_trees(runner: _C.Runner, case: Stored, num_nodes: int) -> None:
     """After the prompt, and after the tokens that the case ends with."""
     tokens = case["tokens"].tolist()
     for index, known in enumerate((prompt_of(case), tokens[:-1])):

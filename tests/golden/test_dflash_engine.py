@@ -20,11 +20,12 @@ from tests.golden.engine_runs import (
     check_trees,
     make_runner,
     prompt_of,
-    read_case,
 )
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases
 from tests.golden.make_eagle3 import PROMPTS, TINY
+from tests.golden.stored_cases import read_cases
 
+STORED = read_cases(DATA)
 NAMES = [name for name, _ in cases()]
 
 
@@ -48,23 +49,23 @@ def drafting(name: str, folders: dict[str, Folders]) -> MakeRunner:
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Folders]) -> None:
-    check_chains(drafting(name, folders), read_case(DATA, name), chunk, CHAIN)
+    check_chains(drafting(name, folders), STORED[name], chunk, CHAIN)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_committed_joins_the_context(name: str, folders: dict[str, Folders]) -> None:
-    check_commits(drafting(name, folders), read_case(DATA, name))
+    check_commits(drafting(name, folders), STORED[name])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("dspark")])
 def test_trees_are_the_references(name: str, folders: dict[str, Folders]) -> None:
     """The engine makes no trees with a Markov head."""
     runner = drafting(name, folders)(CHAIN, draft_top_k=TOP_K, draft_tree_size=NODES)
-    check_trees(runner, read_case(DATA, name), NODES)
+    check_trees(runner, STORED[name], NODES)
 
 
 @pytest.mark.parametrize("name", ["zlab", "dspark"])
 def test_several_sequences_at_once(name: str, folders: dict[str, Folders]) -> None:
-    case = read_case(DATA, name)
+    case = STORED[name]
     prompts = [prompt_of(case), case["tokens"].tolist()[:-1]]
     check_together(drafting(name, folders), prompts, case["chain_tokens"].tolist())

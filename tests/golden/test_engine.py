@@ -24,11 +24,12 @@ from tests.golden.engine_runs import (
     make_runner,
     prefill,
     prompt_of,
-    read_case,
     step,
 )
 from tests.golden.make_eagle3 import CHAIN, DATA, DEPTH, NODES, PROMPTS, TINY, TOP_K
+from tests.golden.stored_cases import read_cases
 
+STORED = read_cases(DATA)
 NAMES = [*PROMPTS, *eagle3_checkpoints.DIALECTS]
 TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 
@@ -51,17 +52,17 @@ def drafting(name: str, folders: dict[str, Folders]) -> MakeRunner:
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Folders]) -> None:
-    check_chains(drafting(name, folders), read_case(DATA, name), chunk, CHAIN)
+    check_chains(drafting(name, folders), STORED[name], chunk, CHAIN)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_committed_teaches_the_head(name: str, folders: dict[str, Folders]) -> None:
-    check_commits(drafting(name, folders), read_case(DATA, name))
+    check_commits(drafting(name, folders), STORED[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_chain_begins_a_long_one(name: str, folders: dict[str, Folders]) -> None:
-    case = read_case(DATA, name)
+    case = STORED[name]
     runner = drafting(name, folders)(1)
     slot, _ = prefill(runner, prompt_of(case))
     step(runner, slot, 1, 1)
@@ -70,7 +71,7 @@ def test_a_short_chain_begins_a_long_one(name: str, folders: dict[str, Folders])
 
 def test_a_prefix_hit_loses_nothing(folders: dict[str, Folders]) -> None:
     """The token before the first new one runs again for its states."""
-    case = read_case(DATA, "problem")
+    case = STORED["problem"]
     prompt = prompt_of(case)
     assert len(prompt) > 17
     runner = drafting("problem", folders)(1)
@@ -85,7 +86,7 @@ def test_a_prefix_hit_loses_nothing(folders: dict[str, Folders]) -> None:
 
 def test_window(folders: dict[str, Folders]) -> None:
     """One that holds the context changes no bit; a short one leaves tokens out."""
-    prompt = prompt_of(read_case(DATA, "problem"))
+    prompt = prompt_of(STORED["problem"])
     assert len(prompt) > 33
     logits = []
     for window in (0, len(prompt), 16):
@@ -98,20 +99,20 @@ def test_window(folders: dict[str, Folders]) -> None:
 
 
 def test_several_sequences_at_once(folders: dict[str, Folders]) -> None:
-    cases = [read_case(DATA, name) for name in ("problem", "copy")]
+    cases = [STORED[name] for name in ("problem", "copy")]
     chains = [case["chain_tokens"][0].tolist() for case in cases]
     check_together(drafting("problem", folders), [prompt_of(case) for case in cases], chains)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trees_are_the_references(name: str, folders: dict[str, Folders]) -> None:
-    check_trees(drafting(name, folders)(DEPTH, **TREE), read_case(DATA, name), NODES)
+    check_trees(drafting(name, folders)(DEPTH, **TREE), STORED[name], NODES)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_verified_trees_teach_the_head(name: str, folders: dict[str, Folders]) -> None:
     """What a tree had accepted stood among what was not; the next tree is that after a prompt."""
-    prompt = prompt_of(read_case(DATA, name))
+    prompt = prompt_of(STORED[name])
     runner, fresh = (drafting(name, folders)(DEPTH, **TREE) for _ in range(2))
     slot, known = prefill(runner, prompt)
     known = prompt + known
