@@ -9,8 +9,6 @@
 // of the caches. --trees 1 has the steps planned as if they might hold trees. Shapes are those of
 // Qwen3-4B: 32 q heads, 8 KV heads of 128.
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,24 +20,19 @@
 #include <string>
 #include <vector>
 
+#include "cuda_bench.h"
 #include "kernels/launch.cuh"
 #include "kernels/span_attention.h"
 
 namespace {
 
 using namespace openspec;
+using namespace openspec::bench;
 
 constexpr int kNumLayers = 36;
 constexpr int kNumQHeads = 32, kNumKvHeads = 8, kHeadDim = 128, kPageSize = 16;
 constexpr int kReplays = 9;
 constexpr size_t kBetweenBytes = 100 << 20;
-
-void check(int error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
-  std::exit(1);
-}
-#define CHECK_CUDA(call) check((call), #call)
 
 struct Case {
   const char* name;
@@ -112,48 +105,9 @@ __global__ void __launch_bounds__(512)
   if (sum == 0x9e3779b9u) *sink = sum;
 }
 
-template <typename T>
-T* to_device(const std::vector<T>& values) {
-  T* data = nullptr;
-  CHECK_CUDA(cudaMalloc(&data, values.size() * sizeof(T)));
-  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
-}
-
 struct Result {
   double layer_us, in_step_us, plan_us, terabytes_per_s, teraflops;
 };
-
-/// Median time of a graph replay in us.
-template <typename Enqueue>
-double time_graph(cudaStream_t stream, const Enqueue& enqueue) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  enqueue();
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(executable, stream));
-  std::vector<double> times;
-  for (int i = 0; i < kReplays; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(executable, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0.0f;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms * 1e3);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-  return times[kReplays / 2];
-}
 
 size_t layer_elements(const Case& c) {
   const size_t pages = (c.kv_len + c.num_rows + kPageSize - 1) / kPageSize;
@@ -183,20 +137,20 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
     return data;
   };
   const size_t q_elements = static_cast<size_t>(num_rows) * kNumQHeads * kHeadDim;
-  uint16_t* q = keep(to_device(std::vector<uint16_t>(q_elements)));
+  uint16_t* q = keep(device_copy(std::vector<uint16_t>(q_elements)));
   fill_kernel<<<256, 256, 0, stream>>>(q, q_elements);
   SpanAttentionParams params;
   params.rows.num_rows = num_rows;
   params.rows.num_spans = c.num_seqs;
   params.rows.expected_kv_len = c.kv_len;
-  params.rows.row_span = keep(to_device(span));
-  params.rows.row_parent = keep(to_device(parent));
-  params.rows.span_begin = keep(to_device(begin));
-  params.rows.span_kv_len = keep(to_device(kv_len));
-  params.rows.span_seq = keep(to_device(seq));
+  params.rows.row_span = keep(device_copy(span));
+  params.rows.row_parent = keep(device_copy(parent));
+  params.rows.span_begin = keep(device_copy(begin));
+  params.rows.span_kv_len = keep(device_copy(kv_len));
+  params.rows.span_seq = keep(device_copy(seq));
   params.q = q;
-  params.out = keep(to_device(std::vector<uint16_t>(q_elements)));
-  params.page_table = {keep(to_device(pages)), pages_per_seq};
+  params.out = keep(device_copy(std::vector<uint16_t>(q_elements)));
+  params.page_table = {keep(device_copy(pages)), pages_per_seq};
   params.num_q_heads = kNumQHeads;
   params.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
   params.dtype = DType::kBF16;
@@ -210,13 +164,13 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   CHECK_CUDA(cudaStreamSynchronize(stream));
 
   params.kv = {kv, kNumKvHeads, kHeadDim, kPageSize};
-  const double plan_us = time_graph(stream, [&] {
+  const double plan_us = graph_us(stream, kReplays, [&] {
     for (int i = 0; i < kNumLayers; ++i) CHECK_CUDA(span_attention_plan_cuda(params, stream));
   });
   CHECK_CUDA(span_attention_plan_cuda(params, stream));
-  uint32_t* sink = keep(to_device(std::vector<uint32_t>(4)));
+  uint32_t* sink = keep(device_copy(std::vector<uint32_t>(4)));
   const auto time_step = [&](bool has_attention) {
-    return time_graph(stream, [&] {
+    return graph_us(stream, kReplays, [&] {
       for (int layer = 0; layer < kNumLayers; ++layer) {
         params.kv.data = kv + layer * layer_elements(c);
         const uint4* from = between + layer % 4 * (kBetweenBytes / sizeof(uint4));
@@ -227,7 +181,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
     });
   };
   const double in_step_us = time_step(true) - time_step(false);
-  const double layers_us = time_graph(stream, [&] {
+  const double layers_us = graph_us(stream, kReplays, [&] {
     for (int layer = 0; layer < kNumLayers; ++layer) {
       params.kv.data = kv + layer * layer_elements(c);
       CHECK_CUDA(span_attention_cuda(params, stream));

@@ -11,22 +11,19 @@
 // show rows that want different things in one call: these take as long as the slowest kind alone,
 // or less.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cuda_bench.h"
 #include "kernels/choose.h"
 #include "kernels/draft_tree.h"
 
 namespace {
 
 using namespace openspec;
+using namespace openspec::bench;
 
 constexpr int kCalls = 20;
 constexpr int kRepeats = 15;
@@ -37,26 +34,6 @@ constexpr int kHistory = 1000;
 constexpr int kDraftVocab = 32000;
 constexpr int kDraftVocabs[] = {kDraftVocab, kVocab};
 constexpr int kTopK = 4;  // best drafts of a row
-
-void check(int error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
-  std::exit(1);
-}
-#define CHECK_CUDA(call) check((call), #call)
-
-template <typename T>
-T* device_array(size_t count) {
-  void* data = nullptr;
-  CHECK_CUDA(cudaMalloc(&data, count * sizeof(T)));
-  return static_cast<T*>(data);
-}
-template <typename T>
-T* device_copy(const std::vector<T>& values) {
-  T* data = device_array<T>(values.size());
-  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
-}
 
 /// A few bell-shaped rows with some outstanding tokens, over and over.
 float* make_logits() {
@@ -165,93 +142,26 @@ std::vector<Kind> make_kinds() {
   return kinds;
 }
 
-/// Median time of one call, in microseconds; call() returns an error.
-template <typename Call>
-double call_us(cudaStream_t stream, const Call& call) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CHECK_CUDA(call());
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kCalls; ++i) CHECK_CUDA(call());
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  CHECK_CUDA(cudaGraphLaunch(executable, stream));
-  for (int i = 0; i < kRepeats; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(executable, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
-  return static_cast<double>(times[kRepeats / 2]) * 1e3 / kCalls;
-}
-
 struct Run {
   const char* op;
   const char* kind;
   int vocab_size, num_rows;
   double us;
+
+  std::string json() const {
+    char line[160];
+    std::snprintf(line, sizeof line,
+                  "{\"op\": \"%s\", \"kind\": \"%s\", \"vocab_size\": %d, \"rows\": %d, "
+                  "\"us\": %.2f}",
+                  op, kind, vocab_size, num_rows, us);
+    return line;
+  }
 };
-
-std::string git_commit() {
-  char line[64] = "";
-  if (FILE* pipe = popen("git rev-parse --short HEAD 2>/dev/null", "r")) {
-    if (std::fgets(line, sizeof line, pipe) == nullptr) line[0] = '\0';
-    pclose(pipe);
-  }
-  line[std::strcspn(line, "\n")] = '\0';
-  return line;
-}
-
-void write_json(const char* path, const std::vector<Run>& runs) {
-  cudaDeviceProp device;
-  int runtime = 0, driver = 0;
-  CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
-  CHECK_CUDA(cudaRuntimeGetVersion(&runtime));
-  CHECK_CUDA(cudaDriverGetVersion(&driver));
-  FILE* file = std::fopen(path, "w");
-  if (file == nullptr) {
-    std::perror(path);
-    std::exit(1);
-  }
-  std::fprintf(file,
-               "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"cuda\": \"%d.%d\",\n"
-               "  \"driver_cuda\": \"%d.%d\",\n  \"commit\": \"%s\",\n"
-               "  \"command\": \"bench/kernels/cuda_choose.cu\"\n },\n"
-               " \"runs\": [\n",
-               device.name, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
-               git_commit().c_str());
-  for (size_t i = 0; i < runs.size(); ++i) {
-    std::fprintf(file,
-                 "  {\"op\": \"%s\", \"kind\": \"%s\", \"vocab_size\": %d, \"rows\": %d, "
-                 "\"us\": %.2f}%s\n",
-                 runs[i].op, runs[i].kind, runs[i].vocab_size, runs[i].num_rows, runs[i].us,
-                 i + 1 < runs.size() ? "," : "");
-  }
-  std::fprintf(file, " ]\n}\n");
-  std::fclose(file);
-}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool has_path = argc == 3 && std::strcmp(argv[1], "--json") == 0;
-  if (argc != 1 && !has_path) {
-    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
-    return 2;
-  }
+  const char* path = json_path(argc, argv);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   ChooseParams params = make_inputs();
@@ -260,7 +170,7 @@ int main(int argc, char** argv) {
   int32_t* best = device_array<int32_t>(kMaxRows * kTopK);
   float* scores = device_array<float>(kMaxRows * kTopK);
   const DrawnDrafts drawn = make_drafts();
-  std::vector<Run> runs;
+  std::vector<std::string> runs;
   for (const Kind& kind : make_kinds()) {
     std::vector<SamplingParams> by_slot(kMaxRows, kind.sampling);
     for (int i = 0; i < kMaxRows; ++i) by_slot[i].seed = static_cast<uint64_t>(i);
@@ -270,8 +180,12 @@ int main(int argc, char** argv) {
     const auto measure = [&](const char* op, int vocab_size, const auto& call) {
       std::printf("%-10s %6d %-21s", op, vocab_size, kind.name);
       for (const int num_rows : kRows) {
-        const double us = call_us(stream, [&] { return call(num_rows); });
-        runs.push_back({op, kind.name, vocab_size, num_rows, us});
+        const double us = graph_us(stream, kRepeats,
+                                   [&] {
+                                     for (int i = 0; i < kCalls; ++i) CHECK_CUDA(call(num_rows));
+                                   }) /
+                          kCalls;
+        runs.push_back(Run{op, kind.name, vocab_size, num_rows, us}.json());
         std::printf("  %3d rows %7.2f us", num_rows, us);
       }
       std::printf("\n");
@@ -307,6 +221,6 @@ int main(int argc, char** argv) {
       });
     }
   }
-  if (has_path) write_json(argv[2], runs);
+  if (path != nullptr) write_json(path, "bench/kernels/cuda_choose.cu", runs);
   return 0;
 }

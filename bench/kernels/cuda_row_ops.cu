@@ -9,15 +9,11 @@
 // It does not show what a launch costs between two linears, where it competes for room on the SMs
 // and breaks their overlap, and up to some hundred rows everything but the table comes from L2.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "cuda_bench.h"
 #include "kernels/embedding.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
@@ -25,6 +21,7 @@
 namespace {
 
 using namespace openspec;
+using namespace openspec::bench;
 
 constexpr int kLaunches = 36;
 constexpr int kRepeats = 20;
@@ -38,59 +35,14 @@ constexpr int kHeadDim = 128;
 constexpr int kPageSize = 16;
 constexpr int kVocab = 151936;
 
-void check(int error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
-  std::exit(1);
-}
-#define CHECK_CUDA(call) check((call), #call)
-
-template <typename T>
-T* device_array(size_t count) {
-  void* data = nullptr;
-  CHECK_CUDA(cudaMalloc(&data, count * sizeof(T)));
-  CHECK_CUDA(cudaMemset(data, 0x3c, count * sizeof(T)));  // 0.0115 as bf16 and as fp32
-  return static_cast<T*>(data);
-}
-
-template <typename T>
-T* device_copy(const std::vector<T>& values) {
-  T* data = device_array<T>(values.size());
-  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
-}
-
-/// Median time of one launch, in microseconds.
+/// Time of one launch, in microseconds.
 template <typename Launch>
 double launch_us(cudaStream_t stream, const Launch& launch) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CHECK_CUDA(launch(0));
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kLaunches; ++i) CHECK_CUDA(launch(i));
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  CHECK_CUDA(cudaGraphLaunch(executable, stream));
-  for (int i = 0; i < kRepeats; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(executable, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
-  return static_cast<double>(times[kRepeats / 2]) * 1e3 / kLaunches;
+  return graph_us(stream, kRepeats,
+                  [&] {
+                    for (int i = 0; i < kLaunches; ++i) CHECK_CUDA(launch(i));
+                  }) /
+         kLaunches;
 }
 
 struct Run {
@@ -98,6 +50,14 @@ struct Run {
   int num_rows;
   double us;
   double gb_per_s;
+
+  std::string json() const {
+    char line[160];
+    std::snprintf(line, sizeof line,
+                  "{\"op\": \"%s\", \"num_rows\": %d, \"us\": %.2f, \"gb_per_s\": %.1f}",
+                  op.c_str(), num_rows, us, gb_per_s);
+    return line;
+  }
 };
 
 Run measure_rms_norm(cudaStream_t stream, int num_rows) {
@@ -171,63 +131,21 @@ Run measure_embedding(cudaStream_t stream, int num_rows) {
   return {"embedding", num_rows, us, 2.0 * num_rows * kWidth * sizeof(uint16_t) / us * 1e-3};
 }
 
-std::string git_commit() {
-  char line[64] = "";
-  if (FILE* pipe = popen("git rev-parse --short HEAD 2>/dev/null", "r")) {
-    if (std::fgets(line, sizeof line, pipe) == nullptr) line[0] = '\0';
-    pclose(pipe);
-  }
-  line[std::strcspn(line, "\n")] = '\0';
-  return line;
-}
-
-void write_json(const char* path, const std::vector<Run>& runs) {
-  cudaDeviceProp device;
-  int runtime = 0, driver = 0;
-  CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
-  CHECK_CUDA(cudaRuntimeGetVersion(&runtime));
-  CHECK_CUDA(cudaDriverGetVersion(&driver));
-  FILE* file = std::fopen(path, "w");
-  if (file == nullptr) {
-    std::perror(path);
-    std::exit(1);
-  }
-  std::fprintf(file,
-               "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"cuda\": \"%d.%d\",\n"
-               "  \"driver_cuda\": \"%d.%d\",\n  \"commit\": \"%s\",\n"
-               "  \"command\": \"bench/kernels/cuda_row_ops.cu\"\n },\n \"runs\": [\n",
-               device.name, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
-               git_commit().c_str());
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = runs[i];
-    std::fprintf(file, "  {\"op\": \"%s\", \"num_rows\": %d, \"us\": %.2f, \"gb_per_s\": %.1f}%s\n",
-                 run.op.c_str(), run.num_rows, run.us, run.gb_per_s,
-                 i + 1 < runs.size() ? "," : "");
-  }
-  std::fprintf(file, " ]\n}\n");
-  std::fclose(file);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* path = nullptr;
-  if (argc == 3 && std::strcmp(argv[1], "--json") == 0) {
-    path = argv[2];
-  } else if (argc != 1) {
-    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
-    return 2;
-  }
+  const char* path = json_path(argc, argv);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  std::vector<Run> runs;
+  std::vector<std::string> runs;
   for (const auto measure : {measure_rms_norm, measure_rope_append, measure_embedding}) {
     for (const int num_rows : kRows) {
-      runs.push_back(measure(stream, num_rows));
-      std::printf("%-12s %5d rows %8.2f us %8.1f GB/s\n", runs.back().op.c_str(), num_rows,
-                  runs.back().us, runs.back().gb_per_s);
+      const Run run = measure(stream, num_rows);
+      runs.push_back(run.json());
+      std::printf("%-12s %5d rows %8.2f us %8.1f GB/s\n", run.op.c_str(), num_rows, run.us,
+                  run.gb_per_s);
     }
   }
-  if (path != nullptr) write_json(path, runs);
+  if (path != nullptr) write_json(path, "bench/kernels/cuda_row_ops.cu", runs);
   return 0;
 }

@@ -149,7 +149,6 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     }
     SequenceParams params;
     params.max_tokens = kOutputLen;
-    params.num_speculative_tokens = max_drafts;
     slots.push_back(runner.add_sequence(prompt, prompt_len, params, {}));
     num_planned.push_back(0);
     num_out.push_back(0);

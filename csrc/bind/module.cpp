@@ -74,8 +74,7 @@ SequenceParams make_sequence_params(double temperature, int top_k, double top_p,
                                     int max_tokens, std::vector<int32_t> stop_token_ids,
                                     const std::vector<std::pair<int32_t, float>>& logit_bias,
                                     std::vector<int32_t> allowed_token_ids, int num_logprobs,
-                                    bool raw_logprobs, int num_prompt_logprobs,
-                                    int num_speculative_tokens) {
+                                    bool raw_logprobs, int num_prompt_logprobs) {
   OPENSPEC_CHECK_ARG(num_logprobs <= kMaxLogprobs && num_prompt_logprobs <= kMaxLogprobs,
                      "at most ", kMaxLogprobs, " logprobs");
   SequenceParams params;
@@ -99,7 +98,6 @@ SequenceParams make_sequence_params(double temperature, int top_k, double top_p,
   params.num_logprobs = num_logprobs;
   params.raw_logprobs = raw_logprobs;
   params.num_prompt_logprobs = num_prompt_logprobs;
-  params.num_speculative_tokens = num_speculative_tokens;
   return params;
 }
 
@@ -281,8 +279,7 @@ void bind_values(py::module_& m) {
            py::arg("max_tokens") = 16, py::arg("stop_token_ids") = std::vector<int32_t>(),
            py::arg("logit_bias") = std::vector<std::pair<int32_t, float>>(),
            py::arg("allowed_token_ids") = std::vector<int32_t>(), py::arg("num_logprobs") = -1,
-           py::arg("raw_logprobs") = true, py::arg("num_prompt_logprobs") = -1,
-           py::arg("num_speculative_tokens") = 0);
+           py::arg("raw_logprobs") = true, py::arg("num_prompt_logprobs") = -1);
   py::class_<TokenLogprobs>(m, "Logprobs")
       .def_readonly("token_ids", &TokenLogprobs::token_ids)
       .def_readonly("logprobs", &TokenLogprobs::logprobs)

@@ -4,17 +4,29 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <span>
 
 #include "kernels/device.h"
+#include "kernels/exec.h"
 
 namespace openspec {
 
 enum class Memory : uint8_t { kHost, kPinned, kDevice };
+
+/// Where a device's ops work.
+constexpr Memory memory_of(Device device) {
+  return device == Device::kCuda ? Memory::kDevice : Memory::kHost;
+}
+
+/// The size of an area of a buffer, such that the next starts on a cache line, and where CUDA's
+/// copy engine can begin.
+constexpr size_t area_bytes(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 namespace detail {
 struct FreeMemory {
@@ -82,5 +94,16 @@ class Buffer {
   std::unique_ptr<std::byte, detail::FreeMemory> data_;
   size_t bytes_ = 0;
 };
+
+/// A copy of `values` where the device's ops work.
+inline Buffer copy_for(Device device, std::span<const float> values) {
+  Buffer buffer(values.size_bytes(), memory_of(device));
+  if (device == Device::kCuda) {
+    device::copy_to_device(buffer.data(), values.data(), values.size_bytes(), nullptr);
+  } else {
+    std::copy(values.begin(), values.end(), buffer.floats());
+  }
+  return buffer;
+}
 
 }  // namespace openspec

@@ -10,14 +10,27 @@ namespace openspec {
 
 namespace {
 
-// Scratch areas start on cache lines, and where CUDA's copy engine can begin.
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 // Up to so many rows the sums of split linears are left to the next op; with more rows the extra
 // memory traffic costs more than the parallelism of the splits brings.
 constexpr int kMaxPartialRows = 256;
 
 }  // namespace
+
+void check_size(const char* name, int value) {
+  OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
+}
+
+void LayerGeometry::validate() const {
+  check_size("hidden_size", hidden_size);
+  check_size("num_q_heads", num_q_heads);
+  check_size("num_kv_heads", num_kv_heads);
+  check_size("head_dim", head_dim);
+  check_size("intermediate_size", intermediate_size);
+  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
+                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+  OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
+  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
+}
 
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
                                const std::string& prefix) {
@@ -70,7 +83,7 @@ DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Devic
       dtype_(dtype),
       max_tokens_(limits.max_tokens),
       at_(plan(geometry, dtype, device, limits, num_threads)),
-      buffer_(at_.total, device == Device::kCuda ? Memory::kDevice : Memory::kHost) {
+      buffer_(at_.total, memory_of(device)) {
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
     device::fill_zero(buffer_.at(at_.linear), kLinearWorkspaceBytesCuda, nullptr);
@@ -89,7 +102,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   Places at{};
   const auto take = [&](size_t bytes) {
     const size_t offset = at.total;
-    at.total += round_up(bytes);
+    at.total += area_bytes(bytes);
     return offset;
   };
   const auto rows_of = [&](int width) {

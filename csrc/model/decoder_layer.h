@@ -28,7 +28,12 @@ struct LayerGeometry {
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
   int qkv_width() const { return q_width() + 2 * kv_width(); }
+  /// Throws ArgumentError naming the field that cannot be.
+  void validate() const;
 };
+
+/// Throws ArgumentError unless it is a size of something.
+void check_size(const char* name, int value);
 
 /// The most that one forward pass has to hold.
 struct ForwardLimits {

@@ -1,7 +1,6 @@
 #include "model/dflash.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/check.h"
@@ -13,48 +12,19 @@ namespace {
 
 constexpr DType kWeights = DType::kBF16;
 
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 }  // namespace
 
-LayerGeometry DFlashConfig::layer() const {
-  return {.hidden_size = hidden_size,
-          .attention_inputs = hidden_size,
-          .num_q_heads = num_q_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_dim = head_dim,
-          .intermediate_size = intermediate_size,
-          .has_qk_norm = true,
-          .rms_norm_eps = rms_norm_eps};
-}
-
 void DFlashConfig::validate() const {
-  const auto positive = [](const char* name, int value) {
-    OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
-  };
-  positive("hidden_size", hidden_size);
-  positive("num_layers", num_layers);
-  positive("number of capture_layers", num_captures);
-  positive("num_q_heads", num_q_heads);
-  positive("num_kv_heads", num_kv_heads);
-  positive("head_dim", head_dim);
-  positive("intermediate_size", intermediate_size);
-  positive("draft_vocab_size", draft_vocab_size);
-  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
-                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+  DraftModelConfig::validate();
+  check_size("num_layers", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
-  OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
-                     ") exceeds the target's vocabulary of ", vocab_size);
-  OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || (has_token_map && has_head), "a head of ",
-                     draft_vocab_size, " columns needs a token map and weights of its own, the ",
-                     "target has ", vocab_size);
+  OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
+                     " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0, "markov_rank must not be negative, got ", markov_rank);
   OPENSPEC_CHECK_ARG(markov_rank == 0 || draft_vocab_size == vocab_size,
                      "a Markov head needs the target's whole vocabulary");
   OPENSPEC_CHECK_ARG(!has_confidence || markov_rank > 0,
                      "a confidence head needs a Markov head beside it");
-  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
-  OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
 }
 
 DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const ForwardLimits& limits,
@@ -92,18 +62,8 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
     confidence_bias_ = weights_.add_norm("confidence_head.proj.bias", 1);
   }
 
-  const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
-  std::vector<float> inv_freq;
-  for (int i = 0; i < c.head_dim / 2; ++i) {
-    inv_freq.push_back(static_cast<float>(std::pow(c.rope_theta, -2.0 * i / c.head_dim)));
-  }
-  inv_freq_ = Buffer(inv_freq.size() * sizeof(float), memory);
-  if (device == Device::kCuda) {
-    device::copy_to_device(inv_freq_.data(), inv_freq.data(), inv_freq_.bytes(), nullptr);
-  } else {
-    std::copy(inv_freq.begin(), inv_freq.end(), inv_freq_.floats());
-  }
-  scratch_ = Buffer(at_.total, memory);
+  inv_freq_ = c.inv_freq(device);
+  scratch_ = Buffer(at_.total, memory_of(device));
 }
 
 size_t DFlash::weight_bytes(const DFlashConfig& c, Device device) {
@@ -131,7 +91,8 @@ DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
   Scratch at{};
   const auto take = [&](int width, size_t bytes) {
     const size_t offset = at.total;
-    at.total += round_up(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * bytes);
+    at.total +=
+        area_bytes(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * bytes);
     return offset;
   };
   at.residual = take(std::max(c.hidden_size, c.markov_rank), dtype_bytes(dtype));

@@ -9,30 +9,20 @@
 #include "kernels/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
+#include "model/draft_model.h"
 #include "model/weights.h"
 
 namespace openspec {
 
-/// Geometry of a DFlash or DSpark draft model. Source: its config.json and tensors.
-struct DFlashConfig {
-  int hidden_size = 0;  // of the target and of the draft model
+/// Geometry of a DFlash or DSpark draft model.
+struct DFlashConfig : DraftModelConfig {
   int num_layers = 0;
-  int num_captures = 0;
-  int num_q_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int intermediate_size = 0;
-  int vocab_size = 0;        // of the target
-  int draft_vocab_size = 0;  // of the head
-  float rms_norm_eps = 1e-6f;
-  double rope_theta = 1e6;
-  bool is_causal = false;      // block rows do not see those behind them
-  bool has_embedding = false;  // its own; else the target's
-  bool has_head = false;       // its own; else the target's
-  bool has_token_map = false;  // d2t
-  int markov_rank = 0;         // 0: drafts do not depend on each other
+  bool is_causal = false;  // block rows do not see those behind them
+  bool has_head = false;   // its own; else the target's
+  int markov_rank = 0;     // 0: drafts do not depend on each other
   bool has_confidence = false;
   bool confidence_sees_token = false;  // the Markov head's state of the token before, too
 
-  LayerGeometry layer() const;
   int confidence_inputs() const { return hidden_size + (confidence_sees_token ? markov_rank : 0); }
   void validate() const;
 };

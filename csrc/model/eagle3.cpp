@@ -1,7 +1,5 @@
 #include "model/eagle3.h"
 
-#include <cmath>
-
 #include "core/check.h"
 #include "kernels/ops.h"
 
@@ -14,41 +12,13 @@ const char* const kPrefix = "midlayer.";
 // Entry 0 of a sequence would need the feature of position -1.
 constexpr int kFirstToken = 1;
 
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 }  // namespace
 
 LayerGeometry Eagle3Config::layer() const {
-  return {.hidden_size = hidden_size,
-          .attention_inputs = 2 * hidden_size,
-          .num_q_heads = num_q_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_dim = head_dim,
-          .intermediate_size = intermediate_size,
-          .has_qk_norm = has_qk_norm,
-          .rms_norm_eps = rms_norm_eps};
-}
-
-void Eagle3Config::validate() const {
-  const auto positive = [](const char* name, int value) {
-    OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
-  };
-  positive("hidden_size", hidden_size);
-  positive("number of capture_layers", num_captures);
-  positive("num_q_heads", num_q_heads);
-  positive("num_kv_heads", num_kv_heads);
-  positive("head_dim", head_dim);
-  positive("intermediate_size", intermediate_size);
-  positive("draft_vocab_size", draft_vocab_size);
-  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
-                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
-  OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
-  OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
-                     ") exceeds the target's vocabulary of ", vocab_size);
-  OPENSPEC_CHECK_ARG(has_token_map || draft_vocab_size == vocab_size, "a head of ",
-                     draft_vocab_size, " columns without a token map, the target has ", vocab_size);
-  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
-  OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
+  LayerGeometry layer = DraftModelConfig::layer();
+  layer.attention_inputs = 2 * hidden_size;
+  layer.has_qk_norm = has_qk_norm;
+  return layer;
 }
 
 Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const ForwardLimits& limits,
@@ -71,18 +41,8 @@ Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const For
   }
   if (c.has_token_map) token_map_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
 
-  const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
-  std::vector<float> inv_freq;
-  for (int i = 0; i < c.head_dim / 2; ++i) {
-    inv_freq.push_back(static_cast<float>(std::pow(c.rope_theta, -2.0 * i / c.head_dim)));
-  }
-  inv_freq_ = Buffer(inv_freq.size() * sizeof(float), memory);
-  if (device == Device::kCuda) {
-    device::copy_to_device(inv_freq_.data(), inv_freq.data(), inv_freq_.bytes(), nullptr);
-  } else {
-    std::copy(inv_freq.begin(), inv_freq.end(), inv_freq_.floats());
-  }
-  scratch_ = Buffer(at_.total, memory);
+  inv_freq_ = c.inv_freq(device);
+  scratch_ = Buffer(at_.total, memory_of(device));
 }
 
 size_t Eagle3::weight_bytes(const Eagle3Config& c, Device device) {
@@ -101,8 +61,8 @@ Eagle3::Scratch Eagle3::plan_scratch(const Eagle3Config& c, DType dtype,
   Scratch at{};
   const auto take = [&](int width) {
     const size_t offset = at.total;
-    at.total += round_up(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) *
-                         dtype_bytes(dtype));
+    at.total += area_bytes(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) *
+                           dtype_bytes(dtype));
     return offset;
   };
   at.embedded = take(c.hidden_size);

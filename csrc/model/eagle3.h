@@ -8,27 +8,17 @@
 #include "kernels/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
+#include "model/draft_model.h"
 #include "model/weights.h"
 
 namespace openspec {
 
-/// Geometry of an EAGLE-3 head. Source: its config.json and tensors.
-struct Eagle3Config {
-  int hidden_size = 0;  // of the target and of the head
-  int num_captures = 0;
-  int num_q_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int intermediate_size = 0;
-  int vocab_size = 0;        // of the target
-  int draft_vocab_size = 0;  // of the head
-  float rms_norm_eps = 1e-6f;
-  double rope_theta = 1e4;
+/// Geometry of an EAGLE-3 head.
+struct Eagle3Config : DraftModelConfig {
   bool has_qk_norm = false;
-  bool has_embedding = false;         // its own; else the target's
-  bool has_token_map = false;         // d2t
   bool norm_before_residual = false;  // the stream begins with the normed feature
 
   LayerGeometry layer() const;
-  void validate() const;
 };
 
 /// One decoder layer over [token embedding, feature], with a head of its own. A row's feature is

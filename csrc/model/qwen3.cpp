@@ -12,28 +12,14 @@ namespace {
 // Matrices stay as published and are converted in registers.
 constexpr DType kWeights = DType::kBF16;
 
-// Scratch areas start on cache lines, and where CUDA's copy engine can begin.
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 }  // namespace
 
 void TargetConfig::validate() const {
-  const auto positive = [](const char* name, int value) {
-    OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
-  };
-  positive("hidden_size", hidden_size);
-  positive("num_layers", num_layers);
-  positive("num_q_heads", num_q_heads);
-  positive("num_kv_heads", num_kv_heads);
-  positive("head_dim", head_dim);
-  positive("intermediate_size", intermediate_size);
-  positive("vocab_size", vocab_size);
-  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
-                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
-  OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
+  layer().validate();
+  check_size("num_layers", num_layers);
+  check_size("vocab_size", vocab_size);
   OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
                      inv_freq.size(), " entries, expected ", head_dim / 2);
-  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
 }
 
 LayerGeometry TargetConfig::layer() const {
@@ -55,16 +41,9 @@ Qwen3::Qwen3(const TargetConfig& config, DType dtype, Device device, const Forwa
       weights_(device, weight_bytes(config, device)),
       at_(plan_scratch(config_, dtype_, limits_)),
       pass_scratch_(config_.layer(), dtype_, device, limits_, num_threads) {
-  const Memory memory = device == Device::kCuda ? Memory::kDevice : Memory::kHost;
-  const size_t freq_bytes = config_.inv_freq.size() * sizeof(float);
-  inv_freq_ = Buffer(freq_bytes, memory);
-  if (device == Device::kCuda) {
-    device::copy_to_device(inv_freq_.data(), config_.inv_freq.data(), freq_bytes, nullptr);
-  } else {
-    std::copy(config_.inv_freq.begin(), config_.inv_freq.end(), inv_freq_.floats());
-  }
+  inv_freq_ = copy_for(device, config_.inv_freq);
   add_weights();
-  scratch_ = Buffer(at_.total, memory);
+  scratch_ = Buffer(at_.total, memory_of(device));
 }
 
 void Qwen3::add_weights() {
@@ -92,8 +71,8 @@ Qwen3::Scratch Qwen3::plan_scratch(const TargetConfig& c, DType dtype,
   Scratch at{};
   const auto take = [&](int num_rows) {
     const size_t offset = at.total;
-    at.total += round_up(static_cast<size_t>(num_rows) * static_cast<size_t>(c.hidden_size) *
-                         dtype_bytes(dtype));
+    at.total += area_bytes(static_cast<size_t>(num_rows) * static_cast<size_t>(c.hidden_size) *
+                           dtype_bytes(dtype));
     return offset;
   };
   at.residual = take(limits.max_rows);

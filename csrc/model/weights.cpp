@@ -14,9 +14,6 @@ namespace {
 constexpr DType kMatrixType = DType::kBF16;
 constexpr size_t kStagingBytes = size_t{64} << 20;
 
-// Tensors start on cache lines; on CUDA where the copy engine can begin.
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (int64_t size : shape) count *= size;
@@ -39,11 +36,11 @@ std::vector<float> to_floats(const void* data, DType dtype, int64_t count) {
 }  // namespace
 
 Weights::Weights(Device device, size_t bytes)
-    : device_(device), buffer_(bytes, device == Device::kCuda ? Memory::kDevice : Memory::kHost) {}
+    : device_(device), buffer_(bytes, memory_of(device)) {}
 
 void* Weights::take(size_t bytes) {
   void* data = buffer_.at(num_taken_);
-  num_taken_ += round_up(bytes);
+  num_taken_ += area_bytes(bytes);
   OPENSPEC_CHECK(num_taken_ <= buffer_.bytes(), "weights outgrow their plan");
   return data;
 }
@@ -212,20 +209,21 @@ void Weights::finish_loading() {
 
 size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue) {
   if (device == Device::kCuda) {
-    return round_up(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) *
-                    dtype_bytes(kMatrixType));
+    return area_bytes(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) *
+                      dtype_bytes(kMatrixType));
   }
-  return round_up(linear_packed_bytes_cpu(outputs, inputs, kMatrixType, epilogue));
+  return area_bytes(linear_packed_bytes_cpu(outputs, inputs, kMatrixType, epilogue));
 }
 size_t Weights::norm_bytes(int width) {
-  return round_up(static_cast<size_t>(width) * sizeof(float));
+  return area_bytes(static_cast<size_t>(width) * sizeof(float));
 }
 size_t Weights::token_map_bytes(int count, int vocab_size) {
-  return round_up((static_cast<size_t>(count) + static_cast<size_t>(vocab_size)) * sizeof(int32_t));
+  return area_bytes((static_cast<size_t>(count) + static_cast<size_t>(vocab_size)) *
+                    sizeof(int32_t));
 }
 size_t Weights::table_bytes(int num_rows, int width) {
-  return round_up(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *
-                  dtype_bytes(kMatrixType));
+  return area_bytes(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *
+                    dtype_bytes(kMatrixType));
 }
 
 }  // namespace openspec

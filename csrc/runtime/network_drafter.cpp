@@ -18,6 +18,35 @@ NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
                      "acceptance by rejection needs drafts that are drawn: set draft_noise");
 }
 
+DraftModelConfig NetworkDrafter::draft_model_config() {
+  constexpr int kMost = 1 << 24;
+  const TargetConfig& target = config_.target;
+  const auto size = [&](const char* name, int of_target) {
+    return config_.integer(name, of_target, 1, kMost);
+  };
+  needs_.capture_layers = config_.layers("capture_layers");
+  return {.hidden_size = target.hidden_size,
+          .num_captures = static_cast<int>(needs_.capture_layers.size()),
+          .num_q_heads = size("num_q_heads", target.num_q_heads),
+          .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
+          .head_dim = size("head_dim", target.head_dim),
+          .intermediate_size = size("intermediate_size", target.intermediate_size),
+          .vocab_size = target.vocab_size,
+          .draft_vocab_size = size("draft_vocab_size", target.vocab_size),
+          .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6)),
+          .rope_theta = config_.number("rope_theta", 1e4),
+          .has_embedding = config_.flag("has_embedding", false),
+          .has_token_map = config_.flag("has_token_map", false)};
+}
+
+void NetworkDrafter::declare_trees(int top_k, const DraftModelConfig& model) {
+  OPENSPEC_CHECK_ARG(top_k <= model.draft_vocab_size, "draft_top_k ", top_k, " of a vocabulary of ",
+                     model.draft_vocab_size);
+  OPENSPEC_CHECK_ARG(!keeps_logits() || top_k == 1,
+                     "acceptance by rejection is for chains: set draft_top_k to 1");
+  needs_.makes_trees = top_k > 1;
+}
+
 void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
   const int seqs = config_.max_num_seqs;
   for (size_t* array :
@@ -38,14 +67,13 @@ void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
 
 size_t NetworkDrafter::take(int count, size_t bytes) {
   const size_t place = num_bytes_;
-  num_bytes_ += (static_cast<size_t>(count) * bytes + 255) / 256 * 256;
+  num_bytes_ += area_bytes(static_cast<size_t>(count) * bytes);
   return place;
 }
 
 void NetworkDrafter::allocate() {
-  const bool is_cuda = config_.device == Device::kCuda;
-  memory_ = Buffer(num_bytes_, is_cuda ? Memory::kDevice : Memory::kHost);
-  if (is_cuda) {
+  memory_ = Buffer(num_bytes_, memory_of(config_.device));
+  if (config_.device == Device::kCuda) {
     device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
     device::synchronize(nullptr);
   } else {

@@ -7,6 +7,7 @@
 #include "kernels/draft_rows.h"
 #include "kernels/exec.h"
 #include "model/buffer.h"
+#include "model/draft_model.h"
 #include "runtime/drafter.h"
 
 namespace openspec {
@@ -25,6 +26,10 @@ class NetworkDrafter : public Drafter {
  protected:
   explicit NetworkDrafter(const DrafterConfig& config);
 
+  /// The geometry that the options give; declares the layers to capture.
+  DraftModelConfig draft_model_config();
+  /// Declares what is drafted from the best `top_k` tokens; 1: chains.
+  void declare_trees(int top_k, const DraftModelConfig& model);
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
   /// sequence. Before memory of the drafter's own is planned.
   void plan_rows(int max_rows, int max_span_rows);

@@ -120,7 +120,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       "drafter does not know; accept by match");
   for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
     kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
-                             is_cuda ? Memory::kDevice : Memory::kHost);
+                             memory_of(config_.device));
     kv_layers_.push_back(
         {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
   }

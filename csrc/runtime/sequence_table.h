@@ -26,7 +26,6 @@ struct SequenceParams {
   int num_logprobs = -1;
   bool raw_logprobs = true;
   int num_prompt_logprobs = -1;
-  int num_speculative_tokens = 0;  // drafts per step at most
 };
 
 /// The running sequences: one slot each, holding token history, committed length, page table row

@@ -90,11 +90,10 @@ def drafter_names() -> list[str]:
 
 @final
 class SequenceParams:
-    """What a sequence needs on the device: sampling, stops, budget, speculation limit.
+    """What a sequence needs on the device: sampling, stops, budget.
 
     `max_tokens` counts output tokens. `num_logprobs` and `num_prompt_logprobs`: -1 none, n the n
-    best beside the token itself. `num_speculative_tokens`: at most this many drafts per step, 0
-    switches speculation off for the sequence.
+    best beside the token itself.
     """
 
     def __init__(
@@ -116,7 +115,6 @@ class SequenceParams:
         num_logprobs: int = -1,
         raw_logprobs: bool = True,
         num_prompt_logprobs: int = -1,
-        num_speculative_tokens: int = 0,
     ) -> None: ...
 
 @final

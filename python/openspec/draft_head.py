@@ -1,7 +1,7 @@
 """Draft heads that read hidden states of the target: what their checkpoints have in common.
 
 They differ in keys, tensor names and in how they number the target's layers; which format is which
-is the business of the method (`drafters/`).
+is the business of the method (`draft_formats/`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from openspec.draft_model import DraftCheckpoint, is_same_tensor
+from openspec.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
 from openspec.errors import ConfigError
 from openspec.json_keys import JsonKeys
-from openspec.safetensors_reader import TensorInfo
 
 if TYPE_CHECKING:
     from openspec.model_config import ModelConfig
@@ -30,6 +29,18 @@ HEAD = "lm_head.weight"
 TARGET_EMBEDDING = "model.embed_tokens.weight"
 TOKEN_MAP = "d2t"
 TOKEN_MASK = "t2d"
+LAYER_TENSORS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 DEFAULT_ROPE_THETA = 10_000.0  # of transformers' LlamaConfig and Qwen3Config
 OTHER_TARGET = "the head was trained for another target; give one made for this model"
 
@@ -42,6 +53,32 @@ class LayerIds:
     numbering: Numbering
     origin: str
     """Where they stand, for messages."""
+
+
+def layer_ids_at(keys: JsonKeys, name: str, numbering: Numbering) -> LayerIds | None:
+    """The ids under a key; None if absent."""
+    ids = keys.integers(name)
+    return None if ids is None else LayerIds(ids, numbering, f"{keys.source}: {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a checkpoint's config.json says, whatever the format."""
+
+    name: str
+    keys: JsonKeys
+    """Top level."""
+    layer: JsonKeys
+    """Where the layers' geometry stands."""
+    layer_ids: LayerIds | None
+
+
+def speculators_layer(keys: JsonKeys) -> JsonKeys:
+    """Where the speculators format has the layers' geometry."""
+    layer = keys.object("transformer_layer_config")
+    if layer is None:
+        keys.refuse("transformer_layer_config", "an object with the layers' geometry")
+    return layer
 
 
 def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
@@ -77,7 +114,7 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     return layers
 
 
-def entering(layers: tuple[int, ...]) -> str:
+def _entering(layers: tuple[int, ...]) -> str:
     """Outputs of layers in the other numbering, for messages."""
     return listed(tuple(layer + 1 for layer in layers))
 
@@ -117,7 +154,28 @@ def check_computation(layer: JsonKeys) -> None:
         layer.refuse("rope_scaling", "null", "heads with scaled RoPE are not supported")
 
 
-def rope_theta(layer: JsonKeys) -> float:
+def layer_geometry(
+    checkpoint: DraftCheckpoint, layer: JsonKeys, prefix: str
+) -> dict[str, int | float]:
+    """Options of the compiled drafter that keys say, and the tensors of the layer at `prefix`."""
+    num_q_heads = layer.integer("num_attention_heads", 1, 4096)
+    num_kv_heads = layer.integer("num_key_value_heads", 1, 4096, num_q_heads)
+    if num_q_heads % num_kv_heads:
+        layer.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
+    q_shape = checkpoint.tensor(f"{prefix}self_attn.q_proj.weight").shape
+    q_rows = q_shape[0] if q_shape else 0
+    return {
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        # Not hidden_size / heads, which is another number for 4B; old files have no such key.
+        "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
+        "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
+        "rope_theta": _rope_theta(layer),
+        "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
+    }
+
+
+def _rope_theta(layer: JsonKeys) -> float:
     """The base of the head's RoPE, wherever it stands.
 
     Raises:
@@ -147,20 +205,25 @@ def check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:
             source.refuse(name, f"{expected}, as the target has", OTHER_TARGET)
 
 
-def check_captures(fc: TensorInfo, hidden_size: int, layers: tuple[int, ...], origin: str) -> None:
-    """Checks the width of `fc` against the number of layers."""
-    if len(fc.shape) != 2 or fc.shape[0] != hidden_size or fc.shape[1] % hidden_size:
+def read_captures(
+    checkpoint: DraftCheckpoint, layer_ids: LayerIds, target: ModelConfig
+) -> tuple[int, ...]:
+    """`captured_layers`, as many as the checkpoint's `fc` reads."""
+    layers = captured_layers(layer_ids, target.num_layers)
+    fc, size = checkpoint.tensor("fc.weight"), target.hidden_size
+    if len(fc.shape) != 2 or fc.shape[0] != size or fc.shape[1] % size:
         raise ConfigError(
-            f"{fc.path}: {fc.name}: expected shape [{hidden_size}, n * {hidden_size}], "
-            f"{hidden_size} being the target's hidden_size, found {list(fc.shape)}; {OTHER_TARGET}"
+            f"{fc.path}: {fc.name}: expected shape [{size}, n * {size}], "
+            f"{size} being the target's hidden_size, found {list(fc.shape)}; {OTHER_TARGET}"
         )
-    found = fc.shape[1] // hidden_size
+    found = fc.shape[1] // size
     if found != len(layers):
         raise ConfigError(
-            f"{fc.path}: {fc.name}: expected shape [{hidden_size}, {len(layers) * hidden_size}] "
-            f"for {len(layers)} captured layers ({listed(layers)}, from {origin}), found "
+            f"{fc.path}: {fc.name}: expected shape [{size}, {len(layers) * size}] "
+            f"for {len(layers)} captured layers ({listed(layers)}, from {layer_ids.origin}), found "
             f"{list(fc.shape)}, that is {found}; name all {found} with --capture-layers"
         )
+    return layers
 
 
 def check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
@@ -226,22 +289,68 @@ def num_parameters(checkpoint: DraftCheckpoint, names: Iterable[str]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def copies_of_target(
+def ignored_tensors(
     checkpoint: DraftCheckpoint, originals: Mapping[str, tuple[str, ...]], target_folder: Path
 ) -> dict[str, str]:
-    """Tensors that need not be loaded because the target has them, byte for byte -> why.
+    """Tensors that need not be loaded -> why.
 
-    `originals`: a tensor of the head -> the target's tensors of which it may be a copy.
+    `originals`: a tensor of the head -> the target's tensors of which it may be a copy, byte for
+    byte.
     """
-    return {
-        name: "it is a copy of the target's"
-        for name, others in originals.items()
-        if name in checkpoint.tensors
-        and any(is_same_tensor(checkpoint, name, target_folder, other) for other in others)
-    }
+    ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
+    for name in checkpoint.tensors:
+        if name.startswith("verifier_"):
+            ignored[name] = "only training needs it"
+        elif name.endswith("rotary_emb.inv_freq"):
+            ignored[name] = "it follows from rope_theta"
+        elif any(
+            is_same_tensor(checkpoint, name, target_folder, other)
+            for other in originals.get(name, ())
+        ):
+            ignored[name] = "it is a copy of the target's"
+    return ignored
 
 
-def trained_for(keys: JsonKeys) -> str | None:
+def details(
+    checkpoint: DraftCheckpoint,
+    dialect: Dialect,
+    layers: tuple[int, ...],
+    layer_ids: LayerIds,
+    target: ModelConfig,
+    own: Iterable[str],
+) -> tuple[str, ...]:
+    """Lines for whoever looks closer, those of the method's `own` among them.
+
+    Raises:
+        ConfigError: the head was made for another tokenizer.
+    """
+    lines = [
+        f"format: {dialect.name}",
+        f"layers: outputs of {listed(layers)} = entering {_entering(layers)} (from "
+        f"{layer_ids.origin})",
+        f"fc: {list(checkpoint.tensor('fc.weight').shape)}, {len(layers)} states of "
+        f"{target.hidden_size}",
+        *own,
+        check_same_tokenizer(checkpoint.folder, target.folder),
+    ]
+    trained_len = dialect.layer.get("max_position_embeddings")
+    if isinstance(trained_len, int) and trained_len < target.max_model_len:
+        lines.append(
+            f"positions: made for {trained_len}, the target for {target.max_model_len}; "
+            "acceptance falls beyond"
+        )
+    verifier = _trained_for(dialect.keys)
+    if verifier is not None:
+        lines.append(f"trained for: {verifier}")
+    return tuple(lines)
+
+
+def whose(is_own: object) -> str:
+    """For messages."""
+    return "own" if is_own else "the target's"
+
+
+def _trained_for(keys: JsonKeys) -> str | None:
     """The target that the checkpoint names."""
     speculators = keys.object("speculators_config")
     verifier = speculators.object("verifier") if speculators is not None else None

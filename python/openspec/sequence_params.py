@@ -29,5 +29,4 @@ def sequence_params(request: Request) -> _C.SequenceParams:
         num_prompt_logprobs=(sampling.prompt_logprobs or 0)
         if request.needs_prompt_logprobs
         else -1,
-        num_speculative_tokens=request.draft_limit,
     )

@@ -174,20 +174,20 @@ inline int run_all(int argc, char** argv) {
   CHECK_COMPARISON_(a, b, std::abs(check_a - check_b) <= (tolerance), #a " ~ " #b)
 
 /// The statement throws `exception_type` and its message contains `text` ("" for any).
-#define CHECK_THROWS(statement, exception_type, text)                                           \
-  do {                                                                                          \
-    std::string check_message;                                                                  \
-    bool check_thrown = false;                                                                  \
-    try {                                                                                       \
-      statement;                                                                                \
-    } catch (const exception_type& check_exception) {                                           \
-      check_thrown = true;                                                                      \
-      check_message = check_exception.what();                                                   \
-    }                                                                                           \
-    if (!check_thrown) FAIL("no " #exception_type " from " #statement);                         \
-    if (check_message.find(text) == std::string::npos) {                                        \
-      FAIL("the message of " #statement " is \"" + check_message + "\", without \"" text "\""); \
-    }                                                                                           \
+#define CHECK_THROWS(statement, exception_type, text)                                        \
+  do {                                                                                       \
+    std::string check_message;                                                               \
+    bool check_thrown = false;                                                               \
+    try {                                                                                    \
+      statement;                                                                             \
+    } catch (const exception_type& check_exception) {                                        \
+      check_thrown = true;                                                                   \
+      check_message = check_exception.what();                                                \
+    }                                                                                        \
+    if (!check_thrown) FAIL("no " #exception_type " from " #statement);                      \
+    if (check_message.find(text) == std::string::npos) {                                     \
+      FAIL("the message of " #statement " is \"" + check_message + "\", without " + (text)); \
+    }                                                                                        \
   } while (false)
 
 int main(int argc, char** argv) { return check_test::run_all(argc, argv); }

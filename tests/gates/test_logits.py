@@ -235,6 +235,23 @@ def assert_same_bits(found: Rows, expected: Rows) -> None:
     np.testing.assert_array_equal(found.layers, expected.layers)
 
 
+def check_company(subject: Subject, token_ids: Sequence[int], whole: Rows) -> None:
+    """Three sequences in one step: chunks of different lengths beside single rows."""
+    slots = [subject.add_scored(token_ids) for _ in range(3)]
+    plans = ([40, 1, 1, 43], [1, 64, 10, 10], [7, 7, 1, 70])
+    parts: list[list[Rows]] = [[], [], []]
+    for lengths in zip(*plans, strict=True):
+        rows = subject.step(*zip(slots, lengths, strict=True))
+        begin = 0
+        for part, length in zip(parts, lengths, strict=True):
+            end = begin + length
+            part.append(Rows(rows.logits[begin:end], rows.layers[:, begin:end]))
+            begin = end
+    for slot, part in zip(slots, parts, strict=True):
+        assert_same_bits(join(part), whole)
+        subject.runner.remove_sequence(slot)
+
+
 def worst_error(found: np.ndarray, truth: np.ndarray) -> float:
     """Over all rows: the largest error, relative to the row's largest value."""
     return float((np.abs(found - truth).max(-1) / np.abs(truth).max(-1)).max())
@@ -242,6 +259,15 @@ def worst_error(found: np.ndarray, truth: np.ndarray) -> float:
 
 def rms_error(found: np.ndarray, truth: np.ndarray) -> float:
     return float(np.sqrt(np.mean((found - truth) ** 2) / np.mean(truth**2)))
+
+
+def check_errors(ours: Rows, theirs: Reference, truth: Reference) -> None:
+    """Ours are no larger, in logits and in every layer."""
+    assert rms_error(ours.logits, truth.logits) <= rms_error(theirs.logits, truth.logits)
+    pairs = zip(ours.layers, theirs.layers, truth.layers, strict=True)
+    for index, (our_layer, their_layer, true_layer) in enumerate(pairs):
+        our_error, their_error = (rms_error(one, true_layer) for one in (our_layer, their_layer))
+        assert our_error <= their_error * 1.05, f"layer {index}"
 
 
 @pytest.fixture(scope="module")
@@ -277,20 +303,7 @@ def test_threads_change_no_bit(case: Case, whole: Rows) -> None:
 
 
 def test_company_changes_no_bit(case: Case, subject: Subject, whole: Rows) -> None:
-    """Three sequences in one step: chunks of different lengths beside single rows."""
-    slots = [subject.add_scored(case.token_ids) for _ in range(3)]
-    plans = ([40, 1, 1, 43], [1, 64, 10, 10], [7, 7, 1, 70])
-    parts: list[list[Rows]] = [[], [], []]
-    for lengths in zip(*plans, strict=True):
-        rows = subject.step(*zip(slots, lengths, strict=True))
-        begin = 0
-        for part, length in zip(parts, lengths, strict=True):
-            end = begin + length
-            part.append(Rows(rows.logits[begin:end], rows.layers[:, begin:end]))
-            begin = end
-    for slot, part in zip(slots, parts, strict=True):
-        assert_same_bits(join(part), whole)
-        subject.runner.remove_sequence(slot)
+    check_company(subject, case.token_ids, whole)
 
 
 def test_greedy_decode(case: Case, subject: Subject) -> None:
@@ -315,14 +328,7 @@ def test_greedy_decode(case: Case, subject: Subject) -> None:
 def test_bfloat16_is_no_worse_than_the_reference(case: Case) -> None:
     ours = Subject(case.folder, dtype="bfloat16").score(case.token_ids, 64, 1)
     theirs = reference(case.folder, case.token_ids, torch.bfloat16)
-    truth = case.truth
-    assert rms_error(ours.logits, truth.logits) <= rms_error(theirs.logits, truth.logits)
-    pairs = zip(ours.layers, theirs.layers, truth.layers, strict=True)
-    for index, (our_layer, their_layer, true_layer) in enumerate(pairs):
-        our_error, their_error = (
-            rms_error(layer, true_layer) for layer in (our_layer, their_layer)
-        )
-        assert our_error <= their_error * 1.05, f"layer {index}"
+    check_errors(ours, theirs, case.truth)
 
 
 def test_bfloat16_chunks_change_no_bit(case: Case) -> None:

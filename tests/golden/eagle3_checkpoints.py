@@ -157,3 +157,9 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     }
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def write_pairs(root: Path, heads: dict[str, Checkpoint]) -> dict[str, tuple[Path, Path]]:
+    """Folders of `target` and of each head."""
+    folder = write(root / "target", target())
+    return {name: (folder, write(root / name, head)) for name, head in heads.items()}

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from . import dflash_checkpoints, eagle3_checkpoints
 from .dflash_reference import Context, DFlashReference
 from .eagle3_checkpoints import Checkpoint
 from .make_eagle3 import PROMPTS, TINY, load
-from .target_reference import forward
+from .stored_cases import target_says, verified, write_cases
 
 DATA = Path(__file__).parent / "data" / "dflash.safetensors"
 
@@ -79,22 +78,14 @@ def make(case: Case) -> dict[str, Tensor]:
     reference = case.reference()
     layers = reference.format.captured_layers
 
-    def target_says(tokens: list[int]) -> tuple[list[int], Tensor]:
-        logits, states = forward(*case.target, tokens)
-        return logits.argmax(-1).tolist(), torch.cat([states[layer] for layer in layers], -1)
-
-    best, captured = target_says(case.prompt)
+    best, captured = target_says(case.target, layers, case.prompt)
     context = reference.extend(reference.empty(), captured)
     tokens = [*case.prompt, best[-1]]
     first = drafted(reference, context, tokens[-1])
 
     chain = first["chain_tokens"].tolist()
-    best, captured = target_says(tokens + chain)
-    answers = best[len(tokens) - 1 :]
-    accepted = 0
-    while accepted < CHAIN and chain[accepted] == answers[accepted]:
-        accepted += 1
-    tokens += answers[: accepted + 1]
+    best, captured = target_says(case.target, layers, tokens + chain)
+    tokens += verified(chain, best[len(tokens) - 1 :])
     captured = captured[: len(tokens) - 1]
     context = reference.extend(context, captured[len(context) :])
     second = drafted(reference, context, tokens[-1])
@@ -121,15 +112,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 def main() -> None:
     """Writes the file."""
-    tensors = {}
-    for name, case in cases():
-        made = make(case)
-        tensors.update({f"{name}.{key}": value for key, value in made.items()})
-        print(name, len(case.prompt), "tokens, committed after the first verification:",
-              made["tokens"][len(case.prompt) + 1 :].tolist())  # fmt: skip
-    save_file(tensors, DATA)
-    DATA.chmod(0o644)
-    print(f"{DATA}: {DATA.stat().st_size / 1e3:.0f} kB")
+    write_cases(DATA, ((name, make(case)) for name, case in cases()))
 
 
 if __name__ == "__main__":

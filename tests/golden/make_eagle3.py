@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from . import eagle3_checkpoints
 from .eagle3_checkpoints import Checkpoint
 from .eagle3_reference import Eagle3Reference, captured_layers
-from .target_reference import forward
+from .stored_cases import target_says, verified, write_cases
 
 TINY = Path(__file__).parents[2] / "python" / "openspec" / "models" / "tiny"
 DATA = Path(__file__).parent / "data" / "eagle3.safetensors"
@@ -74,11 +74,7 @@ def make(case: Case) -> dict[str, Tensor]:
     reference = case.reference()
     layers = captured_layers(head[0], target[0]["num_hidden_layers"])
 
-    def target_says(tokens: list[int]) -> tuple[list[int], Tensor]:
-        logits, states = forward(*target, tokens)
-        return logits.argmax(-1).tolist(), torch.cat([states[layer] for layer in layers], -1)
-
-    best, captured = target_says(prompt)
+    best, captured = target_says(target, layers, prompt)
     tokens = [*prompt, best[-1]]
     states, cache = reference.extend(reference.empty(), tokens[1:], captured)
     drafted = [(reference.chain(cache, states[-1], CHAIN), reference.tree(
@@ -86,12 +82,8 @@ def make(case: Case) -> dict[str, Tensor]:
     num_prefilled = len(cache)
 
     chain = drafted[0][0].tokens
-    best, captured = target_says(tokens + chain)
-    answers = best[len(tokens) - 1 :]
-    accepted = 0
-    while accepted < CHAIN and chain[accepted] == answers[accepted]:
-        accepted += 1
-    tokens += answers[: accepted + 1]
+    best, captured = target_says(target, layers, tokens + chain)
+    tokens += verified(chain, best[len(tokens) - 1 :])
     captured = captured[: len(tokens) - 1]
     more, cache = reference.extend(cache, tokens[num_prefilled + 1 :], captured[num_prefilled:])
     states = torch.cat((states, more))
@@ -126,16 +118,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 def main() -> None:
     """Writes the file."""
-    tensors = {}
-    for name, case in cases():
-        made = make(case)
-        tensors.update({f"{name}.{key}": value for key, value in made.items()})
-        print(name, len(case.prompt), "tokens, committed after the first verification:",
-              made["tokens"][len(case.prompt) + 1 :].tolist())  # fmt: skip
-    DATA.parent.mkdir(exist_ok=True)
-    save_file(tensors, DATA)
-    DATA.chmod(0o644)
-    print(f"{DATA}: {DATA.stat().st_size / 1e3:.0f} kB")
+    write_cases(DATA, ((name, make(case)) for name, case in cases()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -13,34 +12,23 @@ from tests.golden.dflash_checkpoints import BLOCK, CAPTURED, MASK
 from tests.golden.dflash_reference import DFlashReference, read_format
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases, make
 from tests.golden.make_eagle3 import PROMPTS, TINY, load
+from tests.golden.stored_cases import Stored, check_same, close, read_cases
 
 CASES = dict(cases())
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[str, Tensor]:
-    return load_file(DATA)
-
-
-def close(left: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+def stored() -> dict[str, Stored]:
+    return read_cases(DATA)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Tensor]) -> None:
-    made = make(CASES[name])
-    assert {f"{name}.{key}" for key in made} == {
-        key for key in stored if key.startswith(f"{name}.")
-    }
-    for key, value in made.items():
-        if value.is_floating_point():
-            close(value, stored[f"{name}.{key}"])
-        else:
-            assert torch.equal(value, stored[f"{name}.{key}"])
+def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored]) -> None:
+    check_same(make(CASES[name]), stored[name])
 
 
-def test_the_stored_cases_are_all_of_them(stored: dict[str, Tensor]) -> None:
-    assert {key.split(".")[0] for key in stored} == set(CASES)
+def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
+    assert stored.keys() == set(CASES)
     shipped = {f"{head}_{prompt}" for head in SHIPPED for prompt in PROMPTS}
     assert {*dflash_checkpoints.DIALECTS, *shipped} == set(CASES)
 
@@ -60,13 +48,13 @@ def test_formats() -> None:
     assert read_format(published, 36).captured_layers == [1, 9, 17, 25, 33]
 
 
-def test_the_dialects_differ_in_what_they_say(stored: dict[str, Tensor]) -> None:
+def test_the_dialects_differ_in_what_they_say(stored: dict[str, Stored]) -> None:
     """The same layers under another layout are another drafter."""
-    assert torch.equal(stored["zlab.logits"], stored["speculators.logits"])
+    assert torch.equal(stored["zlab"]["logits"], stored["speculators"]["logits"])
     others = ["jetspec", "deepspec", "dspark"]
     for name in others:
-        assert not torch.allclose(stored[f"{name}.chain_logprobs"], stored["zlab.chain_logprobs"])
-        assert not torch.equal(stored[f"{name}.tree_tokens"], stored["zlab.tree_tokens"])
+        assert not torch.allclose(stored[name]["chain_logprobs"], stored["zlab"]["chain_logprobs"])
+        assert not torch.equal(stored[name]["tree_tokens"], stored["zlab"]["tree_tokens"])
 
 
 def context_of(name: str) -> tuple[DFlashReference, Tensor]:

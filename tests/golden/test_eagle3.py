@@ -9,8 +9,6 @@ from bench.tiny_model.eagle3.export import load_head
 from bench.tiny_model.eagle3.generate import load_target
 from bench.tiny_model.eagle3.train import STEPS, begin, go_on, teach
 from bench.tiny_model.tokenizer import ADDED_TOKENS
-from safetensors.torch import load_file
-from torch import Tensor
 
 from tests.golden import eagle3_checkpoints
 from tests.golden.eagle3_reference import captured_layers
@@ -26,50 +24,39 @@ from tests.golden.make_eagle3 import (
     load,
     make,
 )
+from tests.golden.stored_cases import Stored, check_same, close, read_cases
 
 CASES = dict(cases())
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[str, Tensor]:
-    return load_file(DATA)
-
-
-def close(left: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+def stored() -> dict[str, Stored]:
+    return read_cases(DATA)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Tensor]) -> None:
-    made = make(CASES[name])
-    assert {f"{name}.{key}" for key in made} == {
-        key for key in stored if key.startswith(f"{name}.")
-    }
-    for key, value in made.items():
-        if value.is_floating_point():
-            close(value, stored[f"{name}.{key}"])
-        else:
-            assert torch.equal(value, stored[f"{name}.{key}"])
+def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored]) -> None:
+    check_same(make(CASES[name]), stored[name])
 
 
-def test_the_stored_cases_are_all_of_them(stored: dict[str, Tensor]) -> None:
-    assert {key.split(".")[0] for key in stored} == set(CASES)
+def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
+    assert stored.keys() == set(CASES)
     assert {*PROMPTS, *eagle3_checkpoints.DIALECTS} == set(CASES)
     # Somewhere the whole chain was accepted, somewhere not.
-    committed = [len(stored[f"{n}.tokens"]) - 1 - stored[f"{n}.num_prefilled"] for n in CASES]
+    committed = [len(stored[n]["tokens"]) - 1 - stored[n]["num_prefilled"] for n in CASES]
     assert {1, CHAIN + 1} <= {int(count) for count in committed}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_distances_of_positions_matter(name: str, stored: dict[str, Tensor]) -> None:
+def test_only_distances_of_positions_matter(name: str, stored: dict[str, Stored]) -> None:
     classic = CASES[name].reference(first=0)
-    tokens, captured = stored[f"{name}.tokens"].tolist(), stored[f"{name}.captured"]
+    tokens, captured = stored[name]["tokens"].tolist(), stored[name]["captured"]
     states, cache = classic.extend(classic.empty(), tokens[1:], captured)
-    close(states, stored[f"{name}.states"])
-    at = [int(stored[f"{name}.num_prefilled"]) - 1, -1]
-    close(classic.logits(states[at]), stored[f"{name}.logits"])
+    close(states, stored[name]["states"])
+    at = [int(stored[name]["num_prefilled"]) - 1, -1]
+    close(classic.logits(states[at]), stored[name]["logits"])
     tree = classic.tree(cache, states[-1], DEPTH, TOP_K, NODES)
-    assert tree.tokens == stored[f"{name}.tree_tokens"][1].tolist()
+    assert tree.tokens == stored[name]["tree_tokens"][1].tolist()
 
 
 @pytest.mark.parametrize("dialect", eagle3_checkpoints.DIALECTS)
@@ -126,12 +113,12 @@ def test_the_shipped_head() -> None:
     assert (TINY / "eagle3" / "model.safetensors").stat().st_size < 8_000_000
 
 
-def read_case(stored: dict[str, Tensor], name: str) -> evaluate.Text:
-    features = torch.nn.functional.pad(stored[f"{name}.captured"], (0, 0, 1, 0))
-    return evaluate.Text(stored[f"{name}.tokens"], int(stored[f"{name}.num_prefilled"]), features)
+def read_case(stored: dict[str, Stored], name: str) -> evaluate.Text:
+    features = torch.nn.functional.pad(stored[name]["captured"], (0, 0, 1, 0))
+    return evaluate.Text(stored[name]["tokens"], int(stored[name]["num_prefilled"]), features)
 
 
-def test_the_recipes_evaluation_drafts_the_same(stored: dict[str, Tensor]) -> None:
+def test_the_recipes_evaluation_drafts_the_same(stored: dict[str, Stored]) -> None:
     head, vocabulary = load_head(TINY / "eagle3")
     embedding = load(TINY)[1]["model.embed_tokens.weight"].float()
     drafting = evaluate.Drafting(head, vocabulary, embedding)
@@ -141,9 +128,9 @@ def test_the_recipes_evaluation_drafts_the_same(stored: dict[str, Tensor]) -> No
         with torch.no_grad():
             chains = drafting.chains(text, CHAIN)
             trees = drafting.trees(text, DEPTH, TOP_K, NODES)
-        assert torch.equal(chains[at], stored[f"{name}.chain_tokens"])
-        assert torch.equal(trees.tokens[at], stored[f"{name}.tree_tokens"])
-        assert torch.equal(trees.parents[at], stored[f"{name}.tree_parents"])
+        assert torch.equal(chains[at], stored[name]["chain_tokens"])
+        assert torch.equal(trees.tokens[at], stored[name]["tree_tokens"])
+        assert torch.equal(trees.parents[at], stored[name]["tree_parents"])
 
 
 def test_training_time_test_is_a_forced_chain() -> None:

@@ -18,9 +18,9 @@ from tests.gates.test_logits import (
     Rows,
     Subject,
     assert_same_bits,
-    join,
+    check_company,
+    check_errors,
     reference,
-    rms_error,
 )
 
 torch = pytest.importorskip("torch")
@@ -54,11 +54,7 @@ def whole(subject: Subject, token_ids: list[int]) -> Rows:
 def test_error_is_no_larger_than_the_references(whole: Rows, token_ids: list[int]) -> None:
     truth = reference(EMBEDDED, token_ids, torch.float32)
     theirs = reference(EMBEDDED, token_ids, torch.bfloat16)
-    assert rms_error(whole.logits, truth.logits) <= rms_error(theirs.logits, truth.logits)
-    pairs = zip(whole.layers, theirs.layers, truth.layers, strict=True)
-    for index, (our_layer, their_layer, true_layer) in enumerate(pairs):
-        our_error, their_error = (rms_error(one, true_layer) for one in (our_layer, their_layer))
-        assert our_error <= their_error * 1.05, f"layer {index}"
+    check_errors(whole, theirs, truth)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
@@ -70,19 +66,7 @@ def test_chunks_change_no_bit(
 
 
 def test_company_changes_no_bit(subject: Subject, whole: Rows, token_ids: list[int]) -> None:
-    slots = [subject.add_scored(token_ids) for _ in range(3)]
-    plans = ([40, 1, 1, 43], [1, 64, 10, 10], [7, 7, 1, 70])
-    parts: list[list[Rows]] = [[], [], []]
-    for lengths in zip(*plans, strict=True):
-        rows = subject.step(*zip(slots, lengths, strict=True))
-        begin = 0
-        for part, length in zip(parts, lengths, strict=True):
-            end = begin + length
-            part.append(Rows(rows.logits[begin:end], rows.layers[:, begin:end]))
-            begin = end
-    for slot, part in zip(slots, parts, strict=True):
-        assert_same_bits(join(part), whole)
-        subject.runner.remove_sequence(slot)
+    check_company(subject, token_ids, whole)
 
 
 def test_decode_equals_prefill(subject: Subject, token_ids: list[int]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
-from openspec.draft_head import LayerIds
+from openspec.draft_formats.eagle3 import default_layers
+from openspec.draft_head import LayerIds, captured_layers
 from openspec.draft_model import DraftModel
 from openspec.drafters import OptionValue, get_drafter
-from openspec.drafters.eagle3 import captured_layers
 from openspec.errors import ConfigError
 from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import (
@@ -94,7 +94,7 @@ def test_classic(target: ModelConfig) -> None:
     assert set(model.ignored_tensors) == {"t2d"}
     assert "classic" in model.description and "layers 1, 17, 32 of 36" in model.description
     details = "\n".join(model.details)
-    assert "outputs of 1, 17, 32 = entering 2, 18, 33 (from the default)" in details
+    assert "outputs of 1, 17, 32 = entering 2, 18, 33 (from the default for 36 layers)" in details
     assert "brings none" in details and "made for 2048, the target for 4096" in details
     types = {name: type(value) for name, value in model.options.items()}
     assert types["rope_theta"] is float and types["num_q_heads"] is int
@@ -170,7 +170,7 @@ def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     ("num_layers", "expected"), [(36, (1, 17, 32)), (40, (1, 19, 36)), (64, (1, 31, 60))]
 )
 def test_default_layers(num_layers: int, expected: tuple[int, ...]) -> None:
-    assert captured_layers(None, num_layers) == expected
+    assert captured_layers(default_layers(num_layers), num_layers) == expected
 
 
 def test_two_ways_to_count_the_same_layers() -> None:
@@ -198,7 +198,7 @@ def test_impossible_layers(ids: tuple[int, ...], numbering: Any, message: str) -
 
 def test_no_default_for_few_layers() -> None:
     with pytest.raises(ConfigError, match=r"default for 4 layers.*found \[2, 2, 1\]"):
-        captured_layers(None, 4)
+        captured_layers(default_layers(4), 4)
 
 
 def test_layers_of_the_user(target: ModelConfig, tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ OFFSETS = [token - i for i, token in enumerate(IDS)]
         (without("d2t"), "missing tensor d2t: the head knows 40 of the target's 160"),
         (
             setting("fc.weight", tensor("BF16", [HIDDEN, 2 * HIDDEN])),
-            r"expected shape \[64, 192\] for 3 captured layers \(1, 17, 32, from the default\), "
-            r"found \[64, 128\], that is 2",
+            r"expected shape \[64, 192\] for 3 captured layers \(1, 17, 32, from the default for "
+            r"36 layers\), found \[64, 128\], that is 2",
         ),
         (
             setting("fc.weight", tensor("BF16", [32, 96])),

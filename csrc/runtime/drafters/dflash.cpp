@@ -26,8 +26,6 @@ class DFlashDrafter final : public NetworkDrafter {
         depth_(config.draft_depth),
         top_k_(config.integer("draft_top_k", 1, 1, kMaxTopK)),
         first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
-    constexpr int kMost = 1 << 24;
-    const TargetConfig& target = config.target;
     const int block_size = config.integer("block_size", 0, 2, kMaxBlock);
     const int most = block_size - first_draft_row_;
     OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= most, "num_speculative_tokens must be in [1, ",
@@ -35,36 +33,18 @@ class DFlashDrafter final : public NetworkDrafter {
     OPENSPEC_CHECK_ARG(config.num_speculative_tokens <= (makes_trees() ? kMaxBlockTreeNodes : most),
                        "a tree of ", config.num_speculative_tokens, " drafts, at most ",
                        kMaxBlockTreeNodes);
-    mask_token_ = config.integer("mask_token", -1, 0, target.vocab_size - 1);
-    needs_.capture_layers = config.layers("capture_layers");
-    model_config_ = {
-        .hidden_size = target.hidden_size,
-        .num_layers = config.integer("num_layers", 0, 1, 64),
-        .num_captures = static_cast<int>(needs_.capture_layers.size()),
-        .num_q_heads = config.integer("num_q_heads", target.num_q_heads, 1, kMost),
-        .num_kv_heads = config.integer("num_kv_heads", target.num_kv_heads, 1, kMost),
-        .head_dim = config.integer("head_dim", target.head_dim, 1, kMost),
-        .intermediate_size =
-            config.integer("intermediate_size", target.intermediate_size, 1, kMost),
-        .vocab_size = target.vocab_size,
-        .draft_vocab_size = config.integer("draft_vocab_size", target.vocab_size, 1, kMost),
-        .rms_norm_eps = static_cast<float>(config.number("rms_norm_eps", 1e-6)),
-        .rope_theta = config.number("rope_theta", 1e6),
-        .is_causal = config.flag("is_causal", false),
-        .has_embedding = config.flag("has_embedding", false),
-        .has_head = config.flag("has_head", false),
-        .has_token_map = config.flag("has_token_map", false),
-        .markov_rank = config.integer("markov_rank", 0, 0, kMost),
-        .has_confidence = config.flag("has_confidence", false),
-        .confidence_sees_token = config.flag("confidence_sees_token", false)};
+    mask_token_ = config.integer("mask_token", -1, 0, config.target.vocab_size - 1);
+    model_config_ = {draft_model_config()};
+    model_config_.num_layers = config.integer("num_layers", 0, 1, 64);
+    model_config_.is_causal = config.flag("is_causal", false);
+    model_config_.has_head = config.flag("has_head", false);
+    model_config_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
+    model_config_.has_confidence = config.flag("has_confidence", false);
+    model_config_.confidence_sees_token = config.flag("confidence_sees_token", false);
     model_config_.validate();
     OPENSPEC_CHECK_ARG(!makes_trees() || model_config_.markov_rank == 0,
                        "draft_top_k: trees are made of marginals, which a Markov head has not");
-    OPENSPEC_CHECK_ARG(top_k_ <= model_config_.draft_vocab_size, "draft_top_k ", top_k_,
-                       " of a vocabulary of ", model_config_.draft_vocab_size);
-    OPENSPEC_CHECK_ARG(!keeps_logits() || !makes_trees(),
-                       "acceptance by rejection is for chains: set draft_top_k to 1");
-    needs_.makes_trees = makes_trees();
+    declare_trees(top_k_, model_config_);
     needs_.has_scores = model_config_.has_confidence;
     needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
                             {model_config_.num_kv_heads, model_config_.head_dim});

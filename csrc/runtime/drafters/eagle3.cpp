@@ -24,8 +24,6 @@ class Eagle3Drafter final : public NetworkDrafter {
   explicit Eagle3Drafter(const DrafterConfig& config)
       : NetworkDrafter(config),
         shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
-    constexpr int kMost = 1 << 24;
-    const TargetConfig& target = config.target;
     OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
                        "num_speculative_tokens must be in [1, ", kMaxDepth, "], got ",
                        shape_.depth);
@@ -35,28 +33,11 @@ class Eagle3Drafter final : public NetworkDrafter {
     if (makes_trees() && shape_.depth > 1) {
       max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
     }
-    needs_.capture_layers = config.layers("capture_layers");
-    head_ = {.hidden_size = target.hidden_size,
-             .num_captures = static_cast<int>(needs_.capture_layers.size()),
-             .num_q_heads = config.integer("num_q_heads", target.num_q_heads, 1, kMost),
-             .num_kv_heads = config.integer("num_kv_heads", target.num_kv_heads, 1, kMost),
-             .head_dim = config.integer("head_dim", target.head_dim, 1, kMost),
-             .intermediate_size =
-                 config.integer("intermediate_size", target.intermediate_size, 1, kMost),
-             .vocab_size = target.vocab_size,
-             .draft_vocab_size = config.integer("draft_vocab_size", target.vocab_size, 1, kMost),
-             .rms_norm_eps = static_cast<float>(config.number("rms_norm_eps", 1e-6)),
-             .rope_theta = config.number("rope_theta", 1e4),
-             .has_qk_norm = config.flag("has_qk_norm", false),
-             .has_embedding = config.flag("has_embedding", false),
-             .has_token_map = config.flag("has_token_map", false),
-             .norm_before_residual = config.flag("norm_before_residual", false)};
+    head_ = {draft_model_config()};
+    head_.has_qk_norm = config.flag("has_qk_norm", false);
+    head_.norm_before_residual = config.flag("norm_before_residual", false);
     head_.validate();
-    OPENSPEC_CHECK_ARG(shape_.top_k <= head_.draft_vocab_size, "draft_top_k ", shape_.top_k,
-                       " of a vocabulary of ", head_.draft_vocab_size);
-    OPENSPEC_CHECK_ARG(!keeps_logits() || !makes_trees(),
-                       "acceptance by rejection is for chains: set draft_top_k to 1");
-    needs_.makes_trees = makes_trees();
+    declare_trees(shape_.top_k, head_);
     needs_.num_draft_rows = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
     plan();

@@ -32,7 +32,7 @@ class NgramDrafter final : public Drafter {
     params_.earliest = match == "earliest";
 
     needs_.num_speculative_tokens = num_drafts;
-    memory_ = config.device == Device::kCuda ? Memory::kDevice : Memory::kHost;
+    memory_ = memory_of(config.device);
     match_len_bytes_ = static_cast<size_t>(config.max_num_seqs) * sizeof(int32_t);
     if (memory_ == Memory::kHost) {
       workspace_bytes_ = ngram_lookup_workspace_bytes(config.max_num_seqs, params_.max_lookback);

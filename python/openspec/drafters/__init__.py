@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from openspec.draft_head import CAPTURE_LAYERS, listed, neighbouring_layers
 from openspec.errors import ConfigError, EngineError
 from openspec.settings import nearest
 
@@ -65,13 +66,14 @@ class DrafterOption:
 
 
 CAPTURE_LAYERS_OPTION = DrafterOption(
-    name="capture_layers",
+    name=CAPTURE_LAYERS,
     default="",
     help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. Default: "
     "what the head's config.json says.",
 )
 DRAFT_TOP_K = "draft_top_k"
 """The option that makes trees."""
+DRAFT_TREE_SIZE = "draft_tree_size"
 DRAFT_NOISE_OPTION = DrafterOption(
     name="draft_noise",
     default=True,
@@ -117,6 +119,33 @@ class Checkup:
     variants: tuple[Variant, ...] = ()
     causes: tuple[str, ...] = ()
     """What else lowers acceptance without an error, the likeliest first."""
+
+
+HEAD_CAUSES = (
+    "the head was trained for another target of the same size (base against instruct, 2504 against "
+    "2507), or for its quantised form",
+    "the head expects other layers; its card or training configuration names them "
+    "(--capture-layers takes outputs, counted from 0)",
+    "the head was trained on normed states; it has to read the residual stream as it is",
+)
+"""What may be wrong with any head on the target's states."""
+
+
+def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...]:
+    """The head with its layer ids read in the other numbering."""
+    layers = tuple(map(int, str(model.options[CAPTURE_LAYERS]).split(",")))
+    variants = []
+    for moved in neighbouring_layers(layers, target.num_layers):
+        text = ",".join(map(str, moved))
+        variants.append(
+            Variant(
+                label=f"outputs of layers {listed(moved)}",
+                options={CAPTURE_LAYERS: text},
+                advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
+                "or mend config.json",
+            )
+        )
+    return tuple(variants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +254,25 @@ def check_rejection(config: EngineConfig, options: Options) -> None:
     if not options[DRAFT_NOISE_OPTION.name]:
         raise ConfigError(
             "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
+
+
+def check_trees(config: EngineConfig, options: Options) -> None:
+    """Refuses trees that cannot be, and their options without trees.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    if options[DRAFT_TOP_K] == 1:
+        if options[DRAFT_TREE_SIZE] != 0:
+            raise ConfigError(
+                "--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)"
+            )
+        return
+    if 0 < config.num_drafts > config.num_draft_rows:
+        raise ConfigError(
+            f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
+            f"or lower --num-speculative-tokens ({config.num_drafts})"
         )
 
 

@@ -5,8 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "cuda/cuda_testing.h"
-#include "kernels/linear_tiles.cuh"
+#include "cuda/linear_testing.h"
 
 namespace {
 
@@ -14,31 +13,6 @@ using namespace openspec;
 using namespace openspec::testing;
 
 NeedsDevice needs_device;
-
-constexpr LinearEpilogue kNone = LinearEpilogue::kNone;
-constexpr LinearEpilogue kSwiGlu = LinearEpilogue::kSwiGlu;
-
-enum class Out { kBF16, kF32, kPartials };
-
-struct Shape {
-  std::string name;
-  int num_outputs;
-  int num_inputs;
-  LinearEpilogue epilogue = kNone;
-  int num_splits = 1;
-};
-
-PackedLinear packed(const Shape& shape, const void* data) {
-  PackedLinear weight;
-  weight.data = data;
-  weight.num_outputs = shape.num_outputs;
-  weight.num_inputs = shape.num_inputs;
-  weight.dtype = DType::kBF16;
-  weight.epilogue = shape.epilogue;
-  weight.layout = LinearLayout::kTiles;
-  weight.num_splits = shape.num_splits;
-  return weight;
-}
 
 /// Ends the process as skipped where the device or the build has no wgmma: see linear_wgmma_takes.
 /// Called by every test: before main the kernels are not registered yet.
@@ -77,7 +51,7 @@ class Matrix {
 
   const Shape& shape() const { return shape_; }
   PackedLinear weight() const { return packed(shape_, data_.data()); }
-  int num_columns() const { return shape_.num_outputs / (shape_.epilogue == kSwiGlu ? 2 : 1); }
+  int num_columns() const { return shape_.num_columns(); }
   float at(int output, int k) const {
     return from_bf16(host_[static_cast<size_t>(output) * shape_.num_inputs + k]);
   }
@@ -150,22 +124,6 @@ std::string name(const cuda::WgmmaPlan& plan) {
          ", " + std::to_string(plan.num_runs) + " runs";
 }
 
-std::vector<Out> outs(const Shape& shape) {
-  if (shape.epilogue == kSwiGlu) return {Out::kBF16};
-  return {Out::kBF16, Out::kF32, Out::kPartials};
-}
-
-float read(const std::vector<uint8_t>& bytes, size_t element, Out out) {
-  if (out == Out::kBF16) {
-    uint16_t bits;
-    std::memcpy(&bits, &bytes[2 * element], 2);
-    return from_bf16(bits);
-  }
-  float value;
-  std::memcpy(&value, &bytes[4 * element], 4);
-  return value;
-}
-
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
 // Small matrices against double precision. A stored bf16 may be off by half a unit in the last
@@ -203,7 +161,7 @@ TEST(small_matrices_are_close_to_double_precision) {
         const size_t part = static_cast<size_t>(num_rows) * matrix.num_columns();
         for (int row = 0; row < num_rows; ++row) {
           for (int column = 0; column < matrix.num_columns(); ++column) {
-            const size_t element = static_cast<size_t>(row) * matrix.num_columns() + column;
+            const size_t at = static_cast<size_t>(row) * matrix.num_columns() + column;
             double magnitude = 0;
             double want = product(row, column, magnitude);
             double rounding = out == Out::kBF16 ? std::abs(want) / 256 : 0.0;
@@ -215,7 +173,7 @@ TEST(small_matrices_are_close_to_double_precision) {
               want = silu(want) * up;
             }
             double value = 0;
-            for (int i = 0; i < num_parts; ++i) value += read(got, i * part + element, out);
+            for (int i = 0; i < num_parts; ++i) value += element(got, out, i * part + at);
             CHECK_NEAR(value, want, rounding + magnitude * 0x1p-17 + 1e-30);
           }
         }

@@ -15,6 +15,7 @@ using testing::Ids;
 using testing::Job;
 using testing::load_random_weights;
 using testing::random_prompt;
+using testing::Script;
 using testing::ScriptedDrafter;
 
 namespace {
@@ -234,7 +235,6 @@ std::vector<Job> mixed_jobs() {
     job.params.max_tokens = 40 + i;
     job.params.seed = static_cast<uint64_t>(100 + i);
     job.params.num_logprobs = i % 3;
-    job.params.num_speculative_tokens = 4;
     if (i % 2 == 1) job.params.temperature = 0.9f;
     if (i == 2) job.params.frequency_penalty = 0.7f;
     if (i == 3) job.params.top_k = 8;
@@ -270,22 +270,10 @@ void check_same(const std::vector<Output>& outputs, const std::vector<Output>& e
   }
 }
 
-using Script = std::function<Ids(std::span<const int32_t>, int)>;
-
-/// Knows what the jobs' texts are.
 Script oracle_of(const std::vector<Job>& jobs, const std::vector<Output>& expected) {
-  return [&](std::span<const int32_t> known, int count) {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      Ids text = jobs[i].prompt;
-      text.insert(text.end(), expected[i].tokens.begin(), expected[i].tokens.end());
-      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
-        continue;
-      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
-      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                 text.begin() + static_cast<std::ptrdiff_t>(end));
-    }
-    return Ids{};
-  };
+  std::vector<Ids> texts;
+  for (const Output& output : expected) texts.push_back(output.tokens);
+  return testing::oracle_of(jobs, texts);
 }
 
 }  // namespace
@@ -326,24 +314,14 @@ TEST(text_does_not_depend_on_drafts_from_the_device) {
 TEST(text_does_not_depend_on_drafts_from_the_host) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Output> expected = plain(jobs);
-  const Script oracle = oracle_of(jobs, expected);
-  const std::vector<Script> scripts{
-      oracle,
-      [&](std::span<const int32_t> known, int count) {
-        Ids draft = oracle(known, count);
-        if (draft.size() > 2) draft[known.size() % 3] = static_cast<int32_t>(known.size() % kVocab);
-        return draft;
-      },
-      [](std::span<const int32_t>, int) { return Ids{3, -1, kVocab, INT32_MAX}; },
-      [](std::span<const int32_t>, int) -> Ids { throw std::runtime_error("no drafts today"); },
-  };
+  const std::vector<Script> scripts = testing::scripts_of(oracle_of(jobs, expected), kVocab);
   for (size_t k = 0; k < scripts.size(); ++k) {
     RunnerConfig config = small_config();
     config.adaptive = false;
     const auto runner = make_runner(config, std::make_unique<ScriptedDrafter>(scripts[k]));
     CHECK_EQ(runner->num_steps_ahead(), 0);
     check_same(run(*runner, jobs, {.chunk = 64, .max_drafts = 4}), expected);
-    CHECK_EQ(runner->stats().num_drafter_failures > 0, k == 3);
+    CHECK_EQ(runner->stats().num_drafter_failures > 0, k == 4);
     if (k == 0) CHECK_LT(runner->stats().num_steps, 30);
   }
 }
@@ -419,25 +397,10 @@ TEST(prompt_logprobs_cover_the_prompt_in_any_chunking) {
   std::vector<float> expected;
   for (int chunk : {200, 1, 6, 150}) {
     const auto runner = make_runner(small_config());
-    const int slot = runner->add_sequence(job.prompt, 200, job.params, {});
-    std::vector<float> values;
-    Ids scored;
-    while (runner->table().num_tokens(slot) == 200) {
-      const std::vector<SpanRequest> request{
-          {slot, std::min(chunk, 200 - runner->table().kv_len(slot)), 0}};
-      auto lease = runner->reserve(request);
-      runner->launch(*lease);
-      const SpanResult result = runner->collect(*lease)[0];
-      runner->commit(*lease);
-      for (const TokenLogprobs& entry : result.prompt_logprobs) {
-        CHECK_EQ(entry.token_ids.size(), 3);
-        scored.push_back(entry.token_ids[0]);
-        values.insert(values.end(), entry.logprobs.begin(), entry.logprobs.end());
-      }
-    }
-    CHECK_EQ(scored, Ids(job.prompt.begin() + 1, job.prompt.end()));
-    if (expected.empty()) expected = values;
-    CHECK(values == expected);
+    const testing::PromptScores scores = testing::score_prompt(*runner, job, chunk);
+    CHECK_EQ(scores.tokens, Ids(job.prompt.begin() + 1, job.prompt.end()));
+    if (expected.empty()) expected = scores.logprobs;
+    CHECK(scores.logprobs == expected);
   }
 }
 

@@ -8,6 +8,9 @@ using namespace openspec;
 using testing::Ids;
 using testing::Job;
 using testing::load_random_weights;
+using testing::oracle_of;
+using testing::run;
+using testing::Script;
 using testing::ScriptedDrafter;
 using testing::TreeDrafter;
 
@@ -16,82 +19,15 @@ namespace {
 constexpr int kVocab = 61;
 
 RunnerConfig small_config() {
-  RunnerConfig config;
-  config.target = testing::small_target(3, kVocab);
-  config.page_size = 4;
-  config.max_num_seqs = 6;
-  config.max_model_len = 96;
-  config.max_num_batched_tokens = 128;
-  config.max_num_logits_rows = 5;  // fewer than a step samples, so that blocks are crossed
-  config.num_threads = 2;
+  RunnerConfig config = testing::small_config(3, kVocab);
   config.num_speculative_tokens = 4;
   return config;
 }
 
 Ids random_prompt(int seed, int length) { return testing::random_prompt(seed, length, kVocab); }
-
-/// Runs the jobs together with prefill chunks of `chunk` tokens; returns each one's output.
-std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk, int max_drafts) {
-  std::vector<int> slots;
-  std::vector<bool> done(jobs.size(), false);
-  for (const Job& job : jobs) {
-    slots.push_back(
-        runner.add_sequence(job.prompt, static_cast<int>(job.prompt.size()), job.params, {}));
-  }
-  std::vector<Ids> outputs(jobs.size());
-  for (size_t num_done = 0; num_done < jobs.size();) {
-    std::vector<SpanRequest> requests;
-    std::vector<size_t> job_of;
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      if (done[i]) continue;
-      const SequenceTable& table = runner.table();
-      const int left = table.num_tokens(slots[i]) - table.kv_len(slots[i]);
-      const int room = runner.config().max_model_len - table.num_tokens(slots[i]);
-      requests.push_back({slots[i], std::min(left, chunk), std::min(max_drafts, room - 1)});
-      job_of.push_back(i);
-    }
-    auto lease = runner.reserve(requests);
-    runner.launch(*lease);
-    const std::vector<SpanResult> results = runner.collect(*lease);
-    runner.commit(*lease);
-    runner.check_integrity();
-    for (size_t k = 0; k < results.size(); ++k) {
-      const size_t i = job_of[k];
-      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
-      const SequenceTable& table = runner.table();
-      if (!results[k].token_ids.empty()) {
-        CHECK_EQ(table.num_tokens(slots[i]), table.kv_len(slots[i]) + 1);
-      }
-      if (results[k].finish != FinishReason::kRunning) {
-        runner.remove_sequence(slots[i]);
-        done[i] = true;
-        ++num_done;
-      }
-    }
-  }
-  runner.check_integrity();
-  return outputs;
-}
-
-std::vector<Job> mixed_jobs() {
-  std::vector<Job> jobs;
-  for (int i = 0; i < 5; ++i) {
-    Job job{random_prompt(i, 9 + 5 * i), {}};
-    job.params.max_tokens = 20 + i;
-    job.params.seed = static_cast<uint64_t>(100 + i);
-    if (i % 2 == 1) job.params.temperature = 0.9f;
-    if (i == 2) job.params.frequency_penalty = 0.7f;
-    if (i == 3) job.params.top_k = 8;
-    if (i == 4) job.params.repetition_penalty = 1.3f;
-    jobs.push_back(job);
-  }
-  return jobs;
-}
-
+std::vector<Job> mixed_jobs() { return testing::mixed_jobs(20, kVocab); }
 std::vector<Ids> plain(const std::vector<Job>& jobs) {
-  Runner runner(small_config(), 200);
-  load_random_weights(runner);
-  return run(runner, jobs, 64, 0);
+  return testing::plain(small_config(), jobs);
 }
 
 }  // namespace
@@ -116,35 +52,7 @@ TEST(output_does_not_depend_on_chunks_batch_or_threads) {
 TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Ids> expected = plain(jobs);
-  // Knows each job's whole text; from there: right, right for a while, wrong, no tokens at all.
-  const auto oracle = [&](std::span<const int32_t> known, int count) {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      Ids text = jobs[i].prompt;
-      text.insert(text.end(), expected[i].begin(), expected[i].end());
-      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
-        continue;
-      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count));
-      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                 text.begin() + static_cast<std::ptrdiff_t>(end));
-    }
-    return Ids{};
-  };
-  using Script = std::function<Ids(std::span<const int32_t>, int)>;
-  const std::vector<Script> scripts{
-      oracle,
-      [&](std::span<const int32_t> known, int count) {
-        Ids draft = oracle(known, count);
-        if (draft.size() > 2) draft[known.size() % 3] = static_cast<int32_t>(known.size() % kVocab);
-        return draft;
-      },
-      [](std::span<const int32_t> known, int count) {
-        return Ids(static_cast<size_t>(count), known.back());
-      },
-      [](std::span<const int32_t>, int) {
-        return Ids{3, -1, kVocab, INT32_MAX, INT32_MIN, 5, 5, 5};
-      },
-      [](std::span<const int32_t>, int) -> Ids { throw std::runtime_error("no drafts today"); },
-  };
+  const std::vector<Script> scripts = testing::scripts_of(oracle_of(jobs, expected), kVocab);
   for (size_t k = 0; k < scripts.size(); ++k) {
     for (bool adaptive : {false, true}) {
       RunnerConfig config = small_config();
@@ -152,9 +60,8 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
       Runner runner(config, 200, std::make_unique<ScriptedDrafter>(scripts[k]));
       load_random_weights(runner);
       if (adaptive) CHECK(!runner.measure_step_times(0.2).empty());
-      CHECK(run(runner, jobs, 5, 4) == expected);
+      CHECK(run(runner, jobs, 5, 4, /*drafter_fails=*/k == 4) == expected);
       if (k == 0 && !adaptive) CHECK_LT(runner.stats().num_steps, 20);
-      CHECK_EQ(runner.stats().num_drafter_failures > 0, k == 4);
     }
   }
 }
@@ -162,20 +69,11 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
 TEST(trees_change_no_text_and_leave_the_kv_of_plain_decoding) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Ids> expected = plain(jobs);
-  const auto oracle = [&](std::span<const int32_t> known, int count) {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      Ids text = jobs[i].prompt;
-      text.insert(text.end(), expected[i].begin(), expected[i].end());
-      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin()))
-        continue;
-      const size_t end = std::min(text.size(), known.size() + static_cast<size_t>(count / 3));
-      return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                 text.begin() + static_cast<std::ptrdiff_t>(end));
-    }
-    return Ids{};
+  const auto oracle = [chain = oracle_of(jobs, expected)](std::span<const int32_t> known,
+                                                          int count) {
+    return chain(known, count / 3);
   };
-  const auto run_with = [&](const std::function<Ids(std::span<const int32_t>, int)>& script,
-                            int max_drafts, int& num_steps) {
+  const auto run_with = [&](const Script& script, int max_drafts, int& num_steps) {
     RunnerConfig config = small_config();
     config.num_speculative_tokens = 16;
     config.adaptive = false;
@@ -187,7 +85,6 @@ TEST(trees_change_no_text_and_leave_the_kv_of_plain_decoding) {
     load_random_weights(runner);
     runner.set_capture({0, 2});
     CHECK(run(runner, jobs, 5, max_drafts) == expected);
-    CHECK_EQ(runner.stats().num_drafter_failures, 0);
     num_steps = static_cast<int>(runner.stats().num_steps);
     return observer.seen;
   };
@@ -311,15 +208,8 @@ TEST(stop_inside_an_accepted_run_ends_it) {
   const int32_t stop = expected[0][5];
   const auto first = std::find(expected[0].begin(), expected[0].end(), stop);
   job.params.stop_ids = {stop};
-  Ids text = job.prompt;
-  text.insert(text.end(), expected[0].begin(), expected[0].end());
-  RunnerConfig config = small_config();
-  Runner runner(config, 60, std::make_unique<ScriptedDrafter>([&](auto known, int count) {
-                  const size_t end =
-                      std::min(text.size(), known.size() + static_cast<size_t>(count));
-                  return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                             text.begin() + static_cast<std::ptrdiff_t>(end));
-                }));
+  Runner runner(small_config(), 60,
+                std::make_unique<ScriptedDrafter>(oracle_of({job}, {expected[0]})));
   load_random_weights(runner);
   CHECK_EQ(run(runner, {job}, 64, 4)[0], Ids(expected[0].begin(), first + 1));
 }
@@ -327,17 +217,11 @@ TEST(stop_inside_an_accepted_run_ends_it) {
 TEST(budget_inside_an_accepted_run_ends_it) {
   const std::vector<Job> jobs = mixed_jobs();
   const std::vector<Ids> expected = plain(jobs);
-  Ids text = jobs[0].prompt;
-  text.insert(text.end(), expected[0].begin(), expected[0].end());
   for (int max_tokens = 1; max_tokens < 12; ++max_tokens) {
     Job job = jobs[0];
     job.params.max_tokens = max_tokens;
-    Runner runner(small_config(), 60, std::make_unique<ScriptedDrafter>([&](auto known, int count) {
-                    const size_t end =
-                        std::min(text.size(), known.size() + static_cast<size_t>(count));
-                    return Ids(text.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                               text.begin() + static_cast<std::ptrdiff_t>(end));
-                  }));
+    Runner runner(small_config(), 60,
+                  std::make_unique<ScriptedDrafter>(oracle_of({job}, {expected[0]})));
     load_random_weights(runner);
     CHECK_EQ(run(runner, {job}, 64, 4)[0],
              Ids(expected[0].begin(), expected[0].begin() + max_tokens));
@@ -360,26 +244,10 @@ TEST(prompt_logprobs_cover_the_prompt_in_any_chunking) {
   for (int chunk : {64, 1, 6}) {
     Runner runner(small_config(), 60);
     load_random_weights(runner);
-    const int slot = runner.add_sequence(job.prompt, 23, job.params, {});
-    std::vector<float> values;
-    Ids scored;
-    while (runner.table().num_tokens(slot) == 23) {
-      const std::vector<SpanRequest> request{
-          {slot, std::min(chunk, 23 - runner.table().kv_len(slot)), 0}};
-      auto lease = runner.reserve(request);
-      runner.launch(*lease);
-      const SpanResult result = runner.collect(*lease)[0];
-      runner.commit(*lease);
-      for (const TokenLogprobs& entry : result.prompt_logprobs) {
-        CHECK_EQ(entry.token_ids.size(), 3);
-        scored.push_back(entry.token_ids[0]);
-        values.insert(values.end(), entry.logprobs.begin(), entry.logprobs.end());
-      }
-      CHECK_EQ(result.logprobs.size(), result.token_ids.size());
-    }
-    CHECK_EQ(scored, Ids(job.prompt.begin() + 1, job.prompt.end()));
-    if (expected.empty()) expected = values;
-    CHECK(values == expected);
+    const testing::PromptScores scores = testing::score_prompt(runner, job, chunk);
+    CHECK_EQ(scores.tokens, Ids(job.prompt.begin() + 1, job.prompt.end()));
+    if (expected.empty()) expected = scores.logprobs;
+    CHECK(scores.logprobs == expected);
   }
 }
 

@@ -8,6 +8,8 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,8 @@
 namespace openspec::testing {
 
 using Ids = std::vector<int32_t>;
+/// What follows known tokens, at most so many.
+using Script = std::function<Ids(std::span<const int32_t>, int)>;
 
 /// For the CPU.
 inline TargetConfig small_target(int num_layers, int vocab_size) {
@@ -35,6 +39,36 @@ inline TargetConfig small_target(int num_layers, int vocab_size) {
     target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
   }
   return target;
+}
+
+/// For the CPU, without a method.
+inline RunnerConfig small_config(int num_layers, int vocab_size) {
+  RunnerConfig config;
+  config.target = small_target(num_layers, vocab_size);
+  config.page_size = 4;
+  config.max_num_seqs = 6;
+  config.max_model_len = 96;
+  config.max_num_batched_tokens = 128;
+  config.max_num_logits_rows = 5;  // fewer than a step samples, so that blocks are crossed
+  config.num_threads = 2;
+  return config;
+}
+
+/// Options of a drafter with a head on the states of three of the target's four layers.
+inline std::map<std::string, DrafterOption> head_options() {
+  return {{"capture_layers", std::string("0,2,3")},
+          {"num_q_heads", int64_t{6}},
+          {"num_kv_heads", int64_t{3}},
+          {"head_dim", int64_t{32}},
+          {"intermediate_size", int64_t{112}},
+          {"rope_theta", 10000.0},
+          {"rms_norm_eps", 1e-6}};
+}
+
+inline RunnerConfig with_option(RunnerConfig config, const std::string& name,
+                                const DrafterOption& value) {
+  config.method_options[name] = value;
+  return config;
 }
 
 inline void load_random_weights(Weights& weights, uint32_t seed) {
@@ -69,8 +103,7 @@ inline void load_random_weights(Runner& runner) {
 /// Proposes what a table of known continuations says, right or wrong.
 class ScriptedDrafter final : public Drafter {
  public:
-  explicit ScriptedDrafter(std::function<Ids(std::span<const int32_t>, int)> script)
-      : script_(std::move(script)) {
+  explicit ScriptedDrafter(Script script) : script_(std::move(script)) {
     needs_.num_speculative_tokens = 4;
   }
   const DrafterNeeds& needs() const override { return needs_; }
@@ -89,14 +122,13 @@ class ScriptedDrafter final : public Drafter {
 
  private:
   DrafterNeeds needs_;
-  std::function<Ids(std::span<const int32_t>, int)> script_;
+  Script script_;
 };
 
 /// Hides what a script says among siblings that are wrong.
 class TreeDrafter final : public Drafter {
  public:
-  explicit TreeDrafter(std::function<Ids(std::span<const int32_t>, int)> script)
-      : script_(std::move(script)) {
+  explicit TreeDrafter(Script script) : script_(std::move(script)) {
     needs_.num_speculative_tokens = 16;
   }
   const DrafterNeeds& needs() const override { return needs_; }
@@ -131,7 +163,7 @@ class TreeDrafter final : public Drafter {
 
  private:
   DrafterNeeds needs_;
-  std::function<Ids(std::span<const int32_t>, int)> script_;
+  Script script_;
 };
 
 struct Job {
@@ -148,8 +180,54 @@ inline Ids random_prompt(int seed, int length, int vocab_size) {
   return tokens;
 }
 
-/// Runs the jobs together; returns each one's output.
-inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk) {
+/// Knows the jobs' whole texts.
+inline Script oracle_of(const std::vector<Job>& jobs, const std::vector<Ids>& outputs) {
+  std::vector<Ids> texts;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    texts.push_back(jobs[i].prompt);
+    texts.back().insert(texts.back().end(), outputs[i].begin(), outputs[i].end());
+  }
+  return [texts](std::span<const int32_t> known, int count) {
+    for (const Ids& text : texts) {
+      if (text.size() < known.size() || !std::equal(known.begin(), known.end(), text.begin())) {
+        continue;
+      }
+      const auto begin = text.begin() + static_cast<std::ptrdiff_t>(known.size());
+      return Ids(begin, begin + std::min<std::ptrdiff_t>(count, text.end() - begin));
+    }
+    return Ids{};
+  };
+}
+
+/// Right, right for a while, wrong, no tokens at all; the last one throws.
+inline std::vector<Script> scripts_of(const Script& oracle, int vocab_size) {
+  return {
+      oracle,
+      [=](std::span<const int32_t> known, int count) {
+        Ids draft = oracle(known, count);
+        if (draft.size() > 2) {
+          draft[known.size() % 3] =
+              static_cast<int32_t>(known.size() % static_cast<size_t>(vocab_size));
+        }
+        return draft;
+      },
+      [](std::span<const int32_t> known, int count) {
+        return Ids(static_cast<size_t>(count), known.back());
+      },
+      [=](std::span<const int32_t>, int) {
+        return Ids{3, -1, vocab_size, INT32_MAX, INT32_MIN, 5, 5, 5};
+      },
+      [](std::span<const int32_t>, int) -> Ids { throw std::runtime_error("no drafts today"); },
+  };
+}
+
+/// Runs the jobs together with prefill chunks of `chunk` tokens; returns each one's output.
+/// `max_drafts`: -1: as configured.
+inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int chunk,
+                            int max_drafts = -1, bool drafter_fails = false) {
+  const SequenceTable& table = runner.table();
+  const RunnerConfig& config = runner.config();
+  if (max_drafts < 0) max_drafts = config.num_speculative_tokens;
   std::vector<int> slots;
   std::vector<bool> done(jobs.size(), false);
   for (const Job& job : jobs) {
@@ -160,17 +238,15 @@ inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int ch
   for (size_t num_done = 0; num_done < jobs.size();) {
     std::vector<SpanRequest> requests;
     std::vector<size_t> job_of;
-    int rows_left = runner.config().max_num_batched_tokens;
+    int rows_left = config.max_num_batched_tokens;
     for (size_t i = 0; i < jobs.size(); ++i) {
       if (done[i]) continue;
-      const SequenceTable& table = runner.table();
       const int num_left = table.num_tokens(slots[i]) - table.kv_len(slots[i]);
       const int num_new = std::min({num_left, chunk, rows_left});
       if (num_new == 0) continue;
       rows_left -= num_new;
-      const int room = runner.config().max_model_len - table.num_tokens(slots[i]) - 1;
-      const int num_drafts =
-          std::max(0, std::min({runner.config().num_speculative_tokens, room, rows_left}));
+      const int room = config.max_model_len - table.num_tokens(slots[i]) - 1;
+      const int num_drafts = std::max(0, std::min({max_drafts, room, rows_left}));
       rows_left -= num_drafts;
       requests.push_back({slots[i], num_new, num_drafts});
       job_of.push_back(i);
@@ -182,7 +258,9 @@ inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int ch
     runner.check_integrity();
     for (size_t k = 0; k < results.size(); ++k) {
       const size_t i = job_of[k];
-      outputs[i].insert(outputs[i].end(), results[k].token_ids.begin(), results[k].token_ids.end());
+      const Ids& tokens = results[k].token_ids;
+      outputs[i].insert(outputs[i].end(), tokens.begin(), tokens.end());
+      if (!tokens.empty()) CHECK_EQ(table.num_tokens(slots[i]), table.kv_len(slots[i]) + 1);
       if (results[k].finish == FinishReason::kRunning) continue;
       runner.remove_sequence(slots[i]);
       done[i] = true;
@@ -190,7 +268,7 @@ inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int ch
     }
   }
   runner.check_integrity();
-  CHECK_EQ(runner.stats().num_drafter_failures, 0);
+  CHECK_EQ(runner.stats().num_drafter_failures > 0, drafter_fails);
   return outputs;
 }
 
@@ -201,12 +279,57 @@ inline std::vector<Job> mixed_jobs(int max_tokens, int vocab_size) {
     Job job{random_prompt(i, 9 + 5 * i, vocab_size), {}};
     job.params.max_tokens = max_tokens + i;
     job.params.seed = static_cast<uint64_t>(100 + i);
-    job.params.num_speculative_tokens = 4;
     if (i % 2 == 1) job.params.temperature = 0.9f;
+    if (i == 2) job.params.frequency_penalty = 0.7f;
     if (i == 3) job.params.top_k = 8;
+    if (i == 4) job.params.repetition_penalty = 1.3f;
     jobs.push_back(job);
   }
   return jobs;
+}
+
+/// The jobs' outputs without drafts, from random weights.
+inline std::vector<Ids> plain(const RunnerConfig& config, const std::vector<Job>& jobs) {
+  Runner runner(config, 300);
+  load_random_weights(runner);
+  return run(runner, jobs, 64, 0);
+}
+
+/// What a runner of its own, with random weights, makes of the jobs under each size of chunks; from
+/// the second on with prefix hits.
+inline void check_texts(const RunnerConfig& config, int num_pages, const std::vector<Job>& jobs,
+                        const std::vector<Ids>& expected, const std::vector<int>& chunks) {
+  Runner runner(config, num_pages);
+  load_random_weights(runner);
+  if (config.adaptive) runner.measure_step_times(0.2);
+  for (const int chunk : chunks) CHECK_EQ(run(runner, jobs, chunk), expected);
+}
+
+struct PromptScores {
+  Ids tokens;
+  std::vector<float> logprobs;
+};
+
+/// Runs one prompt in chunks.
+inline PromptScores score_prompt(Runner& runner, const Job& job, int chunk) {
+  const int length = static_cast<int>(job.prompt.size());
+  const int slot = runner.add_sequence(job.prompt, length, job.params, {});
+  PromptScores scores;
+  while (runner.table().num_tokens(slot) == length) {
+    const std::vector<SpanRequest> request{
+        {slot, std::min(chunk, length - runner.table().kv_len(slot)), 0}};
+    auto lease = runner.reserve(request);
+    runner.launch(*lease);
+    const SpanResult result = runner.collect(*lease)[0];
+    runner.commit(*lease);
+    for (const TokenLogprobs& entry : result.prompt_logprobs) {
+      CHECK_EQ(static_cast<int>(entry.token_ids.size()), job.params.num_prompt_logprobs + 1);
+      scores.tokens.push_back(entry.token_ids[0]);
+      scores.logprobs.insert(scores.logprobs.end(), entry.logprobs.begin(), entry.logprobs.end());
+    }
+    if (job.params.num_logprobs >= 0) CHECK_EQ(result.logprobs.size(), result.token_ids.size());
+  }
+  return scores;
 }
 
 }  // namespace openspec::testing
