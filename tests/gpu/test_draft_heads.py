@@ -1,0 +1,103 @@
+"""The embedded draft heads on the GPU against the golden tests' references.
+
+The error of a first draft's logits, against float32, is at most that of the same PyTorch code in
+bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from openspec import _C
+from tests.golden import make_dflash, make_eagle3
+from tests.golden.eagle3_reference import captured_layers
+from tests.golden.engine_runs import make_runner, prefill, step
+from tests.golden.make_eagle3 import TINY
+from tests.golden.target_reference import forward
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _C.has_cuda(), reason=f"no CUDA: {_C.why_no_cuda()}"),
+]
+
+MAX_TOKENS = 72
+
+
+class StoresBfloat16(TorchFunctionMode):
+    """What a model in bfloat16 keeps: products (by autocast) and sums, the residual stream's."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_sum = getattr(func, "__name__", "") in ("add", "__add__", "__radd__")
+        if is_sum and all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            return out.bfloat16().float()
+        return out
+
+
+def eagle3_logits(case: make_eagle3.Case, tokens: list[int], counts: list[int]) -> Tensor:
+    """Of the first draft behind `count` tokens, for each count: [counts, vocabulary]."""
+    reference = case.reference()
+    layers = captured_layers(case.head[0], case.target[0]["num_hidden_layers"])
+    _, states = forward(*case.target, tokens[:-1])
+    captured = torch.cat([states[layer] for layer in layers], -1)
+    drafting, _ = reference.extend(reference.empty(), tokens[1:], captured)
+    return reference.logits(drafting[[count - 2 for count in counts]]).float()
+
+
+def block_logits(case: make_dflash.Case, tokens: list[int], counts: list[int]) -> Tensor:
+    """The same of a block of one draft."""
+    reference = case.reference()
+    _, states = forward(*case.target, tokens[:-1])
+    captured = torch.cat([states[layer] for layer in reference.format.captured_layers], -1)
+    rows = []
+    for count in counts:
+        context = reference.extend(reference.empty(), captured[: count - 1])
+        rows.append(reference.chain(context, tokens[count - 1], 1).logits[0])
+    return torch.stack(rows).float()
+
+
+def draft_along(method: str, prompt: list[int]) -> tuple[list[int], list[int], Tensor]:
+    """The engine's text, the numbers of tokens at which it drafted, and those drafts' logits."""
+    runner = make_runner((TINY, TINY / method), method, 1, device="cuda", dtype="bfloat16")
+    slot, known = prefill(runner, prompt)
+    tokens = prompt + known
+    counts, logits = [], []
+    while len(tokens) < MAX_TOKENS:
+        counts.append(len(tokens))
+        added = step(runner, slot, 1, 1)
+        logits.append(torch.tensor(runner.last_draft_logits()))
+        tokens += added
+    return tokens[: counts[-1]], counts, torch.stack(logits)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "dspark"])
+def test_error_is_no_larger_than_the_references(method: str) -> None:
+    ours, theirs = [], []
+    for name in make_eagle3.PROMPTS:
+        if method == "eagle3":
+            case: Any = dict(make_eagle3.cases())[name]
+            reference: Callable[..., Tensor] = eagle3_logits
+        else:
+            case = dict(make_dflash.cases())[f"{method}_{name}"]
+            reference = block_logits
+        tokens, counts, found = draft_along(method, case.prompt)
+        assert len(counts) > 5
+        truth = reference(case, tokens, counts)
+        with torch.autocast("cpu", torch.bfloat16), StoresBfloat16():
+            in_bfloat16 = reference(case, tokens, counts)
+        ours.append((found - truth).square().mean(-1))
+        theirs.append((in_bfloat16 - truth).square().mean(-1))
+    our_error, their_error = (torch.cat(one).mean().sqrt().item() for one in (ours, theirs))
+    assert our_error <= their_error
