@@ -105,12 +105,13 @@ struct SplitKernel {
 /// For a step of chains: the smallest tiles that are no more than CTAs run at once, else one tile
 /// for a span's rows. Null: tiles would be too many, or the device lacks shared memory.
 const SplitKernel* stream_kernel_of(int num_heads_of_spans, int num_pairs) {
-  static const SplitKernel alone[] = {SplitKernel::available(SplitKernel::stream<1>(1)),
-                                      SplitKernel::available(SplitKernel::stream<2>(1)),
-                                      SplitKernel::available(SplitKernel::stream<3>(1))};
+  // Of the same kernel the one with more shared memory last: its limit stays.
   static const SplitKernel in_twos[] = {SplitKernel::available(SplitKernel::stream<1>(2)),
                                         SplitKernel::available(SplitKernel::stream<2>(2)),
                                         SplitKernel::available(SplitKernel::stream<3>(2))};
+  static const SplitKernel alone[] = {SplitKernel::available(SplitKernel::stream<1>(1)),
+                                      SplitKernel::available(SplitKernel::stream<2>(1)),
+                                      SplitKernel::available(SplitKernel::stream<3>(1))};
   for (const auto& kernels : {std::cref(alone), std::cref(in_twos)}) {
     for (const SplitKernel& kernel : kernels.get()) {
       const int num_tiles = num_heads_of_spans * ceil_div(num_pairs, kernel.tile_pairs);
@@ -132,7 +133,7 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
     const SplitKernel* stream = stream_kernel_of(num_heads_of_spans, num_pairs);
     if (stream != nullptr) return stream;
   }
-  // Of the same kernel the one with more shared memory last: its limit stays.
+  // The order as above.
   static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::split<4>(1)),
                                         SplitKernel::available(SplitKernel::split<2>(2)),
                                         SplitKernel::available(SplitKernel::split<2>(1)),

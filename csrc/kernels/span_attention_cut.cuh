@@ -109,6 +109,7 @@ struct StrategyTotals {
   int num_items, num_blocks;        // per KV head
   int longest_item;                 // blocks
   int most_pair_slots, most_share;  // of a tile and KV head; over its items
+  int most_slots;                   // of a pair
   int num_pair_slots;
 };
 
@@ -124,7 +125,10 @@ __device__ float estimate(const PlanArgs& args, const StrategyTotals& totals, in
       ceilf(num_items / num_ctas) * (args.item_ns + totals.longest_item * args.block_ns);
   float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
   if (totals.num_pair_slots > 0) {
-    merge += 1600.0f + 22.0f * (num_items <= num_ctas ? totals.most_share : totals.most_pair_slots);
+    // A pair's slots are one warp's work.
+    merge += 1600.0f +
+             fmaxf(100.0f * totals.most_slots,
+                   22.0f * (num_items <= num_ctas ? totals.most_share : totals.most_pair_slots));
   }
   if (totals.num_pair_slots > args.workspace.num_pair_slots)
     merge += 1e6f;  // some spans will not be split
@@ -213,6 +217,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
     const int tile_rows = min(cut.tile_rows, num_rows);
     const int pair_slots = cut.num_slots * tile_rows * args.group;
     mine.most_pair_slots = max(mine.most_pair_slots, pair_slots);
+    mine.most_slots = max(mine.most_slots, cut.num_slots);
     const int num_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
     mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + num_tails));
     mine.num_pair_slots +=
@@ -224,6 +229,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
   atomicMax(&all.longest_item, mine.longest_item);
   atomicMax(&all.most_share, mine.most_share);
   atomicMax(&all.most_pair_slots, mine.most_pair_slots);
+  atomicMax(&all.most_slots, mine.most_slots);
   atomicAdd(&all.num_pair_slots, mine.num_pair_slots);
   if (lane == 0) atomicAdd(&num_tokens, my_tokens);
   __syncthreads();
