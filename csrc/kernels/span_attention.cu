@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
@@ -52,18 +51,9 @@ struct SplitKernel {
   bool is_available;                    // false: the device lacks shared memory
 
   /// Of a warp for each block.
-  template <int kTiles>
-  static SplitKernel stream(int ctas_per_sm) {
-    constexpr int kBytes = StreamLayout<kTiles>::kUsedBytes;
-    return {stream_kernel<kTiles>,
-            kTiles * kStreamTilePairs,
-            kStreamThreads,
-            ctas_per_sm,
-            kBytes,
-            kBytes,
-            2000.0f,
-            500.0f + 50.0f * kTiles,
-            false};
+  static SplitKernel stream(int tile_pairs) {
+    constexpr int kBytes = StreamLayout::kUsedBytes;
+    return {stream_kernel, tile_pairs, kStreamThreads, 2, kBytes, kBytes, 2000.0f, 550.0f, false};
   }
   /// Of a CTA for each block; trees too.
   template <int kTiles>
@@ -102,24 +92,29 @@ struct SplitKernel {
   int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
 };
 
-/// For a step of chains: the smallest tiles that are no more than CTAs run at once, else one tile
-/// for a span's rows. Null: tiles would be too many, or the device lacks shared memory.
-const SplitKernel* stream_kernel_of(int num_heads_of_spans, int num_pairs) {
-  // Of the same kernel the one with more shared memory last: its limit stays.
-  static const SplitKernel in_twos[] = {SplitKernel::available(SplitKernel::stream<1>(2)),
-                                        SplitKernel::available(SplitKernel::stream<2>(2)),
-                                        SplitKernel::available(SplitKernel::stream<3>(2))};
-  static const SplitKernel alone[] = {SplitKernel::available(SplitKernel::stream<1>(1)),
-                                      SplitKernel::available(SplitKernel::stream<2>(1)),
-                                      SplitKernel::available(SplitKernel::stream<3>(1))};
-  for (const auto& kernels : {std::cref(alone), std::cref(in_twos)}) {
-    for (const SplitKernel& kernel : kernels.get()) {
-      const int num_tiles = num_heads_of_spans * ceil_div(num_pairs, kernel.tile_pairs);
-      if (kernel.is_available && num_tiles <= kernel.num_ctas()) return &kernel;
+/// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
+/// `num_pairs` are of a span that has as many rows as there is room for on average.
+const SplitKernel* stream_kernel_of(const SpanAttentionParams& params, int num_pairs) {
+  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::stream(8)),
+                                        SplitKernel::available(SplitKernel::stream(16)),
+                                        SplitKernel::available(SplitKernel::stream(24))};
+  static_assert(kMaxStreamTilePairs == 24);
+  const SplitKernel& largest = kernels[2];
+  if (!largest.is_available) return nullptr;
+  const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
+  // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
+  // SMs that would be idle, or half idle.
+  const int kv_len = params.rows.expected_kv_len;
+  for (int most_tiles = cuda::num_sms();
+       kv_len > 0 && kv_len <= kShortKvLen && most_tiles <= largest.num_ctas();
+       most_tiles += cuda::num_sms()) {
+    for (const SplitKernel& kernel : kernels) {
+      if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;
     }
   }
-  const SplitKernel& smallest = in_twos[0];
-  return smallest.is_available && num_pairs <= smallest.tile_pairs ? &smallest : nullptr;
+  // Any context: spans of so few rows that reading is all the work.
+  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kStreamTilePairs;
+  return num_pairs <= most_pairs ? &largest : nullptr;
 }
 
 /// The first that the device has of those that suit the step: tiles by what a span has room for on
@@ -130,10 +125,10 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
   int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
   const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
   if (!params.may_have_trees) {
-    const SplitKernel* stream = stream_kernel_of(num_heads_of_spans, num_pairs);
+    const SplitKernel* stream = stream_kernel_of(params, num_pairs);
     if (stream != nullptr) return stream;
   }
-  // The order as above.
+  // Of the same kernel the one with more shared memory last: its limit stays.
   static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::split<4>(1)),
                                         SplitKernel::available(SplitKernel::split<2>(2)),
                                         SplitKernel::available(SplitKernel::split<2>(1)),

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/launch.cuh"
 #include "kernels/span_attention_math.cuh"
@@ -152,10 +153,9 @@ __global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasP
   queue.close();
 }
 
-/// Tiles of up to 8 kTiles pairs over ranges of blocks: few rows, no trees. While a CTA is at one
-/// item, the next one's first blocks are on their way.
-template <int kTiles>
-__global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 4 : kSplitCtasPerSm)
+/// Tiles of up to kMaxStreamTilePairs pairs over ranges of blocks: few rows of each span, no trees.
+/// While a CTA is at one item, the next one's first blocks are on their way.
+__global__ void __launch_bounds__(kStreamThreads, kSplitCtasPerSm)
     stream_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 4 : kSplitCtasPe
   if (chunk < kChunks) fetch_to_cache(reinterpret_cast<const uint4*>(first) + chunk);
   if (chunk == kChunks) fetch_to_cache(&header);
   StreamCopier copier(args, shared);
-  int* num_merged = reinterpret_cast<int*>(shared + StreamLayout<kTiles>::kNumMergedAt);
+  int* num_merged = reinterpret_cast<int*>(shared + StreamLayout::kNumMergedAt);
   cuda::wait_for_previous_kernel();
 
   // Exists, whether it is one of the step's or not.
@@ -196,7 +196,20 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 4 : kSplitCtasPe
     const int kv_head = index % num_kv_heads;
     const StreamStart next_start(items + next / num_kv_heads, next % num_kv_heads, has_next);
     if (has_next) chunk_bits = load_chunk(items + next / num_kv_heads);
-    attend_stream<kTiles>(args, item, kv_head, copier, next_start, shared, scratch_of(args));
+    const auto attend = [&](auto num_tiles) {
+      attend_stream<num_tiles.value>(args, item, kv_head, copier, next_start, shared,
+                                     scratch_of(args));
+    };
+    switch (ceil_div(item.tile_rows * args.group, kStreamTilePairs)) {
+      case 1:
+        attend(std::integral_constant<int, 1>());
+        break;
+      case 2:
+        attend(std::integral_constant<int, 2>());
+        break;
+      default:
+        attend(std::integral_constant<int, 3>());
+    }
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
       for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kStreamWarps) {

@@ -22,8 +22,8 @@ namespace openspec::span_attention {
 
 /// Shared memory: each warp's K and V, rows of 256 bytes, 16-byte chunks swizzled by row; the sums
 /// of the segment so far, as the lanes have them; how many of the item's blocks are in these.
-template <int kTiles>
 struct StreamLayout {
+  static constexpr int kTiles = kMaxStreamTilePairs / kStreamTilePairs;
   static constexpr int kSumsAt = kStreamWarps * 2 * kStageBytes;
   static constexpr int kStatsAt = kSumsAt + kTiles * (kHeadDim / 16) * 32 * 16;
   static constexpr int kNumMergedAt = kStatsAt + kTiles * 32 * 16;
@@ -204,14 +204,14 @@ struct StreamCopier {
   }
 };
 
-/// Attention of an item's pairs over its blocks. `kept` is the CTA's: the segments so far. `copier`
-/// has started on the warp's first block; it goes on with the item after this one.
+/// Attention of an item's pairs, 8 kTiles at most, over its blocks. `kept` is the CTA's: the
+/// segments so far. `copier` has started on the warp's first block; it goes on with the item after
+/// this one.
 template <int kTiles>
 __device__ __forceinline__ void attend_stream(const AttentionArgs& args, const WorkItem& item,
                                               int kv_head, StreamCopier& copier,
                                               const StreamStart& next, unsigned char* shared,
                                               float4* kept) {
-  using Layout = StreamLayout<kTiles>;
   using Sums = StreamSums<kTiles>;
   constexpr int kKeyTiles = kBlockTokens / 16, kSteps = kHeadDim / 16;
   const int lane = opaque_thread() % 32;
@@ -262,9 +262,9 @@ __device__ __forceinline__ void attend_stream(const AttentionArgs& args, const W
   const bool is_direct = item.num_slots == 0;
   const int num_singles =
       is_direct ? 0 : (kSegmentBlocks - block_begin % kSegmentBlocks) % kSegmentBlocks;
-  float4* sums_at = reinterpret_cast<float4*>(shared + Layout::kSumsAt) + lane;
-  float4* stats_at = reinterpret_cast<float4*>(shared + Layout::kStatsAt) + lane;
-  int* num_merged = reinterpret_cast<int*>(shared + Layout::kNumMergedAt);
+  float4* sums_at = reinterpret_cast<float4*>(shared + StreamLayout::kSumsAt) + lane;
+  float4* stats_at = reinterpret_cast<float4*>(shared + StreamLayout::kStatsAt) + lane;
+  int* num_merged = reinterpret_cast<int*>(shared + StreamLayout::kNumMergedAt);
   for (;;) {
     const int later = block + kStreamWarps;
     const bool has_later = later < block_end;

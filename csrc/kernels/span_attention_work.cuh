@@ -43,7 +43,7 @@ constexpr int kStreamThreads = kStreamWarps * 32;
 
 // A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
 // products.
-constexpr int kStreamTilePairs = 8;  // or twice, or three times as many
+constexpr int kStreamTilePairs = 8, kMaxStreamTilePairs = 24;
 constexpr int kMinTilePairs = 16;
 constexpr int kMaxTilePairs = 64;
 constexpr int kWideTilePairs = 128;
