@@ -5,9 +5,9 @@
 //
 // A step of 36 layers is one CUDA graph, as in the engine; every layer has its own K and V, so that
 // they come from memory rather than from L2. The plan is timed apart. "in step" is what a layer
-// adds where 100 MB are read before each, as weights are: they wash K, V and the instructions out
-// of the caches. --trees 1 has the steps planned as if they might hold trees. Shapes are those of
-// Qwen3-4B: 32 q heads, 8 KV heads of 128.
+// adds between kernels that read 50 MB each, as linears do: these wash K, V and the instructions
+// out of the caches. --trees 1 has the steps planned as if they might hold trees. Shapes are those
+// of Qwen3-4B: 32 q heads, 8 KV heads of 128.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,9 @@ using namespace openspec::bench;
 constexpr int kNumLayers = 36;
 constexpr int kNumQHeads = 32, kNumKvHeads = 8, kHeadDim = 128, kPageSize = 16;
 constexpr int kReplays = 9;
-constexpr size_t kBetweenBytes = 100 << 20;
+constexpr size_t kBetweenBytes = 50 << 20;
+// A CTA to an SM, less than half of its shared memory and more: as the linears around attention.
+constexpr int kBeforeShared = 100 << 10, kBehindShared = 117 << 10;
 
 struct Case {
   const char* name;
@@ -66,9 +68,12 @@ constexpr Case kCases[] = {
     {"c1 long", 1, 1, 8192},
     {"c1 long", 1, 5, 8192},
     {"c1 long", 1, 16, 8192},
+    {"c1 tree", 1, 4, 600, true},
+    {"c1 tree", 1, 8, 600, true},
     {"c1 tree", 1, 16, 600, true},
     {"c1 tree", 1, 32, 600, true},
     {"c1 tree", 1, 64, 600, true},
+    {"c4 tree", 4, 4, 600, true},
     {"c4 tree", 4, 16, 600, true},
     {"c16 tree", 16, 16, 600, true},
     {"prefill", 1, 550, 0},
@@ -173,10 +178,13 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
     return graph_us(stream, kReplays, [&] {
       for (int layer = 0; layer < kNumLayers; ++layer) {
         params.kv.data = kv + layer * layer_elements(c);
-        const uint4* from = between + layer % 4 * (kBetweenBytes / sizeof(uint4));
-        CHECK_CUDA(cuda::launch(read_kernel, 264, 512, 0, stream, from,
-                                kBetweenBytes / sizeof(uint4), sink));
+        const size_t count = kBetweenBytes / sizeof(uint4);
+        const uint4* from = between + layer % 4 * (2 * count);
+        CHECK_CUDA(cuda::launch(read_kernel, cuda::num_sms(), 512, kBeforeShared, stream, from,
+                                count, sink));
         if (has_attention) CHECK_CUDA(span_attention_cuda(params, stream));
+        CHECK_CUDA(cuda::launch(read_kernel, cuda::num_sms(), 512, kBehindShared, stream,
+                                from + count, count, sink));
       }
     });
   };
@@ -221,8 +229,9 @@ int main(int argc, char** argv) {
   CHECK_CUDA(cudaMalloc(&kv, elements * sizeof(uint16_t)));
   fill_kernel<<<4096, 256, 0, stream>>>(kv, elements);
   uint16_t* between = nullptr;
-  CHECK_CUDA(cudaMalloc(&between, 4 * kBetweenBytes));
-  fill_kernel<<<4096, 256, 0, stream>>>(between, 4 * kBetweenBytes / sizeof(uint16_t));
+  CHECK_CUDA(cudaMalloc(&between, 8 * kBetweenBytes));
+  fill_kernel<<<4096, 256, 0, stream>>>(between, 8 * kBetweenBytes / sizeof(uint16_t));
+  CHECK_CUDA(cuda::allow_shared_bytes(read_kernel, kBehindShared));
   CHECK_CUDA(cudaGetLastError());
 
   std::string records;

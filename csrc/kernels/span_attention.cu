@@ -7,173 +7,16 @@
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
 #include "kernels/span_attention.h"
+#include "kernels/span_attention_items.cuh"
 #include "kernels/span_attention_lean.cuh"
 #include "kernels/span_attention_lean_plan.cuh"
 #include "kernels/span_attention_plan.cuh"
-#include "kernels/span_attention_split.cuh"
-#include "kernels/span_attention_tails.cuh"
-#include "kernels/span_attention_tile.cuh"
 #include "kernels/span_attention_wgmma.h"
 
 namespace openspec {
 namespace {
 
 using namespace span_attention;
-
-/// Starts copying an item to shared memory.
-__device__ __forceinline__ void fetch(WorkItem& to, const WorkItem* from) {
-  constexpr int kChunks = sizeof(WorkItem) / 16;
-  const int chunk = threadIdx.x;
-  if (chunk < kChunks) {
-    copy_async(shared_address(&to) + chunk * 16, reinterpret_cast<const uint4*>(from) + chunk,
-               true);
-  }
-  commit_copies();
-}
-__device__ __forceinline__ void wait_for_fetch() {
-  wait_for_copies<0>();
-  __syncthreads();
-}
-
-/// Hands item indices to a CTA: its own first, then tickets.
-class ItemQueue {
- public:
-  __device__ ItemQueue(Tickets& tickets, int num_items)
-      : tickets_(tickets),
-        num_items_(num_items),
-        has_tickets_(num_items > static_cast<int>(gridDim.x)) {}
-
-  /// Draws the item after the present one; the answer is on its way while that is computed.
-  __device__ void prefetch() {
-    if (has_tickets_ && threadIdx.x == 0) ticket_ = atomicAdd(&tickets_.next, 1);
-  }
-  /// The next item, num_items if there is none. A barrier for the CTA.
-  __device__ int next(int* shared) {
-    if (!has_tickets_) return num_items_;
-    __syncthreads();
-    if (threadIdx.x == 0) *shared = static_cast<int>(gridDim.x) + ticket_;
-    __syncthreads();
-    return *shared;
-  }
-  __device__ void close() {
-    if (!has_tickets_ || threadIdx.x != 0) return;
-    if (atomicAdd(&tickets_.num_done, 1) != static_cast<int>(gridDim.x) - 1) return;
-    tickets_.next = 0;
-    tickets_.num_done = 0;
-  }
-
- private:
-  Tickets& tickets_;
-  int num_items_;
-  bool has_tickets_;
-  int ticket_ = 0;
-};
-
-/// A range of a tile's pairs.
-struct PairRange {
-  int begin, end;
-};
-
-/// Counts an item of a split tile as done. Returns what the CTA is to merge of the tile: its share,
-/// once all items are done, where their CTAs run at the same time; else everything, for the last
-/// one.
-__device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
-                            bool merges_together, int* shared) {
-  const int counter = item.tile_index * args.num_kv_heads + kv_head;
-  int32_t* num_arrived = args.workspace.num_arrived + counter;
-  const int num_pairs = item.tile_rows * args.group, num_arrivals = item.num_arrivals;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const int num_before = add_and_order(num_arrived);
-    *shared = num_before;
-    if (merges_together) {
-      // Seconds: a fault in the plan must not hang the device.
-      for (int tries = 1 << 24; load_and_order(num_arrived) < num_arrivals; --tries) {
-        if (tries == 0) __trap();
-        __nanosleep(20);
-      }
-      int32_t* num_merged = args.workspace.num_merged + counter;
-      if (atomicAdd(num_merged, 1) == num_arrivals - 1) {
-        *num_arrived = 0;
-        *num_merged = 0;
-      }
-    } else if (num_before == num_arrivals - 1) {
-      *num_arrived = 0;
-    }
-  }
-  __syncthreads();
-  if (merges_together) {
-    return {item.arrival * num_pairs / num_arrivals, (item.arrival + 1) * num_pairs / num_arrivals};
-  }
-  return {0, *shared == num_arrivals - 1 ? num_pairs : 0};
-}
-
-/// Tiles of up to 16 kTiles pairs over ranges of blocks: few rows, or trees.
-template <int kTiles>
-__global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasPerSm)
-    split_kernel(const __grid_constant__ AttentionArgs args) {
-  cuda::allow_next_kernel();
-  extern __shared__ __align__(256) unsigned char shared[];
-  __shared__ WorkItem item;
-  __shared__ int message;
-  int index = blockIdx.x;
-  const WorkItem* first =
-      args.workspace.items + min(index / args.num_kv_heads, args.workspace.max_items - 1);
-  float4* scratch =
-      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kSplitScratch * kSplitThreads;
-  WorkHeader& header = *args.workspace.header;
-  cuda::wait_for_previous_kernel();
-
-  fetch(item, first);  // while the header is on its way
-  const int num_items = header.num_items * args.num_kv_heads;
-  const bool merges_together = header.merges_together != 0;
-  wait_for_fetch();
-  if (index >= num_items) return;
-  ItemQueue queue(header.tickets, num_items);
-  for (;;) {
-    queue.prefetch();
-    const int kv_head = index % args.num_kv_heads;
-    if (item.is_tile_tail) {
-      attend_tails<kTiles>(args, item, kv_head, shared);
-    } else if (item.block_begin < item.block_end) {
-      attend_split<kTiles>(args, item, kv_head, shared, scratch);
-    }
-    if (item.num_slots > 0) {
-      const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
-      for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kSplitWarps) {
-        merge_pair(args, item, kv_head, pair);
-      }
-    }
-    index = queue.next(&message);
-    if (index >= num_items) break;
-    fetch(item, args.workspace.items + index / args.num_kv_heads);
-    wait_for_fetch();
-  }
-  queue.close();
-}
-
-/// Tiles of 128 pairs over all their blocks: the rows of a long chain.
-__global__ void __launch_bounds__(kThreads, kWideCtasPerSm)
-    wide_kernel(const __grid_constant__ AttentionArgs args) {
-  cuda::allow_next_kernel();
-  extern __shared__ __align__(256) unsigned char shared[];
-  __shared__ WorkItem item;
-  __shared__ int message;
-  cuda::wait_for_previous_kernel();
-
-  WorkHeader& header = *args.workspace.header;
-  const int num_items = header.num_wide_items * args.num_kv_heads;
-  float4* scratch =
-      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kWideScratch * kThreads;
-  ItemQueue queue(header.wide_tickets, num_items);
-  for (int index = blockIdx.x; index < num_items; index = queue.next(&message)) {
-    queue.prefetch();
-    fetch(item, args.workspace.wide_items + index / args.num_kv_heads);
-    wait_for_fetch();
-    attend_wide(args, item, index % args.num_kv_heads, shared, scratch);
-  }
-  queue.close();
-}
 
 Workspace workspace_of(const SpanAttentionParams& params) {
   Workspace workspace;
@@ -202,53 +45,105 @@ int log2_of(int value) {
 /// How split tiles are computed.
 struct SplitKernel {
   void (*kernel)(AttentionArgs);
-  int num_tiles;  // of 16 pairs
-  int ctas_per_sm;
+  int tile_pairs, num_threads, ctas_per_sm;
   int shared_bytes, tree_shared_bytes;  // for chains, and for any spans
+  float item_ns, block_ns;              // as PlanArgs
   bool is_available;                    // false: the device lacks shared memory
 
+  /// Of a warp for each block.
+  static SplitKernel stream(int tile_pairs) {
+    constexpr int kBytes = StreamLayout::kUsedBytes;
+    return {stream_kernel, tile_pairs, kStreamThreads, 2, kBytes, kBytes, 2000.0f, 550.0f, false};
+  }
+  /// Of a CTA for each block; trees too.
   template <int kTiles>
-  static SplitKernel of(int ctas_per_sm) {
+  static SplitKernel split(int ctas_per_sm) {
+    constexpr int kBytes = SplitLayout<kTiles>::kUsedBytes;
+    const float block_ns = kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles;
+    return {split_kernel<kTiles>,
+            kTiles * kMinTilePairs,
+            kSplitThreads,
+            ctas_per_sm,
+            kBytes,
+            std::max(kBytes, TailLayout<kTiles>::kBytes),
+            1200.0f,
+            ctas_per_sm == 1 ? block_ns : block_ns + 500.0f,
+            false};
+  }
+  /// With the limit of shared memory raised.
+  static SplitKernel available(SplitKernel split) {
     int device = 0, most_bytes = 0, sm_bytes = 0, fit = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     // Of two CTAs that fit on an SM together some would meet while other SMs have none. So where
     // one is meant to be alone it takes more than half of what an SM has.
-    const int least_bytes = ctas_per_sm == 1 ? sm_bytes / 2 + 1024 : 0;
-    const int bytes = std::max(SplitLayout<kTiles>::kUsedBytes, least_bytes);
-    const int tree_bytes = std::max(bytes, TailLayout<kTiles>::kBytes);
-    SplitKernel split = {split_kernel<kTiles>, kTiles, ctas_per_sm, bytes, tree_bytes, false};
-    split.is_available = most_bytes >= tree_bytes &&
-                         cuda::allow_shared_bytes(split.kernel, tree_bytes) == cudaSuccess &&
-                         cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                             &fit, split.kernel, kSplitThreads, tree_bytes) == cudaSuccess &&
-                         fit >= ctas_per_sm;
+    if (split.ctas_per_sm == 1)
+      split.shared_bytes = std::max(split.shared_bytes, sm_bytes / 2 + 1024);
+    split.tree_shared_bytes = std::max(split.tree_shared_bytes, split.shared_bytes);
+    split.is_available =
+        most_bytes >= split.tree_shared_bytes &&
+        cuda::allow_shared_bytes(split.kernel, split.tree_shared_bytes) == cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, split.kernel, split.num_threads,
+                                                      split.tree_shared_bytes) == cudaSuccess &&
+        fit >= split.ctas_per_sm;
     return split;
   }
   int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
 };
 
+/// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
+/// `num_pairs` are of a span that has as many rows as there is room for on average.
+const SplitKernel* stream_kernel_of(const SpanAttentionParams& params, int num_pairs) {
+  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::stream(8)),
+                                        SplitKernel::available(SplitKernel::stream(16)),
+                                        SplitKernel::available(SplitKernel::stream(24))};
+  static_assert(kMaxStreamTilePairs == 24);
+  const SplitKernel& largest = kernels[2];
+  if (!largest.is_available) return nullptr;
+  const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
+  // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
+  // SMs that would be idle, or half idle.
+  const int kv_len = params.rows.expected_kv_len;
+  for (int most_tiles = cuda::num_sms();
+       kv_len > 0 && kv_len <= kShortKvLen && most_tiles <= largest.num_ctas();
+       most_tiles += cuda::num_sms()) {
+    for (const SplitKernel& kernel : kernels) {
+      if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;
+    }
+  }
+  // Any context: spans of so few rows that reading is all the work.
+  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kStreamTilePairs;
+  return num_pairs <= most_pairs ? &largest : nullptr;
+}
+
 /// The first that the device has of those that suit the step: tiles by what a span has room for on
 /// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
 const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
-  // Of the same kernel the one with more shared memory last: its limit stays.
-  static const SplitKernel kernels[] = {SplitKernel::of<4>(1), SplitKernel::of<2>(2),
-                                        SplitKernel::of<2>(1), SplitKernel::of<1>(2),
-                                        SplitKernel::of<1>(1)};
   const int num_spans = std::max(params.rows.num_spans, 1);
   const int group = params.num_q_heads / params.kv.num_kv_heads;
   int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
+  const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
+  if (!params.may_have_trees) {
+    const SplitKernel* stream = stream_kernel_of(params, num_pairs);
+    if (stream != nullptr) return stream;
+  }
+  // Of the same kernel the one with more shared memory last: its limit stays.
+  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::split<4>(1)),
+                                        SplitKernel::available(SplitKernel::split<2>(2)),
+                                        SplitKernel::available(SplitKernel::split<2>(1)),
+                                        SplitKernel::available(SplitKernel::split<1>(2)),
+                                        SplitKernel::available(SplitKernel::split<1>(1))};
   // Rows of small trees are shared out over the SMs: their tails take time.
   if (params.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     num_pairs /= 4;
   }
-  const int most_ctas_per_sm = num_spans * params.kv.num_kv_heads <= cuda::num_sms() ? 1 : 2;
+  const int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
   const SplitKernel* smallest = nullptr;
   for (const SplitKernel& kernel : kernels) {
     if (!kernel.is_available) continue;
     smallest = &kernel;
-    const bool is_large = kernel.num_tiles > 1 && num_pairs <= kernel.num_tiles * 8;
+    const bool is_large = kernel.tile_pairs > kMinTilePairs && num_pairs <= kernel.tile_pairs / 2;
     if (!is_large && kernel.ctas_per_sm <= most_ctas_per_sm) return &kernel;
   }
   return smallest;
@@ -363,7 +258,9 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   if (split == nullptr) return cudaErrorInvalidConfiguration;
   args.num_split_ctas = split->num_ctas();
   args.num_sms = cuda::num_sms();
-  args.tile_pairs = kMinTilePairs * split->num_tiles;
+  args.tile_pairs = split->tile_pairs;
+  args.item_ns = split->item_ns;
+  args.block_ns = split->block_ns;
   args.has_wide = has_wide(params);
   args.has_wgmma = has_wgmma();
   args.is_causal = params.is_causal;
@@ -401,7 +298,7 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.workspace = workspace;
   const int split_bytes = params.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
   const int status =
-      cuda::launch(split->kernel, split->num_ctas(), kSplitThreads, split_bytes, stream, args);
+      cuda::launch(split->kernel, split->num_ctas(), split->num_threads, split_bytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;
   if (has_wgmma()) return launch_wgmma(args, stream);
   return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,

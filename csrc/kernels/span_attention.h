@@ -45,7 +45,7 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
 /// and expects none to be longer than kShortKvLen. This counts for these numbers of rows.
 inline constexpr int kFewSpans = 4;
 inline constexpr int kShortKvLen = 2048;
-inline constexpr int kMinRowsOfFewSpans = 9, kMaxRowsOfFewSpans = 32;
+inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
 /// CUDA: rows of a span that is no chain, at most.
 inline constexpr int kMaxTreeRows = 256;
 

@@ -201,6 +201,17 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
   const uint32_t barrier = base + kLeanBarrierAt;
   uint32_t parity = 0;
   if (thread == 0) init_barrier(barrier);
+  // What the first job is read from. Known by its place alone.
+  const int first_work = blockIdx.x / kLeanCtas;
+  if (thread == 0) {
+    fetch_to_cache(args.header);
+    fetch_to_cache(
+        args.items +
+        static_cast<int>(
+            uint64_t{static_cast<unsigned>(first_work)} * args.num_kv_heads_reciprocal >> 31) *
+            kLeanCtas +
+        rank);
+  }
 
   cuda::wait_for_previous_kernel();
   const int num_clusters = gridDim.x / kLeanCtas;
@@ -268,7 +279,7 @@ __global__ void __launch_bounds__(kLeanThreads, kLeanRegisterCtas)
     commit_copies();
   };
 
-  int work = blockIdx.x / kLeanCtas;
+  int work = first_work;
   const int4 header = load_now(args.header);
   Job job = load_job(work);  // exists, whether it is one of the step's or not
   const int num_works = header.x * args.num_kv_heads;

@@ -33,6 +33,11 @@ __device__ __forceinline__ int opaque_thread() {
   return thread;
 }
 
+/// Has the line at an address brought to L2, of which nothing is read here.
+__device__ __forceinline__ void fetch_to_cache(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 /// Counts one up in global memory, behind this thread's writes and before its reads.
 __device__ __forceinline__ int add_and_order(int32_t* counter) {
   int before;
@@ -48,6 +53,16 @@ __device__ __forceinline__ int load_and_order(const int32_t* counter) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
+}
+
+/// The same in shared memory, of which a warp tells others of its CTA what they can see.
+__device__ __forceinline__ int load_from_cta(const int* value) {
+  int x;
+  asm volatile("ld.acquire.cta.s32 %0, [%1];" : "=r"(x) : "l"(value) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_for_cta(int* to, int value) {
+  asm volatile("st.release.cta.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -80,6 +95,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from)
                : "memory");
+}
+
+/// Of 8 x 8 elements that a warp has, a row to 4 lanes.
+__device__ __forceinline__ uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 /// sum += a . b, 16 x 8 over 16 terms.

@@ -38,9 +38,12 @@ constexpr int kThreads = 128;  // of the wide kernel
 constexpr int kWarps = kThreads / 32;
 constexpr int kSplitThreads = 256;
 constexpr int kSplitWarps = kSplitThreads / 32;
+constexpr int kStreamWarps = 3;
+constexpr int kStreamThreads = kStreamWarps * 32;
 
 // A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
 // products.
+constexpr int kStreamTilePairs = 8, kMaxStreamTilePairs = 24;
 constexpr int kMinTilePairs = 16;
 constexpr int kMaxTilePairs = 64;
 constexpr int kWideTilePairs = 128;
@@ -65,8 +68,8 @@ constexpr int kMaxTreePairsForSmallTiles = 128;
 /// segments, with 32 heads. What does not fit is not split.
 constexpr int kMaxPairSlots = 128 * 1024;
 
-/// One row tile and one range of blocks, for every KV head; one cache line.
-struct alignas(128) WorkItem {
+/// One row tile and one range of blocks, for every KV head.
+struct alignas(64) WorkItem {
   int32_t tile_row;       // first row of the tile
   int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
   int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
@@ -90,10 +93,11 @@ struct alignas(128) WorkItem {
   int32_t arrival;       // this one's place among them
   int32_t tile_index;    // of the counters
   int32_t is_tree;
-  // For each 8 tokens of the first block: line of kHeadDim elements in the layer, KV head 0's K.
-  uint32_t lines[kBlockTokens / kLineRows];
+  // For each 8 tokens of the first kStreamWarps blocks: line of kHeadDim elements in the layer, KV
+  // head 0's K.
+  uint32_t lines[kStreamWarps * kBlockTokens / kLineRows];
 };
-static_assert(sizeof(WorkItem) == 128);
+static_assert(sizeof(WorkItem) == 192);
 
 /// Items beyond the first of each CTA are drawn from a ticket counter, which the last CTA clears.
 struct Tickets {
@@ -126,7 +130,7 @@ constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
 // Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
 // clusters, and where there are many bytes these count, not latencies.
-constexpr int kMaxLeanRows = kMaxRowsOfFewSpans;
+constexpr int kMaxLeanRows = 16;
 constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.

@@ -164,16 +164,17 @@ TEST(chunks_and_batches_are_invariant_bit_for_bit) {
   }
 }
 
-// Enough sequences that tiles are cut and merged in other ways than alone.
+// Enough sequences that tiles are cut and merged in other ways than alone, and in the end more
+// tiles than two for each CTA.
 TEST(large_batches_are_invariant_bit_for_bit) {
   Rng rng(5);
   const Shape shape = {16, 4};
-  for (const int num_sequences : {5, 24, 90}) {
+  for (const int num_sequences : {5, 24, 90, 160}) {
     std::vector<Sequence> sequences;
     for (int i = 0; i < num_sequences; ++i) {
-      const bool is_long = i % 11 == 3;
+      const bool is_long = i % 11 == 3, is_one_row = i % 2 == 0 || num_sequences > 90;
       sequences.push_back(random_sequence(rng, shape, rng.integer(0, is_long ? 3000 : 700),
-                                          rng.integer(1, i % 2 == 0 ? 1 : 16)));
+                                          rng.integer(1, is_one_row ? 1 : 16)));
     }
     const Bits together = run(rng, shape, sequences);
     size_t at = 0;
@@ -249,7 +250,7 @@ TEST(few_rows_are_invariant_bit_for_bit) {
     for (int trial = 0; trial < 16; ++trial) {
       std::vector<Sequence> batch;
       std::vector<int> begins;
-      int room = trial % 4 == 3 ? 64 : 32;  // 32: all that the kernel for few rows takes
+      int room = trial % 4 == 3 ? 64 : 32;  // 32: graphs for few spans
       while (room > 0 && static_cast<int>(batch.size()) < 1 + trial * 4) {
         const int num_rows = rng.integer(1, std::min(room, trial % 2 == 0 ? 2 : 16));
         const int edge = rng.integer(0, 3) == 0 ? rng.integer(0, 2) * 1024 : 0;
