@@ -127,12 +127,13 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   activations.load(
       {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
       first_step, lane);
-  // The ring is full and the memory would idle until the activations are there; more than this
-  // would hold up the first refills.
+  // The ring is full and the memory would idle until the activations are there, the longer the more
+  // rows they have; more than this would hold up the first refills.
+  constexpr int kPrefetched = Ring::slot_end(kTiles > 1 && Ring::kSlots > 1 ? 1 : 0);
   if (Ring::kParts > 1) {
-    prefetch_slot(next + Ring::kPartBytes, Ring::slot_end(0), lane);
+    prefetch_steps(next + Ring::kPartBytes, kPrefetched, lane);
   } else if (units[kAhead] < num_units) {
-    prefetch_slot(first_weights + units[kAhead] * unit_bytes, Ring::slot_end(0), lane);
+    prefetch_steps(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
 
   uint32_t record = ring;
@@ -224,14 +225,23 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, twice 112 for 256
-// threads of 32 registers. (__maxnreg__ takes no template's constant.)
+// them, are to start beside these. Twice 80 leave room for any small kernel, twice 120 for 128
+// threads of 32 registers. But what spills waits for memory that weights are streaming from.
+// (__maxnreg__ takes no template's constant.)
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
+__global__ void __maxnreg__(88) fixed_kernel_88(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+template <int kTiles, int kSteps>
 __global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(120) fixed_kernel_120(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
@@ -248,8 +258,10 @@ constexpr auto fixed_kernel() {
   constexpr int kHeld = 2 * kTiles * kSteps + 8 * kTiles;  // activations, accumulators, addresses
   if constexpr (kHeld <= 48) {
     return fixed_kernel_80<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 96) {
+  } else if constexpr (kHeld <= 88) {
     return fixed_kernel_112<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 96) {
+    return fixed_kernel_120<kTiles, kSteps>;
   } else if constexpr (kHeld <= 152) {
     return fixed_kernel_168<kTiles, kSteps>;
   } else {
