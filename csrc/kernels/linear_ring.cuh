@@ -121,8 +121,8 @@ __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const
 #endif
 }
 
-/// Starts to fetch steps into the second-level cache, for lines of 128 bytes. By the lanes: what the
-/// copy engine prefetches, the slots' copies wait for.
+/// Starts to fetch steps into the second-level cache, for lines of 128 bytes. By the lanes: what
+/// the copy engine prefetches, the slots' copies wait for.
 __device__ __forceinline__ void prefetch_steps(const uint8_t* from, int num_steps, int lane) {
   constexpr int kLineBytes = 128;
   for (int at = lane * kLineBytes; at < num_steps * kLinearStepBytes; at += 32 * kLineBytes) {

@@ -225,9 +225,14 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, twice 120 for 128
-// threads of 32 registers. But what spills waits for memory that weights are streaming from.
-// (__maxnreg__ takes no template's constant.)
+// them, are to start beside these. Twice 80 leave room for any small kernel, as do 72 and 120,
+// which are those of 16 rows of neighbours in a model; 88 and 168, of 24 rows, are all registers.
+// But what is spilled is read again through the same memory as the weights. (__maxnreg__ takes no
+// template's constant.)
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
@@ -255,14 +260,18 @@ __global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeo
 
 template <int kTiles, int kSteps>
 constexpr auto fixed_kernel() {
-  constexpr int kHeld = 2 * kTiles * kSteps + 8 * kTiles;  // activations, accumulators, addresses
-  if constexpr (kHeld <= 48) {
+  constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
+  if constexpr (kHeld <= 40) {
+    return fixed_kernel_72<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 46) {
     return fixed_kernel_80<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 88) {
+  } else if constexpr (kHeld <= 60) {
+    return fixed_kernel_88<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 72) {
     return fixed_kernel_112<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 96) {
+  } else if constexpr (kHeld <= 88) {
     return fixed_kernel_120<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 152) {
+  } else if constexpr (kHeld <= 136) {
     return fixed_kernel_168<kTiles, kSteps>;
   } else {
     return fixed_kernel_240<kTiles, kSteps>;
