@@ -225,20 +225,15 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, as do 72 and 120,
-// which are those of 16 rows of neighbours in a model; 88 and 168, of 24 rows, are all registers.
-// But what is spilled is read again through the same memory as the weights. (__maxnreg__ takes no
-// template's constant.)
+// them, are to start beside these. Twice 80 leave room for any small kernel, 120 and 72, which
+// neighbours in a model have for 16 rows, for ten warps of 40. But what is spilled comes back
+// through the same memory as the weights. (__maxnreg__ takes no template's constant.)
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
-}
-template <int kTiles, int kSteps>
-__global__ void __maxnreg__(88) fixed_kernel_88(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
@@ -265,8 +260,6 @@ constexpr auto fixed_kernel() {
     return fixed_kernel_72<kTiles, kSteps>;
   } else if constexpr (kHeld <= 46) {
     return fixed_kernel_80<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 60) {
-    return fixed_kernel_88<kTiles, kSteps>;
   } else if constexpr (kHeld <= 72) {
     return fixed_kernel_112<kTiles, kSteps>;
   } else if constexpr (kHeld <= 88) {
