@@ -129,11 +129,12 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
       first_step, lane);
   // The ring is full and the memory would idle until the activations are there, the longer the more
   // rows they have; more than this would hold up the first refills.
-  constexpr int kPrefetched = Ring::slot_end(kTiles > 1 && Ring::kSlots > 1 ? 1 : 0);
+  constexpr bool kIsLonger = kTiles > 1;
+  constexpr int kPrefetched = Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0);
   if (Ring::kParts > 1) {
-    prefetch_steps(next + Ring::kPartBytes, kPrefetched, lane);
+    prefetch_steps<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
   } else if (units[kAhead] < num_units) {
-    prefetch_steps(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
+    prefetch_steps<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
 
   uint32_t record = ring;
@@ -225,9 +226,9 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, 120 and 72, which
-// neighbours in a model have for 16 rows, for ten warps of 40. But what is spilled comes back
-// through the same memory as the weights. (__maxnreg__ takes no template's constant.)
+// them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
+// neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
+// memory as the weights. (__maxnreg__ takes no template's constant.)
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
@@ -256,7 +257,7 @@ __global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeo
 template <int kTiles, int kSteps>
 constexpr auto fixed_kernel() {
   constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
-  if constexpr (kHeld <= 40) {
+  if constexpr (kHeld <= 40 && kTiles > 1) {
     return fixed_kernel_72<kTiles, kSteps>;
   } else if constexpr (kHeld <= 46) {
     return fixed_kernel_80<kTiles, kSteps>;
