@@ -46,7 +46,12 @@ class RegisterActivations {
   /// Starts to load a chain's. A row that is not there is read as the last one: its products are
   /// never written, and no other row's depend on it.
   __device__ __forceinline__ void load(const ActivationRows& rows, int first_step, int lane) {
-    const int octet = lane % 8;
+    // A chain that begins within a line shares its first line and its last with its neighbours. The
+    // lanes that have nothing of the first load what is there of the one behind the others.
+    const int skipped = kIsAligned ? 0 : first_step % 4 * 2;  // octets of the first line
+    is_late_ = lane % 8 < skipped;
+    const int octet = lane % 8 - skipped;
+    octet_ = octet & 7;
     const uint4* from[kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -61,13 +66,14 @@ class RegisterActivations {
     }
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
+      const int at = line == 0 && is_late_ ? 8 * kLines : 8 * line;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const bool is_there = 4 * line + 3 < kSteps || 8 * line + octet < 2 * kSteps;
+          const bool is_there = kIsAligned || at + octet < 2 * kSteps;
           pieces_[tile][line][half] = make_uint4(0, 0, 0, 0);
-          if (is_there) pieces_[tile][line][half] = __ldcg(from[tile][half] + 8 * line);
+          if (is_there) pieces_[tile][line][half] = __ldcg(from[tile][half] + at);
         }
       }
     }
@@ -85,10 +91,20 @@ class RegisterActivations {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         uint4(&pieces)[2] = pieces_[tile][line];
+        if constexpr (!kIsAligned) {
+          if (line + 1 < kLines && is_late_) {  // what came with the first line moves to the last
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const uint4 first = pieces[half];
+              pieces[half] = pieces_[tile][line + 1][half];
+              pieces_[tile][line + 1][half] = first;
+            }
+          }
+        }
         __syncwarp();  // every lane has read what was there
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          store_shared(scratch + piece(half * 4 + lane / 8, lane % 8), pieces[half]);
+          store_shared(scratch + piece(half * 4 + lane / 8, octet_), pieces[half]);
         }
         __syncwarp();
 #pragma unroll
@@ -113,6 +129,7 @@ class RegisterActivations {
 
  private:
   static constexpr int kLines = (kSteps + 3) / 4;
+  static constexpr bool kIsAligned = kSteps % 4 == 0;  // then so is every chain
 
   __device__ static __forceinline__ uint32_t piece(int row, int octet) {
     return row * 128 + (octet ^ row) * 16;
@@ -121,6 +138,8 @@ class RegisterActivations {
   // Of four steps: of each half as loaded, 8 inputs of row lane / 8 (+ 4); turned, the operands of
   // two steps, inputs 0-7 and 8-15 of each.
   uint4 pieces_[kTiles][kLines][2];
+  int octet_;     // of four steps of the chain, that the lane loads
+  bool is_late_;  // it has each of them one line later, the last one's with the first line
 };
 
 /// Bytes from row to row of SharedActivations; 16 more than needed, so that ldmatrix has no bank

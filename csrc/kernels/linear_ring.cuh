@@ -121,17 +121,26 @@ __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const
 #endif
 }
 
-/// Starts to fetch steps into the second-level cache, where the device has an instruction for that.
-__device__ __forceinline__ void prefetch_slot([[maybe_unused]] const uint8_t* from,
-                                              [[maybe_unused]] int num_steps,
-                                              [[maybe_unused]] int lane) {
+/// Starts to fetch steps into the second-level cache: line by line, or by one copy (where the
+/// device has an instruction for that), for which the slots' copies wait.
+template <bool kByLines>
+__device__ __forceinline__ void prefetch_steps([[maybe_unused]] const uint8_t* from,
+                                               [[maybe_unused]] int num_steps,
+                                               [[maybe_unused]] int lane) {
+  if constexpr (kByLines) {
+    constexpr int kLineBytes = 128;
+    for (int at = lane * kLineBytes; at < num_steps * kLinearStepBytes; at += 32 * kLineBytes) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    }
+  } else {
 #if __CUDA_ARCH__ >= 900
-  if (lane == 0) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
-                 "r"(num_steps * kLinearStepBytes)
-                 : "memory");
-  }
+    if (lane == 0) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
+                   "r"(num_steps * kLinearStepBytes)
+                   : "memory");
+    }
 #endif
+  }
 }
 
 /// Waits until the slot's phase of this parity has ended.

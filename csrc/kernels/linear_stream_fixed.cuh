@@ -127,12 +127,14 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   activations.load(
       {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
       first_step, lane);
-  // The ring is full and the memory would idle until the activations are there; more than this
-  // would hold up the first refills.
+  // The ring is full and the memory would idle until the activations are there, the longer the more
+  // rows they have; more than this would hold up the first refills.
+  constexpr bool kIsLonger = kTiles > 1;
+  constexpr int kPrefetched = Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0);
   if (Ring::kParts > 1) {
-    prefetch_slot(next + Ring::kPartBytes, Ring::slot_end(0), lane);
+    prefetch_steps<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
   } else if (units[kAhead] < num_units) {
-    prefetch_slot(first_weights + units[kAhead] * unit_bytes, Ring::slot_end(0), lane);
+    prefetch_steps<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
 
   uint32_t record = ring;
@@ -224,14 +226,23 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel, twice 112 for 256
-// threads of 32 registers. (__maxnreg__ takes no template's constant.)
+// them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
+// neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
+// memory as the weights. (__maxnreg__ takes no template's constant.)
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
 __global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps>(params, geometry);
+}
+template <int kTiles, int kSteps>
+__global__ void __maxnreg__(120) fixed_kernel_120(LinearParams params, StreamGeometry geometry) {
   stream_fixed<kTiles, kSteps>(params, geometry);
 }
 template <int kTiles, int kSteps>
@@ -245,12 +256,16 @@ __global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeo
 
 template <int kTiles, int kSteps>
 constexpr auto fixed_kernel() {
-  constexpr int kHeld = 2 * kTiles * kSteps + 8 * kTiles;  // activations, accumulators, addresses
-  if constexpr (kHeld <= 48) {
+  constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
+  if constexpr (kHeld <= 40 && kTiles > 1) {
+    return fixed_kernel_72<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 46) {
     return fixed_kernel_80<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 96) {
+  } else if constexpr (kHeld <= 72) {
     return fixed_kernel_112<kTiles, kSteps>;
-  } else if constexpr (kHeld <= 152) {
+  } else if constexpr (kHeld <= 88) {
+    return fixed_kernel_120<kTiles, kSteps>;
+  } else if constexpr (kHeld <= 136) {
     return fixed_kernel_168<kTiles, kSteps>;
   } else {
     return fixed_kernel_240<kTiles, kSteps>;
