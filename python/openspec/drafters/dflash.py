@@ -425,13 +425,15 @@ def _num_drafts_of(folder: Path, options: Options) -> int:
         return _read_dialect(checkpoint.keys).num_drafts(options)
 
 
-def _read_draft_model(config: EngineConfig, target: ModelConfig, spec: DrafterSpec) -> DraftModel:
+def _read_draft_model(
+    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
+) -> DraftModel:
     """The head in `config.draft_model_path`, checked against the target."""
     folder = config.draft_model_path
     assert folder is not None  # DrafterSpec.validate has seen to it
     options = spec.complete_options(config.method_options)
     with opened_draft_checkpoint(folder) as checkpoint:
-        model = _describe(checkpoint, options, target, has_markov=DRAFT_TOP_K not in options)
+        model = _describe(checkpoint, options, target, has_markov)
         most = _read_dialect(checkpoint.keys).num_drafts(options)
     if config.num_drafts > most:
         raise ConfigError(
@@ -441,8 +443,10 @@ def _read_draft_model(config: EngineConfig, target: ModelConfig, spec: DrafterSp
     return model
 
 
-def _plan_checkup(config: EngineConfig, target: ModelConfig, spec: DrafterSpec) -> Checkup:
-    model = _read_draft_model(config, target, spec).options
+def _plan_checkup(
+    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
+) -> Checkup:
+    model = _read_draft_model(config, target, spec, has_markov).options
     layers = tuple(int(part) for part in str(model[CAPTURE_LAYERS]).split(","))
     variants = []
     for moved in neighbouring_layers(layers, target.num_layers):
@@ -535,8 +539,6 @@ _OPTIONS = (
         help="Whether the rows of a block see those behind them (full) or not (causal). auto: "
         "what the head's config.json says.",
     ),
-)
-_TREE_OPTIONS = (
     DrafterOption(
         name=DRAFT_TOP_K,
         default=1,
@@ -558,26 +560,25 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
     """A method of the family; `num_drafts` where no checkpoint says it."""
 
     def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
-        return _read_draft_model(config, target, spec)
+        return _read_draft_model(config, target, spec, has_markov)
 
     def plan(config: EngineConfig, target: ModelConfig) -> Checkup:
-        return _plan_checkup(config, target, spec)
+        return _plan_checkup(config, target, spec, has_markov)
 
     def check(config: EngineConfig, _: ModelConfig) -> None:
         check_rejection(config, spec.complete_options(config.method_options))
-        if not has_markov:
-            _check_tree(config, spec)
+        _check_tree(config, spec)
 
     spec = DrafterSpec(
         name=name,
         summary=summary,
         default_num_speculative_tokens=num_drafts,
         max_num_speculative_tokens=MAX_BLOCK,
-        options=_OPTIONS if has_markov else (*_OPTIONS, *_TREE_OPTIONS),
+        options=_OPTIONS,
         num_drafts_of=_num_drafts_of,
         supports_rejection=True,
         check=check,
-        num_draft_rows=None if has_markov else _num_draft_rows,
+        num_draft_rows=_num_draft_rows,
         read_draft_model=read,
         plan_checkup=plan,
     )

@@ -47,8 +47,9 @@ RunnerConfig config_of(const std::string& method, int num_drafts = 5) {
   return config;
 }
 
-RunnerConfig tree_config(int depth, int top_k, int num_drafts) {
-  RunnerConfig config = config_of("dflash", num_drafts);
+RunnerConfig tree_config(int depth, int top_k, int num_drafts,
+                         const std::string& method = "dflash") {
+  RunnerConfig config = config_of(method, num_drafts);
   config.draft_depth = depth;
   config.method_options["draft_top_k"] = int64_t{top_k};
   return config;
@@ -104,14 +105,16 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
   struct Shape {
     int depth, top_k, num_drafts;
   };
-  for (const Shape shape : {Shape{1, 4, 4}, Shape{3, 2, 7}, Shape{7, 8, 15}, Shape{7, 16, 31}}) {
-    for (const bool adaptive : {false, true}) {
-      RunnerConfig config = tree_config(shape.depth, shape.top_k, shape.num_drafts);
-      config.adaptive = adaptive;
-      Runner runner(config, 600);
-      load_random_weights(runner);
-      if (adaptive) runner.measure_step_times(0.2);
-      for (const int chunk : {32, 7}) CHECK_EQ(run(runner, jobs, chunk), expected);
+  for (const char* method : {"dflash", "dspark"}) {
+    for (const Shape shape : {Shape{1, 4, 4}, Shape{3, 2, 7}, Shape{7, 8, 15}, Shape{7, 16, 31}}) {
+      for (const bool adaptive : {false, true}) {
+        RunnerConfig config = tree_config(shape.depth, shape.top_k, shape.num_drafts, method);
+        config.adaptive = adaptive;
+        Runner runner(config, 600);
+        load_random_weights(runner);
+        if (adaptive) runner.measure_step_times(0.2);
+        for (const int chunk : {32, 7}) CHECK_EQ(run(runner, jobs, chunk), expected);
+      }
     }
   }
 }
@@ -129,7 +132,8 @@ TEST(drafts_without_noise_change_no_text) {
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = jobs_of(96);
   const std::vector<Ids> expected = plain(jobs);
-  for (RunnerConfig config : {config_of("dflash", 7), config_of("dspark"), tree_config(7, 4, 15)}) {
+  for (RunnerConfig config : {config_of("dflash", 7), config_of("dspark"), tree_config(7, 4, 15),
+                              tree_config(7, 4, 15, "dspark")}) {
     config.adaptive = false;
     Runner runner(config, 400);
     load_random_weights(runner);
@@ -172,5 +176,5 @@ TEST(geometry_that_cannot_be_is_refused) {
   CHECK(has(error_of("dflash", "num_q_heads", int64_t{5}), "multiple"));
   CHECK(has(error_of("dflash", "draft_vocab_size", int64_t{32}), "token map"));
   CHECK(has(error_of("dflash", "has_confidence", true), "Markov head"));
-  CHECK(has(error_of("dspark", "draft_top_k", int64_t{4}), "marginals"));
+  CHECK(has(error_of("dspark", "markov_rank", int64_t{12}), "multiple of 8"));
 }
