@@ -55,7 +55,7 @@ RunnerConfig config_4b(const std::string& method) {
     RunnerConfig config = config_4b("dspark");
     config.num_speculative_tokens = 15;
     config.draft_depth = 7;
-    config.method_options["draft_top_k"] = int64_t{8};
+    config.method_options["draft_top_k"] = int64_t{64};
     return config;
   }
   RunnerConfig config;

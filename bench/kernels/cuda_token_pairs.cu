@@ -27,7 +27,7 @@ namespace {
 
 using namespace openspec;
 
-constexpr int kVocab = 151936, kRank = 256, kDepth = 7, kTopK = 8, kNodes = 15;
+constexpr int kVocab = 151936, kRank = 256, kDepth = 7, kTopK = 64, kNodes = 31;
 constexpr int kMaxSeqs = 64, kMaxSamples = kMaxSeqs * kDepth;
 constexpr int kRepeats = 15;
 

@@ -15,8 +15,9 @@ struct Candidates {
   float above[kMaxBlockTreeNodes + 1];  // the parent's score
   int16_t parent[kMaxBlockTreeNodes + 1];
   int16_t depth[kMaxBlockTreeNodes + 1];
-  int16_t before[kMaxBlockTreeNodes + 1];  // the parent among the tokens of its position
-  int16_t rank[kMaxBlockTreeNodes + 1];
+  int16_t before[kMaxBlockTreeNodes + 1];  // the parent's place among the tokens of its position
+  int16_t rank[kMaxBlockTreeNodes + 1];    // among its siblings
+  int16_t token[kMaxBlockTreeNodes + 1];   // its own place among the tokens of its position
   int16_t made[kMaxBlockTreeNodes + 1];  // when it came up
 };
 
@@ -36,17 +37,16 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
   const int most = min(params.num_wanted[seq], params.max_drafts);
   const int64_t first = int64_t{params.first_sample[seq]} * params.top_k;
   const int64_t to = int64_t{seq} * params.max_drafts;
+  const bool has_pairs = params.pair_scores != nullptr;
   int num_candidates = 0, num_made = 0, count = 0;
 
-  const auto pair_at = [&](int depth, int before, int rank) {
-    return (first + int64_t{depth} * params.top_k + before) * params.top_k + rank;
-  };
   // All lanes decide alike; the first one writes.
   const auto add = [&](int at, float above, int parent, int depth, int before, int rank) {
     if (depth >= num_depths || rank == params.top_k) return false;
-    const float own = params.pair_scores != nullptr
-                          ? params.pair_scores[pair_at(depth, before, rank)]
-                          : params.scores[first + int64_t{depth} * params.top_k + rank];
+    const int64_t row = first + int64_t{depth} * params.top_k;
+    const int64_t pair = (row + before) * params.top_k + rank;
+    const float own = has_pairs ? params.pair_scores[pair] : params.scores[row + rank];
+    const int token = has_pairs ? params.pair_ranks[pair] : rank;
     if (own == -INFINITY) return false;
     if (lane == 0) {
       candidates.score[at] = above + own;
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
       candidates.depth[at] = static_cast<int16_t>(depth);
       candidates.before[at] = static_cast<int16_t>(before);
       candidates.rank[at] = static_cast<int16_t>(rank);
+      candidates.token[at] = static_cast<int16_t>(token);
       candidates.made[at] = static_cast<int16_t>(num_made);
     }
     ++num_made;
@@ -79,8 +80,7 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
     const float score = candidates.score[place], above = candidates.above[place];
     const int parent = candidates.parent[place], depth = candidates.depth[place];
     const int before = candidates.before[place], rank = candidates.rank[place];
-    const int token =
-        params.pair_ranks != nullptr ? params.pair_ranks[pair_at(depth, before, rank)] : rank;
+    const int token = candidates.token[place];
     __syncwarp();
     if (lane == 0) {
       params.drafts[to + count] = params.tokens[first + int64_t{depth} * params.top_k + token];
@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
       candidates.depth[place] = candidates.depth[num_candidates];
       candidates.before[place] = candidates.before[num_candidates];
       candidates.rank[place] = candidates.rank[num_candidates];
+      candidates.token[place] = candidates.token[num_candidates];
       candidates.made[place] = candidates.made[num_candidates];
     }
   }

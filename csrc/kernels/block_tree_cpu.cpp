@@ -13,8 +13,9 @@ struct Candidate {
   float score;
   float above;  // its parent's score
   int parent, depth;
-  int before;  // of the tokens of the position before: the parent's
+  int before;  // the parent's place among the tokens of its position
   int rank;    // among its siblings
+  int token;   // its own place among the tokens of its position
 };
 
 /// Grows one tree; returns its number of nodes.
@@ -22,18 +23,16 @@ int grow(const BlockTreesParams& params, int seq) {
   const int64_t to = int64_t{seq} * params.max_drafts;
   const int most = std::min(params.num_wanted[seq], params.max_drafts);
   std::vector<Candidate> candidates;  // in the order in which they came up
-  const auto pair_at = [&](int depth, int before, int rank) {
-    const int64_t sample = int64_t{params.first_sample[seq]} + depth;
-    return (sample * params.top_k + before) * params.top_k + rank;
-  };
   const auto add = [&](float above, int parent, int depth, int before, int rank) {
     if (depth == params.num_depths[seq] || rank == params.top_k) return;
+    const int64_t sample = int64_t{params.first_sample[seq]} + depth;
+    const int64_t pair = (sample * params.top_k + before) * params.top_k + rank;
+    const bool has_pairs = params.pair_scores != nullptr;
     const float own =
-        params.pair_scores != nullptr
-            ? params.pair_scores[pair_at(depth, before, rank)]
-            : params.scores[int64_t{params.first_sample[seq] + depth} * params.top_k + rank];
+        has_pairs ? params.pair_scores[pair] : params.scores[sample * params.top_k + rank];
     if (own == -std::numeric_limits<float>::infinity()) return;
-    candidates.push_back({above + own, above, parent, depth, before, rank});
+    const int token = has_pairs ? params.pair_ranks[pair] : rank;
+    candidates.push_back({above + own, above, parent, depth, before, rank, token});
   };
   add(0.0f, -1, 0, 0, 0);
   int count = 0;
@@ -43,15 +42,12 @@ int grow(const BlockTreesParams& params, int seq) {
                          [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
     const Candidate node = *best;
     candidates.erase(best);
-    const int token = params.pair_ranks != nullptr
-                          ? params.pair_ranks[pair_at(node.depth, node.before, node.rank)]
-                          : node.rank;
     params.drafts[to + count] =
-        params.tokens[int64_t{params.first_sample[seq] + node.depth} * params.top_k + token];
+        params.tokens[int64_t{params.first_sample[seq] + node.depth} * params.top_k + node.token];
     params.parents[to + count] = node.parent;
     params.path_scores[to + count] = node.score;
     add(node.above, node.parent, node.depth, node.before, node.rank + 1);
-    add(node.score, count, node.depth + 1, token, 0);
+    add(node.score, count, node.depth + 1, node.token, 0);
   }
   return count;
 }

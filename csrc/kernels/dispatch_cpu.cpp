@@ -183,7 +183,7 @@ size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size) {
 }
 
 void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params) {
-  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= std::min(kMaxTreeTopK, params.vocab_size),
+  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= std::min(kMaxTopDrafts, params.vocab_size),
                  "the best ", params.top_k, " of ", params.vocab_size, " drafts");
   ops().top_drafts(exec, params);
 }
@@ -195,7 +195,7 @@ void block_step_cpu(const ExecContext& exec, const BlockStepParams& params) {
 
 void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params) {
   check_pairs(params.pairs);
-  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= kMaxTreeTopK, "pairs of the best ",
+  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= kMaxTopDrafts, "pairs of the best ",
                  params.top_k, " tokens");
   ops().block_pairs(exec, params);
 }

@@ -132,72 +132,107 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-/// A block for each position of each sequence, a warp for each token before it.
-__global__ void __launch_bounds__(kMaxTreeTopK* kWarp)
+constexpr int kPairWarps = 16;
+constexpr int kOwn = kMaxTopDrafts / kWarp;  // candidates of a lane: lane, lane + 32
+static_assert(kOwn == 2);
+
+/// Over the candidates of all lanes.
+template <typename T, typename Combine>
+__device__ __forceinline__ T warp_reduce(T x, const Combine& combine) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    x = combine(x, __shfl_xor_sync(kAllLanes, x, offset));
+  }
+  return x;
+}
+
+/// Some of the tokens before a position of a sequence, a warp for each.
+__global__ void __launch_bounds__(kPairWarps* kWarp)
     block_pairs_kernel(const __grid_constant__ BlockPairsParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   const int seq = static_cast<int>(blockIdx.x), depth = static_cast<int>(blockIdx.y);
-  const int a = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  if (depth >= params.num_depths[seq] || (depth == 0 && a > 0)) return;
+  const int a = static_cast<int>(blockIdx.z) * kPairWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_before = depth == 0 ? 1 : params.top_k;
+  if (depth >= params.num_depths[seq] || a >= num_before) return;
   const TokenPairs& pairs = params.pairs;
   const int top_k = params.top_k, slot = params.seq[seq];
   const int64_t sample = int64_t{params.first_sample[seq]} + depth;
   const float temperature = params.sampling[slot].temperature;
   const float scale = temperature < kMinTemperature ? 1.0f : 1.0f / temperature;
-  const int32_t before = depth == 0 ? last_token(params.table, slot)
-                                    : params.tokens[(sample - 1) * top_k + a];
-  // Lane b has candidate b; of a pair's terms eight.
-  const bool is_candidate = lane < top_k;
-  const int32_t own = is_candidate ? params.tokens[sample * top_k + lane] : 0;
-  const float score = is_candidate ? params.scores[sample * top_k + lane] : sm::float_of(0xff800000u);
+  const int32_t before =
+      depth == 0 ? last_token(params.table, slot) : params.tokens[(sample - 1) * top_k + a];
+  const float none = sm::float_of(0xff800000u);
+  int32_t token[kOwn];
+  float score[kOwn], worth[kOwn] = {};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int b = lane + i * kWarp;
+    token[i] = b < top_k ? params.tokens[sample * top_k + b] : 0;
+    score[i] = b < top_k ? params.scores[sample * top_k + b] : none;
+  }
+  // Of a pair's terms a lane has eight.
   using Pack = cuda::Bf16Pack<8>;
   const bool has_terms = lane * 8 < pairs.rank;
   Pack pack = {};
   if (has_terms) pack = cuda::load_pack<Pack>(row_of(pairs.first, before, pairs.rank) + lane * 8);
   const cuda::FloatPack<8> first = cuda::to_floats(pack);
-  float worth = 0.0f;
-  for (int b = 0; b < top_k; ++b) {
-    const int32_t token = __shfl_sync(kAllLanes, own, b);
-    if (has_terms) pack = cuda::load_pack<Pack>(row_of(pairs.second, token, pairs.rank) + lane * 8);
-    const cuda::FloatPack<8> second = cuda::to_floats(pack);
-    float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) sum += first.x[k] * second.x[k];
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll 4
+    for (int b = 0; b < kWarp; ++b) {
+      if (b + i * kWarp >= top_k) break;
+      const int32_t other = __shfl_sync(kAllLanes, token[i], b);
+      Pack terms = {};
+      if (has_terms) {
+        terms = cuda::load_pack<Pack>(row_of(pairs.second, other, pairs.rank) + lane * 8);
+      }
+      const cuda::FloatPack<8> second = cuda::to_floats(terms);
+      float sum = 0.0f;
 #pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, offset);
+      for (int k = 0; k < 8; ++k) sum += first.x[k] * second.x[k];
+      sum = warp_reduce(sum, [](float x, float y) { return x + y; });
+      if (lane == b) worth[i] = sum;
     }
-    if (lane == b) worth = sum;
   }
 
-  const float value = sm::sanitize(score + worth * scale);
-  float maximum = fmaxf(0.0f, value);
-  uint64_t known = sm::fixed_mass(sm::exp_f32(score));
+  float value[kOwn], maximum = 0.0f;
+  uint64_t known = 0, total = 0;
 #pragma unroll
-  for (int offset = kMaxTreeTopK / 2; offset > 0; offset /= 2) {
-    maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, offset));
-    known += __shfl_xor_sync(kAllLanes, known, offset);
+  for (int i = 0; i < kOwn; ++i) {
+    value[i] = sm::sanitize(score[i] + worth[i] * scale);
+    maximum = fmaxf(maximum, value[i]);
+    known += sm::fixed_mass(sm::exp_f32(score[i]));
   }
-  uint64_t total = sm::fixed_mass(sm::exp_f32(value - maximum));
+  maximum = warp_reduce(maximum, [](float x, float y) { return fmaxf(x, y); });
 #pragma unroll
-  for (int offset = kMaxTreeTopK / 2; offset > 0; offset /= 2) {
-    total += __shfl_xor_sync(kAllLanes, total, offset);
-  }
+  for (int i = 0; i < kOwn; ++i) total += sm::fixed_mass(sm::exp_f32(value[i] - maximum));
+  const auto add = [](uint64_t x, uint64_t y) { return x + y; };
+  known = warp_reduce(known, add);
+  total = warp_reduce(total, add);
   const float others = fmaxf(0.0f, 1.0f - sm::mass_to_float(known));
   total += sm::fixed_mass(others * sm::exp_f32(-maximum));
   const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
-  int rank = 0;
-  for (int b = 0; b < top_k; ++b) {
-    const float other = __shfl_sync(kAllLanes, value, b);
-    rank += other > value || (other == value && b < lane) ? 1 : 0;
+
+  int rank[kOwn] = {};
+  for (int other = 0; other < top_k; ++other) {
+    const float theirs =
+        __shfl_sync(kAllLanes, other < kWarp ? value[0] : value[kOwn - 1], other % kWarp);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool is_lower = other < lane + i * kWarp;
+      rank[i] += theirs > value[i] || (theirs == value[i] && is_lower) ? 1 : 0;
+    }
   }
-  if (!is_candidate) return;
-  const int64_t to = (sample * top_k + a) * top_k + rank;
-  params.pair_ranks[to] = lane;
-  params.pair_scores[to] = value > sm::float_of(0xff800000u)
-                               ? fminf(0.0f, (value - maximum) - log_total)
-                               : sm::float_of(0xff800000u);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int b = lane + i * kWarp;
+    if (b >= top_k) continue;
+    const int64_t to = (sample * top_k + a) * top_k + rank[i];
+    params.pair_ranks[to] = b;
+    params.pair_scores[to] = value[i] > none ? fminf(0.0f, (value[i] - maximum) - log_total) : none;
+  }
 }
 
 bool can_run(const TokenPairs& pairs) {
@@ -219,10 +254,12 @@ int block_step_cuda(const BlockStepParams& params, void* stream) {
 
 int block_pairs_cuda(const BlockPairsParams& params, void* stream) {
   if (!can_run(params.pairs)) return cudaErrorInvalidValue;
-  if (params.top_k < 1 || params.top_k > kMaxTreeTopK) return cudaErrorInvalidValue;
+  if (params.top_k < 1 || params.top_k > kMaxTopDrafts) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(params.num_seqs), static_cast<unsigned>(params.max_depth));
-  return cuda::launch(block_pairs_kernel, grid, dim3(params.top_k * kWarp), 0, stream, params);
+  const int num_warps = params.top_k < kPairWarps ? params.top_k : kPairWarps;
+  const dim3 grid(static_cast<unsigned>(params.num_seqs), static_cast<unsigned>(params.max_depth),
+                  static_cast<unsigned>((params.top_k + kPairWarps - 1) / kPairWarps));
+  return cuda::launch(block_pairs_kernel, grid, dim3(num_warps * kWarp), 0, stream, params);
 }
 
 }  // namespace openspec

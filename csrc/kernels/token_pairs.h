@@ -58,7 +58,7 @@ struct BlockPairsParams {
   const int32_t* num_depths = nullptr;    // [num_seqs] positions
   int num_seqs = 0;
   int max_depth = 0;
-  int top_k = 0;                             // at most kMaxTreeTopK
+  int top_k = 0;                             // at most kMaxTopDrafts
   const int32_t* tokens = nullptr;           // [num_samples, top_k] candidates, best first
   const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot

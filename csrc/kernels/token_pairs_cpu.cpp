@@ -112,7 +112,7 @@ void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before
   const uint16_t* first = row_of(pairs.first, token, pairs.rank);
   const int32_t* tokens = params.tokens + sample * top_k;
   const float* scores = params.scores + sample * top_k;
-  float values[kMaxTreeTopK];
+  float values[kMaxTopDrafts];
   float maximum = 0.0f;
   uint64_t known = 0;  // mass of the candidates without a pair
   for (int b = 0; b < top_k; ++b) {

@@ -11,7 +11,7 @@ namespace openspec {
 namespace {
 
 constexpr int kMaxBlock = 64;
-constexpr int kMaxTopK = kMaxTreeTopK;
+constexpr int kMaxTopK = kMaxTopDrafts;
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each

@@ -543,7 +543,7 @@ _OPTIONS = (
         name=DRAFT_TOP_K,
         default=1,
         minimum=1,
-        maximum=16,
+        maximum=64,
         help="Above 1 a tree is drafted from the best so many tokens of every position.",
     ),
     DrafterOption(

@@ -107,8 +107,8 @@ TEST(scores_of_pairs_match_the_cpu) {
   struct Case {
     int num_seqs, vocab_size, rank, top_k;
   };
-  for (const Case& of : {Case{1, 151936, 256, 8}, Case{9, 300, 24, 16}, Case{70, 1000, 136, 4},
-                         Case{300, 333, 8, 1}}) {
+  for (const Case& of : {Case{1, 151936, 256, 64}, Case{9, 700, 24, 16}, Case{70, 1000, 136, 33},
+                         Case{9, 5000, 256, 50}, Case{300, 333, 8, 1}}) {
     const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
     const DevicePairs device(c);
     // What is not written keeps the device's poison.

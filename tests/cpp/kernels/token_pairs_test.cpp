@@ -50,7 +50,7 @@ TEST(a_step_adds_what_pairs_are_worth) {
 
 TEST(candidates_are_scored_behind_each_token_before) {
   Rng rng(2);
-  for (const int top_k : {1, 4, kMaxTreeTopK}) {
+  for (const int top_k : {1, 4, kMaxTopDrafts}) {
     const PairsCase c(rng, 9, 300, 24, top_k);
     Ids ranks(c.num_pairs(), -7);
     std::vector<float> scores(c.num_pairs(), 7.0f);
