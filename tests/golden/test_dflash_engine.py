@@ -112,12 +112,9 @@ def test_what_was_committed_joins_the_context(
     check_logits(runner.last_draft_logits(), case["logits"][1])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("dspark")])
+@pytest.mark.parametrize("name", NAMES)
 def test_trees_are_the_references(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
-    """After the prompt, and after the tokens that the case ends with.
-
-    The engine makes no trees with a Markov head.
-    """
+    """After the prompt, and after the tokens that the case ends with."""
     case = read_case(name)
     tokens = case["tokens"].tolist()
     runner = drafting(name, folders, CHAIN, **TREE)

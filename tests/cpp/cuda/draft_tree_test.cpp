@@ -349,7 +349,9 @@ TEST(the_best_drafts_of_long_rows_equal_the_cpus) {
   Rng rng(2);
   for (const int vocab_size : {151936, 200003}) {
     for (const Logits kind : {Logits::kNormal, Logits::kFewValues}) {
-      check_top_drafts(rng, vocab_size, 4, kind, false);
+      for (const int top_k : {4, kMaxTopDrafts}) {
+        check_top_drafts(rng, vocab_size, top_k, kind, false);
+      }
     }
   }
 }
