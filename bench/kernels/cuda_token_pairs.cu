@@ -2,6 +2,8 @@
 // vocabulary of Qwen3, rank 256 and blocks of seven: microseconds for all drafts of a step, in a
 // replayed graph.
 //
+//   bench_cuda_token_pairs [--json FILE]
+//
 //   cmake --build build --target bench_cuda_token_pairs, or
 //   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
 //     bench/kernels/cuda_token_pairs.cu bench/kernels/read_bandwidth.cu csrc/kernels/token_pairs.cu
@@ -15,7 +17,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/block_tree.h"
@@ -106,7 +110,12 @@ double graph_us(cudaStream_t stream, const Call& call) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bool has_path = argc == 3 && std::strcmp(argv[1], "--json") == 0;
+  if (argc != 1 && !has_path) {
+    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
+    return 2;
+  }
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const double bandwidth = bench::read_bandwidth(size_t{4} << 30);
@@ -200,6 +209,7 @@ int main() {
                             .path_scores = device_array<float>(kMaxSeqs * kNodes),
                             .num_drafts = device_array<int32_t>(kMaxSeqs)};
 
+  std::string json = "{\n \"floor_us\": " + std::to_string(floor_us) + ",\n \"runs\": [";
   for (const float temperature : {0.0f, 1.0f}) {
     SamplingParams drawn;
     drawn.temperature = temperature;
@@ -246,11 +256,27 @@ int main() {
         CHECK_CUDA(block_pairs_cuda(behind, stream));
         CHECK_CUDA(block_trees_cuda(trees, stream));
       });
+      json += std::string(json.back() == '[' ? "" : ",") +
+              "\n  {\"temperature\": " + (temperature > 0.0f ? "1" : "0") +
+              ", \"sequences\": " + std::to_string(num_seqs) +
+              ", \"chain_us\": " + std::to_string(chain) +
+              ", \"chain_steps_us\": " + std::to_string(steps) +
+              ", \"tree_us\": " + std::to_string(tree) +
+              ", \"tree_pairs_and_nodes_us\": " + std::to_string(tail) + "}";
       std::printf(
           "temperature %.0f, %2d sequences: chain %7.1f us (%.2f x floor), its steps alone %7.1f, "
           "read the same way each time %7.1f; tree of %d %6.1f, of which pairs and nodes %5.1f\n",
           temperature, num_seqs, chain, chain / floor_us, steps, one_way, kNodes, tree, tail);
     }
+  }
+  if (has_path) {
+    std::FILE* file = std::fopen(argv[2], "w");
+    if (file == nullptr) {
+      std::perror(argv[2]);
+      return 1;
+    }
+    std::fprintf(file, "%s\n ]\n}\n", json.c_str());
+    std::fclose(file);
   }
   return 0;
 }

@@ -18,7 +18,7 @@ struct Candidates {
   int16_t before[kMaxBlockTreeNodes + 1];  // the parent's place among the tokens of its position
   int16_t rank[kMaxBlockTreeNodes + 1];    // among its siblings
   int16_t token[kMaxBlockTreeNodes + 1];   // its own place among the tokens of its position
-  int16_t made[kMaxBlockTreeNodes + 1];  // when it came up
+  int16_t made[kMaxBlockTreeNodes + 1];    // when it came up
 };
 
 /// Rises with the value; no score is -0.

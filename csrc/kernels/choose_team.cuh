@@ -374,8 +374,8 @@ __device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) 
   return num_found;
 }
 
-/// The same of the list, which is used up: value_of(id, stored) is what counts, -inf for what is not
-/// a candidate. Every thread of the CTA calls.
+/// The same of the list, which is used up: value_of(id, stored) is what counts, -inf for what is
+/// not a candidate. Every thread of the CTA calls.
 template <typename ValueOf>
 __device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& value_of) {
   uint64_t num_candidates = 0;

@@ -30,11 +30,11 @@ __device__ __forceinline__ int32_t last_token(const TableView& table, int slot) 
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBlocksPerSm = 2;
-constexpr int kTile = 16;                         // rows of `second` that a warp holds
-constexpr int kSegment = 32;                      // columns that four lanes load of each
+constexpr int kTile = 16;     // rows of `second` that a warp holds
+constexpr int kSegment = 32;  // columns that four lanes load of each
 constexpr int kSegments = kMaxPairRank / kSegment;
-constexpr int kGroup = 8;                         // sequences of a matrix instruction
-constexpr int kMaxStates = 64;                    // of a block: as many groups as fit
+constexpr int kGroup = 8;                              // sequences of a matrix instruction
+constexpr int kMaxStates = 64;                         // of a block: as many groups as fit
 constexpr int kStateStride = kMaxPairRank + kSegment;  // neighbours are half of all banks apart
 
 /// A tile as the matrix instructions take it: lane 4 g + t has eight columns of each segment of
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     uint4 state = {};
     if (s < num_states && params.depth < params.num_drafts[seq]) {
       sample = params.first_sample[seq] + params.depth;
-      const int32_t before = params.depth > 0 ? params.chosen[sample - 1]
-                                              : last_token(params.table, params.seq[seq]);
+      const int32_t before =
+          params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[seq]);
       if (lane * 8 < pairs.rank) {
         state = *reinterpret_cast<const uint4*>(row_of(pairs.first, before, pairs.rank) + lane * 8);
       }

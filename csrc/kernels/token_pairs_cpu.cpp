@@ -1,9 +1,8 @@
-#include "kernels/token_pairs.h"
-
 #include "kernels/draft_tree.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/sample_math.h"
 #include "kernels/simd_cpu.h"
+#include "kernels/token_pairs.h"
 
 namespace openspec::OPENSPEC_ISA {
 

@@ -392,9 +392,8 @@ TEST(drafts_over_the_whole_vocabulary_are_choices) {
 TEST(some_samples_of_many) {
   Rng rng(14);
   constexpr int kSamples = 60;
-  const Batch batch = as_drafts(flatten(random_requests(rng, 3072, kSamples, 0), 0,
-                                        random_padding(rng, kSamples)),
-                                {});
+  const Batch batch = as_drafts(
+      flatten(random_requests(rng, 3072, kSamples, 0), 0, random_padding(rng, kSamples)), {});
   const Outputs all = choose_on_cuda(batch);
   const Ids list = {31, -1, 5, static_cast<int32_t>(batch.num_samples()) - 1, -1, 0};
   Outputs expected(batch.num_samples());

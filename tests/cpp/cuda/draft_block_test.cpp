@@ -145,56 +145,56 @@ TEST(block_trees_match_the_cpu) {
   for (const int num_seqs : {1, 7, 300}) {
     for (const int max_drafts : {3, 15, 128, kMaxBlockTreeNodes}) {
       for (const bool has_pairs : {false, true}) {
-      const Marginals made =
-          random_marginals(rng, num_seqs, 15, 8, kMaxBlockTreeNodes + 9, has_pairs);
-      const size_t seqs = static_cast<size_t>(num_seqs),
-                   count = seqs * static_cast<size_t>(max_drafts);
-      Ids drafts(count, -1), parents(count, -1), num_drafts(seqs, -1);
-      std::vector<float> scores(count);
-      BlockTreesParams params = {.tokens = made.tokens.data(),
-                                 .scores = made.scores.data(),
-                                 .pair_ranks = made.ranks_or_null(),
-                                 .pair_scores = made.pairs_or_null(),
-                                 .top_k = made.top_k,
-                                 .first_sample = made.first_sample.data(),
-                                 .num_depths = made.num_depths.data(),
-                                 .num_wanted = made.num_wanted.data(),
-                                 .num_seqs = num_seqs,
-                                 .max_drafts = max_drafts,
-                                 .drafts = drafts.data(),
-                                 .parents = parents.data(),
-                                 .path_scores = scores.data(),
-                                 .num_drafts = num_drafts.data()};
-      block_trees_cpu({}, params);
-      const DeviceBuffer tokens(made.tokens), token_scores(made.scores), first(made.first_sample),
-          depths(made.num_depths), wanted(made.num_wanted), ranks(made.pair_ranks),
-          pairs(made.pair_scores), device_drafts(count * sizeof(int32_t)),
-          device_parents(count * sizeof(int32_t)), device_scores(count * sizeof(float)),
-          device_counts(seqs * sizeof(int32_t));
-      params.tokens = tokens.as<int32_t>();
-      params.scores = token_scores.as<float>();
-      if (has_pairs) {
-        params.pair_ranks = ranks.as<int32_t>();
-        params.pair_scores = pairs.as<float>();
-      }
-      params.first_sample = first.as<int32_t>();
-      params.num_depths = depths.as<int32_t>();
-      params.num_wanted = wanted.as<int32_t>();
-      params.drafts = device_drafts.as<int32_t>();
-      params.parents = device_parents.as<int32_t>();
-      params.path_scores = device_scores.as<float>();
-      params.num_drafts = device_counts.as<int32_t>();
-      CHECK_CUDA(block_trees_cuda(params, nullptr));
-      check(device_drafts, drafts);
-      check(device_parents, parents);
-      check(device_counts, num_drafts);
-      const std::vector<float> found = device_scores.download<float>();
-      for (size_t i = 0; i < seqs; ++i) {
-        for (int k = 0; k < num_drafts[i]; ++k) {
-          const size_t at = i * static_cast<size_t>(max_drafts) + static_cast<size_t>(k);
-          CHECK_EQ(found[at], scores[at]);
+        const Marginals made =
+            random_marginals(rng, num_seqs, 15, 8, kMaxBlockTreeNodes + 9, has_pairs);
+        const size_t seqs = static_cast<size_t>(num_seqs),
+                     count = seqs * static_cast<size_t>(max_drafts);
+        Ids drafts(count, -1), parents(count, -1), num_drafts(seqs, -1);
+        std::vector<float> scores(count);
+        BlockTreesParams params = {.tokens = made.tokens.data(),
+                                   .scores = made.scores.data(),
+                                   .pair_ranks = made.ranks_or_null(),
+                                   .pair_scores = made.pairs_or_null(),
+                                   .top_k = made.top_k,
+                                   .first_sample = made.first_sample.data(),
+                                   .num_depths = made.num_depths.data(),
+                                   .num_wanted = made.num_wanted.data(),
+                                   .num_seqs = num_seqs,
+                                   .max_drafts = max_drafts,
+                                   .drafts = drafts.data(),
+                                   .parents = parents.data(),
+                                   .path_scores = scores.data(),
+                                   .num_drafts = num_drafts.data()};
+        block_trees_cpu({}, params);
+        const DeviceBuffer tokens(made.tokens), token_scores(made.scores), first(made.first_sample),
+            depths(made.num_depths), wanted(made.num_wanted), ranks(made.pair_ranks),
+            pairs(made.pair_scores), device_drafts(count * sizeof(int32_t)),
+            device_parents(count * sizeof(int32_t)), device_scores(count * sizeof(float)),
+            device_counts(seqs * sizeof(int32_t));
+        params.tokens = tokens.as<int32_t>();
+        params.scores = token_scores.as<float>();
+        if (has_pairs) {
+          params.pair_ranks = ranks.as<int32_t>();
+          params.pair_scores = pairs.as<float>();
         }
-      }
+        params.first_sample = first.as<int32_t>();
+        params.num_depths = depths.as<int32_t>();
+        params.num_wanted = wanted.as<int32_t>();
+        params.drafts = device_drafts.as<int32_t>();
+        params.parents = device_parents.as<int32_t>();
+        params.path_scores = device_scores.as<float>();
+        params.num_drafts = device_counts.as<int32_t>();
+        CHECK_CUDA(block_trees_cuda(params, nullptr));
+        check(device_drafts, drafts);
+        check(device_parents, parents);
+        check(device_counts, num_drafts);
+        const std::vector<float> found = device_scores.download<float>();
+        for (size_t i = 0; i < seqs; ++i) {
+          for (int k = 0; k < num_drafts[i]; ++k) {
+            const size_t at = i * static_cast<size_t>(max_drafts) + static_cast<size_t>(k);
+            CHECK_EQ(found[at], scores[at]);
+          }
+        }
       }
     }
   }

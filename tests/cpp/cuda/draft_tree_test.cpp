@@ -359,8 +359,10 @@ TEST(the_best_drafts_of_long_rows_equal_the_cpus) {
 TEST(what_top_drafts_cannot_do_is_refused) {
   CHECK_EQ(top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 3, .top_k = 4}, nullptr),
            static_cast<int>(cudaErrorInvalidValue));
-  CHECK_EQ(top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 300, .top_k = kMaxTopDrafts + 1}, nullptr),
-           static_cast<int>(cudaErrorInvalidValue));
+  CHECK_EQ(
+      top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 300, .top_k = kMaxTopDrafts + 1},
+                      nullptr),
+      static_cast<int>(cudaErrorInvalidValue));
 }
 
 TEST(trees_equal_the_cpus) {

@@ -58,8 +58,7 @@ std::vector<std::pair<float, Ids>> all_paths(const Marginals& marginals, size_t 
         const float own = has_pairs ? marginals.pair_scores[pair]
                                     : marginals.scores[static_cast<size_t>(sample * top_k + k)];
         next.push_back({path.score + own, path.tokens, token});
-        next.back().tokens.push_back(
-            marginals.tokens[static_cast<size_t>(sample * top_k + token)]);
+        next.back().tokens.push_back(marginals.tokens[static_cast<size_t>(sample * top_k + token)]);
         paths.emplace_back(next.back().score, next.back().tokens);
       }
     }

@@ -32,8 +32,7 @@ TEST(a_step_adds_what_pairs_are_worth) {
           CHECK_EQ(sample[i], depth < c.num_drafts[i] ? at : -1);
           if (sample[i] < 0) continue;
           is_changed[static_cast<size_t>(at)] = true;
-          const int before =
-              depth == 0 ? c.last_token(i) : c.chosen[static_cast<size_t>(at - 1)];
+          const int before = depth == 0 ? c.last_token(i) : c.chosen[static_cast<size_t>(at - 1)];
           for (int token = 0; token < c.vocab_size; ++token) {
             const auto column = static_cast<size_t>(at * c.vocab_size + token);
             CHECK_NEAR(logits[column], c.logits[column] + c.worth(before, token), 2e-5);

@@ -20,7 +20,8 @@ struct PairsCase {
         sampling(static_cast<size_t>(num_seqs)) {
     for (int i = 0; i < num_seqs; ++i) {
       table.set(i, {rng.integer(0, vocab_size - 1), rng.integer(0, vocab_size - 1)});
-      sampling[static_cast<size_t>(i)].temperature = i % 3 == 0 ? 0.0f : 0.5f * static_cast<float>(i % 7);
+      sampling[static_cast<size_t>(i)].temperature =
+          i % 3 == 0 ? 0.0f : 0.5f * static_cast<float>(i % 7);
       seq.push_back((i * 5 + 2) % num_seqs);
       first_sample.push_back(num_samples);
       num_drafts.push_back(num_seqs > 1 && i % 4 == 3 ? 0 : rng.integer(1, kMaxDepth));
