@@ -98,6 +98,8 @@ TEST(candidates_are_scored_behind_each_token_before) {
 TEST(tables_that_cannot_be_read_are_refused) {
   ThreadPool pool(1);
   for (const int rank : {0, 12, kMaxPairRank + 8}) {
-    CHECK_THROWS(block_step_cpu({.pool = &pool}, {.pairs = {.rank = rank}}), EngineError, "rank");
+    BlockStepParams params;
+    params.pairs.rank = rank;
+    CHECK_THROWS(block_step_cpu({.pool = &pool}, params), EngineError, "rank");
   }
 }
