@@ -34,6 +34,8 @@ constexpr int kPromptLen = 550, kOutputLen = 128, kVocab = 151936;
 const std::string kTrees = "eagle3 trees";
 // The best 15 drafts of the eight best tokens at every position of a block: the rows of its chain.
 const std::string kBlockTrees = "dflash trees";
+// Twice as many drafts as the chain has.
+const std::string kPairTrees = "dspark trees";
 
 RunnerConfig config_4b(const std::string& method) {
   if (method == kTrees) {
@@ -47,6 +49,13 @@ RunnerConfig config_4b(const std::string& method) {
     RunnerConfig config = config_4b("dflash");
     config.draft_depth = 15;
     config.method_options["draft_top_k"] = int64_t{8};
+    return config;
+  }
+  if (method == kPairTrees) {
+    RunnerConfig config = config_4b("dspark");
+    config.num_speculative_tokens = 15;
+    config.draft_depth = 7;
+    config.method_options["draft_top_k"] = int64_t{64};
     return config;
   }
   RunnerConfig config;
@@ -241,6 +250,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> methods = drafter_names();
   methods.push_back(kTrees);
   methods.push_back(kBlockTrees);
+  methods.push_back(kPairTrees);
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--method") == 0) methods = {argv[i + 1]};
   }

@@ -24,7 +24,7 @@ template <bool kIsDraft>
 __global__ void __launch_bounds__(kScanThreads)
     choose_scan_kernel(const __grid_constant__ ChooseParams params) {
   cuda::allow_next_kernel();
-  const int sample = static_cast<int>(blockIdx.y);
+  const int turn = static_cast<int>(blockIdx.y);
   const int group = static_cast<int>(blockIdx.x) * kScanWarps + warp_index();
   const int lane = lane_index();
   const int32_t* token_of = kIsDraft ? params.token_of : nullptr;
@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(kScanThreads)
     }
   }
   cuda::wait_for_previous_kernel();
-  const RowWorkspace workspace = row_workspace(params, sample);
-  const int row = params.sample_row[sample];
+  const RowWorkspace workspace = row_workspace(params, turn);
+  const int sample = sample_at(params, turn);
+  const int row = sample < 0 ? -1 : params.sample_row[sample];
   if (row < 0) {
     if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = {};
     return;
@@ -76,10 +77,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   __shared__ Shared shared;
-  const int sample = static_cast<int>(blockIdx.x) / cluster_size();
-  const RowWorkspace workspace = row_workspace(params, sample);
+  const int turn = static_cast<int>(blockIdx.x) / cluster_size();
+  const RowWorkspace workspace = row_workspace(params, turn);
   const RowPlan plan = *workspace.plan;
   if (!plan.has(RowPlan::kIsReal)) return;
+  const int sample = sample_at(params, turn);
   constexpr int32_t kIsUnfinished = RowPlan::kIsScored | RowPlan::kIsEdited | RowPlan::kIsFiltered |
                                     RowPlan::kIsReported | RowPlan::kHasDraft;
   if (!plan.has(kIsUnfinished)) {
@@ -98,7 +100,8 @@ size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
 }
 
 int choose_cuda(const ChooseParams& params, void* stream) {
-  if (params.token_of != nullptr && !params.is_draft) return cudaErrorInvalidValue;
+  const bool is_for_drafts = params.token_of != nullptr || params.samples != nullptr;
+  if (is_for_drafts && !params.is_draft) return cudaErrorInvalidValue;
   if (params.drafts.logits.vocab_size > params.vocab_size) return cudaErrorInvalidValue;
   if (params.num_samples == 0) return cudaSuccess;
   const dim3 grid(kGroups / kScanWarps, static_cast<unsigned>(params.num_samples));

@@ -101,6 +101,9 @@ struct ChooseParams {
   const int32_t* sample_row = nullptr;
   const int32_t* score_token = nullptr;  // [num_samples] token to score, or -1: choose
   int num_samples = 0;
+  // Drafts alone: [num_samples] which samples those are, that is, entries of sample_row, rows of
+  // logits and entries of chosen; -1: none. Null: all, in order.
+  const int32_t* samples = nullptr;
   const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
   int vocab_size = 0;
   bool is_draft = false;

@@ -360,12 +360,19 @@ bool counts_tokens(const ChooseParams& params) {
   return false;
 }
 
+// The i-th sample, or -1 for padding.
+int64_t sample_at(const ChooseParams& params, int64_t i) {
+  const int64_t sample = params.samples == nullptr ? i : params.samples[i];
+  return sample >= 0 && params.sample_row[sample] >= 0 ? sample : -1;
+}
+
 // Logits to go through, counting those that need noise or exponentials several times.
 int64_t work_of(const ChooseParams& params) {
   int64_t work = 0;
   for (int i = 0; i < params.num_samples; ++i) {
-    if (params.sample_row[i] < 0) continue;
-    const int span = params.rows.row_span[params.sample_row[i]];
+    const int64_t sample = sample_at(params, i);
+    if (sample < 0) continue;
+    const int span = params.rows.row_span[params.sample_row[sample]];
     const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
     const bool is_reported = sampling.num_logprobs >= 0 && !params.is_draft;
     const bool is_plain = sampling.temperature < kMinTemperature && !is_reported;
@@ -387,7 +394,8 @@ void choose(const ExecContext& exec, const ChooseParams& params) {
     const Arrays arrays(scratch, params.vocab_size);
     if (has_counts) std::memset(arrays.counts, 0, params.vocab_size * sizeof(int32_t));
     for (int64_t i = claim(); i < params.num_samples; i = claim()) {
-      if (params.sample_row[i] >= 0) RowChooser(params, i, arrays).run();
+      const int64_t sample = sample_at(params, i);
+      if (sample >= 0) RowChooser(params, sample, arrays).run();
     }
   });
 }

@@ -102,9 +102,14 @@ __host__ __device__ constexpr size_t row_workspace_bytes(int vocab_size) {
   return kRowHeaderBytes + 2 * row_array_bytes(vocab_size);
 }
 
-__device__ inline RowWorkspace row_workspace(const ChooseParams& params, int sample) {
+/// The sample whose turn it is; -1: none.
+__device__ __forceinline__ int sample_at(const ChooseParams& params, int turn) {
+  return params.samples == nullptr ? turn : params.samples[turn];
+}
+
+__device__ inline RowWorkspace row_workspace(const ChooseParams& params, int turn) {
   char* at = reinterpret_cast<char*>(params.workspace) +
-             static_cast<size_t>(sample) * row_workspace_bytes(params.vocab_size);
+             static_cast<size_t>(turn) * row_workspace_bytes(params.vocab_size);
   char* best = at + kPlanBytes;
   char* largest = best + kGroups * sizeof(uint64_t);
   char* edited = at + kRowHeaderBytes;

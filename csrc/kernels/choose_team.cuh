@@ -19,6 +19,8 @@ constexpr int kMaxClusterSize = 8;  // what every GPU with clusters takes
 constexpr int kDigitBits = 10;
 constexpr int kDigits = 1 << kDigitBits;
 constexpr int kListCapacity = 3072;
+constexpr int kMaxBest = 64;
+static_assert(kMaxLogprobs <= kMaxBest);
 
 struct Shared {
   alignas(16) uint64_t histogram[kDigits];
@@ -29,7 +31,7 @@ struct Shared {
   uint32_t coarse_largest[kGroups];
   uint64_t partials[kWarps];
   uint64_t inbox[2][kMaxClusterSize];
-  uint64_t best[kMaxLogprobs];  // candidate keys to report
+  uint64_t best[kMaxBest];  // candidate keys to report
   uint64_t mass_above_digit;
   uint32_t digit;
   uint32_t bound;
@@ -156,6 +158,7 @@ class Cluster {
 /// A row, or the CTA's share of it: of every kGroups chunks the same run.
 class RowSource {
  public:
+  static constexpr bool kIsList = false;
   __device__ RowSource(Cluster& cluster, const float* values, int size)
       : cluster_(cluster), values_(values), size_(size) {}
 
@@ -205,6 +208,7 @@ static_assert(kGroups / kMaxClusterSize % (2 * kWarps) == 0, "chunks in pairs");
 /// Candidates in the shared memory of the row's first CTA, which alone works on them.
 class ListSource {
  public:
+  static constexpr bool kIsList = true;
   __device__ ListSource(Shared& shared, int size) : shared_(shared), size_(size) {}
 
   template <typename Visit>
@@ -220,6 +224,7 @@ class ListSource {
     return shared_.histogram;
   }
   __device__ bool is_first_cta() const { return true; }
+  __device__ int size() const { return size_; }
 
  private:
   Shared& shared_;
@@ -367,6 +372,29 @@ __device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) 
   }
   __syncwarp();
   return num_found;
+}
+
+/// The same of the list, which is used up: value_of(id, stored) is what counts, -inf for what is
+/// not a candidate. Every thread of the CTA calls.
+template <typename ValueOf>
+__device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& value_of) {
+  uint64_t num_candidates = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+    const float value = value_of(shared.list_ids[i], shared.list_values[i]);
+    shared.list_values[i] = value;
+    num_candidates += value > minus_infinity() ? 1 : 0;
+  }
+  num_candidates = block_sum(shared, num_candidates);
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+    const uint64_t key = candidate_key(shared.list_values[i], shared.list_ids[i]);
+    int rank = 0;
+    for (int other = 0; other < size; ++other) {
+      rank += candidate_key(shared.list_values[other], shared.list_ids[other]) > key ? 1 : 0;
+    }
+    if (key != 0 && rank < n) shared.best[rank] = key;
+  }
+  __syncthreads();
+  return min(n, static_cast<int>(num_candidates));
 }
 
 /// Launches a kernel with a cluster for each of `num_rows` rows; of one CTA where the code that

@@ -23,15 +23,18 @@ constexpr int kMaxHeadDim = attention::kMaxHeadDim;
 constexpr CpuOps kBaselineOps = {isa_baseline::linear,      isa_baseline::rms_norm,
                                  isa_baseline::embedding,   isa_baseline::rope_angles,
                                  isa_baseline::rope_append, isa_baseline::span_attention,
-                                 isa_baseline::choose,      isa_baseline::top_drafts};
+                                 isa_baseline::choose,      isa_baseline::top_drafts,
+                                 isa_baseline::block_step,  isa_baseline::block_pairs};
 #ifdef OPENSPEC_X86_ISAS
 constexpr CpuOps kAvx2Ops = {isa_avx2::linear,      isa_avx2::rms_norm,    isa_avx2::embedding,
                              isa_avx2::rope_angles, isa_avx2::rope_append, isa_avx2::span_attention,
-                             isa_avx2::choose,      isa_avx2::top_drafts};
+                             isa_avx2::choose,      isa_avx2::top_drafts,  isa_avx2::block_step,
+                             isa_avx2::block_pairs};
 constexpr CpuOps kAvx512Ops = {isa_avx512::linear,      isa_avx512::rms_norm,
                                isa_avx512::embedding,   isa_avx512::rope_angles,
                                isa_avx512::rope_append, isa_avx512::span_attention,
-                               isa_avx512::choose,      isa_avx512::top_drafts};
+                               isa_avx512::choose,      isa_avx512::top_drafts,
+                               isa_avx512::block_step,  isa_avx512::block_pairs};
 #endif
 
 Isa best_isa() {
@@ -51,6 +54,11 @@ const CpuOps& ops() {
   if (current_isa() == Isa::kAvx2) return kAvx2Ops;
 #endif
   return kBaselineOps;
+}
+
+void check_pairs(const TokenPairs& pairs) {
+  OPENSPEC_CHECK(pairs.rank % 8 == 0 && pairs.rank > 0 && pairs.rank <= kMaxPairRank,
+                 "pairs of rank ", pairs.rank, ", not a multiple of 8 up to ", kMaxPairRank);
 }
 
 }  // namespace
@@ -160,8 +168,8 @@ size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {
 }
 
 void choose_cpu(const ExecContext& exec, const ChooseParams& params) {
-  OPENSPEC_CHECK(params.token_of == nullptr || params.is_draft,
-                 "a table of tokens is for drafts alone");
+  OPENSPEC_CHECK((params.token_of == nullptr && params.samples == nullptr) || params.is_draft,
+                 "a table of tokens and a list of samples are for drafts alone");
   OPENSPEC_CHECK(params.drafts.logits.vocab_size <= params.vocab_size, "drafts are of ",
                  params.drafts.logits.vocab_size, " tokens, the target knows ", params.vocab_size);
   OPENSPEC_CHECK(params.vocab_size > 0, "the vocabulary is empty");
@@ -175,9 +183,21 @@ size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size) {
 }
 
 void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params) {
-  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= std::min(kMaxTreeTopK, params.vocab_size),
+  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= std::min(kMaxTopDrafts, params.vocab_size),
                  "the best ", params.top_k, " of ", params.vocab_size, " drafts");
   ops().top_drafts(exec, params);
+}
+
+void block_step_cpu(const ExecContext& exec, const BlockStepParams& params) {
+  check_pairs(params.pairs);
+  ops().block_step(exec, params);
+}
+
+void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params) {
+  check_pairs(params.pairs);
+  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= kMaxTopDrafts, "pairs of the best ",
+                 params.top_k, " tokens");
+  ops().block_pairs(exec, params);
 }
 
 }  // namespace openspec

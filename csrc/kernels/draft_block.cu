@@ -150,47 +150,6 @@ __global__ void __launch_bounds__(kConfidenceThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) block_step_kernel(BlockStepParams params) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const TableView& table = params.table;
-  const int i = threadIdx.x;
-  for (int s = i; s < params.num_samples; s += kThreads) params.step_rows[s] = -1;
-  __syncthreads();
-  if (i >= params.num_seqs) return;
-  int token = 0, sample = -1;
-  if (params.depth < params.num_drafts[i]) {
-    sample = params.first_sample[i] + params.depth;
-    const int slot = params.seq[i];
-    token = params.depth > 0
-                ? params.chosen[sample - 1]
-                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
-    params.step_rows[sample] = params.sample_row[sample];
-  }
-  params.token[i] = token;
-  params.sample[i] = sample;
-}
-
-constexpr int kAddThreads = 256;
-
-/// One row per blockIdx.x, four columns per thread.
-__global__ void __launch_bounds__(kAddThreads) add_rows_kernel(AddRowsParams params) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const int row = params.row[blockIdx.x];
-  const int column = 4 * (blockIdx.y * kAddThreads + threadIdx.x);
-  if (row < 0 || column >= params.width) return;
-  const float4 in =
-      *reinterpret_cast<const float4*>(params.in + int64_t{blockIdx.x} * params.width + column);
-  auto* to = reinterpret_cast<float4*>(params.out + int64_t{row} * params.width + column);
-  float4 sum = *to;
-  sum.x += in.x;
-  sum.y += in.y;
-  sum.z += in.z;
-  sum.w += in.w;
-  *to = sum;
-}
-
 }  // namespace
 
 int block_rows_cuda(const BlockRowsParams& params, void* stream) {
@@ -207,21 +166,6 @@ int block_confidence_cuda(const BlockConfidenceParams& params, void* stream) {
   if (params.dtype != DType::kBF16) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
   return cuda::launch(block_confidence_kernel, dim3(params.num_seqs), dim3(kConfidenceThreads), 0,
-                      stream, params);
-}
-
-int block_step_cuda(const BlockStepParams& params, void* stream) {
-  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
-  return cuda::launch(block_step_kernel, dim3(1), dim3(kThreads), 0, stream, params);
-}
-
-int add_rows_cuda(const AddRowsParams& params, void* stream) {
-  if (params.width % 4 != 0 || !cuda::are_aligned(params.in, params.out)) {
-    return cudaErrorInvalidValue;
-  }
-  if (params.num_rows == 0) return cudaSuccess;
-  const unsigned num_stripes = (params.width / 4 + kAddThreads - 1) / kAddThreads;
-  return cuda::launch(add_rows_kernel, dim3(params.num_rows, num_stripes), dim3(kAddThreads), 0,
                       stream, params);
 }
 

@@ -62,28 +62,6 @@ void store_blocks_cpu(const ExecContext& exec, const StoreBlocksParams& params);
 int store_blocks_cuda(const StoreBlocksParams& params, void* stream);
 #endif
 
-/// What a drafter needs that corrects a draft's logits by the token before it: for the drafts at
-/// `depth`, that token and the sample. Sequences with fewer drafts are padding: token 0, sample -1.
-struct BlockStepParams {
-  TableView table;
-  const int32_t* seq = nullptr;           // [num_seqs] slots
-  const int32_t* first_sample = nullptr;  // [num_seqs]
-  const int32_t* num_drafts = nullptr;    // [num_seqs]
-  int num_seqs = 0;
-  int depth = 0;
-  const int32_t* chosen = nullptr;      // [num_samples] tokens of the drafts before
-  const int32_t* sample_row = nullptr;  // [num_samples] of all drafts
-  int num_samples = 0;
-  int32_t* token = nullptr;      // out [num_seqs]
-  int32_t* sample = nullptr;     // out [num_seqs]
-  int32_t* step_rows = nullptr;  // out [num_samples] sample_row of this depth's, else -1
-};
-
-void block_step_cpu(const ExecContext& exec, const BlockStepParams& params);
-#ifdef OPENSPEC_CUDA
-int block_step_cuda(const BlockStepParams& params, void* stream);
-#endif
-
 /// How sure a drafter is of its drafts: confidence[s] = weight . [output of sample s, state of the
 /// token before the draft] + bias, the argument of a logistic function.
 struct BlockConfidenceParams {
@@ -106,20 +84,6 @@ void block_confidence_cpu(const ExecContext& exec, const BlockConfidenceParams& 
 #ifdef OPENSPEC_CUDA
 /// bf16. Another order of summation than the CPU's: only the number of drafts hangs on it.
 int block_confidence_cuda(const BlockConfidenceParams& params, void* stream);
-#endif
-
-/// out[row[i]] += in[i]; rows of -1 are left out. No row comes twice.
-struct AddRowsParams {
-  const int32_t* row = nullptr;  // [num_rows]
-  const float* in = nullptr;     // [num_rows, width]
-  float* out = nullptr;          // [*, width]
-  int num_rows = 0;
-  int width = 0;  // on CUDA a multiple of 4
-};
-
-void add_rows_cpu(const ExecContext& exec, const AddRowsParams& params);
-#ifdef OPENSPEC_CUDA
-int add_rows_cuda(const AddRowsParams& params, void* stream);
 #endif
 
 }  // namespace openspec

@@ -89,23 +89,6 @@ void store_blocks_cpu(const ExecContext&, const StoreBlocksParams& params) {
   }
 }
 
-void block_step_cpu(const ExecContext&, const BlockStepParams& params) {
-  const TableView& table = params.table;
-  std::fill_n(params.step_rows, params.num_samples, -1);
-  for (int i = 0; i < params.num_seqs; ++i) {
-    params.token[i] = 0;
-    params.sample[i] = -1;
-    if (params.depth >= params.num_drafts[i]) continue;
-    const int sample = params.first_sample[i] + params.depth;
-    const int slot = params.seq[i];
-    params.token[i] = params.depth > 0
-                          ? params.chosen[sample - 1]
-                          : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
-    params.sample[i] = sample;
-    params.step_rows[sample] = params.sample_row[sample];
-  }
-}
-
 void block_confidence_cpu(const ExecContext&, const BlockConfidenceParams& params) {
   const TableView& table = params.table;
   for (int i = 0; i < params.num_seqs; ++i) {
@@ -125,15 +108,6 @@ void block_confidence_cpu(const ExecContext&, const BlockConfidenceParams& param
       params.confidence[sample] = sum;
     }
   }
-}
-
-void add_rows_cpu(const ExecContext& exec, const AddRowsParams& params) {
-  exec.pool->parallel_for(params.num_rows, [&](int64_t i) {
-    if (params.row[i] < 0) return;
-    const float* in = params.in + i * params.width;
-    float* out = params.out + int64_t{params.row[i]} * params.width;
-    for (int k = 0; k < params.width; ++k) out[k] += in[k];
-  });
 }
 
 }  // namespace openspec

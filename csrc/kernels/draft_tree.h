@@ -16,6 +16,7 @@
 namespace openspec {
 
 inline constexpr int kMaxTreeTopK = 16;
+inline constexpr int kMaxTopDrafts = 64;
 
 /// The `top_k` most likely drafts after each row with their log-probabilities: those of the logits
 /// where a sequence is greedy, else of logits / temperature plus the noise that the choice to be
@@ -30,7 +31,7 @@ struct TopDraftsParams {
   int vocab_size = 0;                 // at least top_k
   const int32_t* token_of = nullptr;  // [vocab_size] or null
   const SamplingParams* sampling = nullptr;
-  int top_k = 0;
+  int top_k = 0;              // at most kMaxTopDrafts
   int32_t* tokens = nullptr;  // out [num_samples, top_k]
   float* scores = nullptr;    // out [num_samples, top_k], falling, at most 0
   void* workspace = nullptr;  // top_drafts_workspace_bytes_cpu(...)

@@ -2,8 +2,8 @@
 
 /// The CPU ops are compiled once per instruction set, each time into its own namespace, and chosen
 /// at run time. Within one instruction set every op is row-invariant; two instruction sets may
-/// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose` and
-/// `top_drafts` do not: their arithmetic is the same everywhere.
+/// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose`,
+/// `top_drafts` and `block_pairs` do not: their arithmetic is the same everywhere.
 ///
 /// The files compiled several times must not instantiate templates or call inline functions of the
 /// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
@@ -17,6 +17,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/span_attention.h"
+#include "kernels/token_pairs.h"
 
 namespace openspec {
 
@@ -32,6 +33,8 @@ struct CpuOps {
   void (*span_attention)(const ExecContext&, const SpanAttentionParams&);
   void (*choose)(const ExecContext&, const ChooseParams&);
   void (*top_drafts)(const ExecContext&, const TopDraftsParams&);
+  void (*block_step)(const ExecContext&, const BlockStepParams&);
+  void (*block_pairs)(const ExecContext&, const BlockPairsParams&);
 };
 
 /// Whether this build and this CPU have the instruction set.
@@ -55,6 +58,8 @@ const char* isa_name(Isa isa);
   void span_attention(const ExecContext&, const SpanAttentionParams&); \
   void choose(const ExecContext&, const ChooseParams&);                \
   void top_drafts(const ExecContext&, const TopDraftsParams&);         \
+  void block_step(const ExecContext&, const BlockStepParams&);         \
+  void block_pairs(const ExecContext&, const BlockPairsParams&);       \
   }
 
 OPENSPEC_DECLARE_CPU_OPS(isa_baseline)

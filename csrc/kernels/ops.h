@@ -15,6 +15,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/span_attention.h"
+#include "kernels/token_pairs.h"
 
 /// The ops of a forward pass by name, so that a model is written without naming a device; here is
 /// the one place that chooses between implementations.
@@ -56,7 +57,7 @@ OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
 OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
 OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
 OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
-OPENSPEC_DEFINE_OP(add_rows, AddRowsParams)
+OPENSPEC_DEFINE_OP(block_pairs, BlockPairsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
 
 /// Once per step, before the first layer's attention.

@@ -17,8 +17,7 @@ using namespace choosing;  // NOLINT
 constexpr int kScanThreads = 256;
 constexpr int kScanWarps = kScanThreads / kWarp;
 
-static_assert(kMaxTreeTopK <= kMaxLogprobs, "Shared::best has room for them");
-static_assert(2 * kMaxTreeTopK <= kWarp, "a warp finds columns to fill up with");
+static_assert(kMaxTopDrafts <= kMaxBest && kMaxTopDrafts <= kGroups / 2);
 
 struct Args {
   ChooseParams choose;  // what the rows of drafts and their choice have in common
@@ -125,8 +124,8 @@ class RowDrafter {
     if (num_listed > kListCapacity) {
       write(best_of(row, shared_, args_.top_k, key_of), maximum, total);
     } else if (cluster_rank() == 0) {
-      ListSource list(shared_, num_listed);
-      write(best_of(list, shared_, args_.top_k, key_of), maximum, total);
+      const auto as_stored = [](int32_t, float stored) { return stored; };
+      write(best_of_list(shared_, num_listed, args_.top_k, as_stored), maximum, total);
     }
   }
 
@@ -150,7 +149,15 @@ class RowDrafter {
       if (key != 0) total += sm::fixed_mass(sm::exp_f32(value_of(key) - maximum));
     });
     total = source.sum(total);
-    write(best_of(source, shared_, args_.top_k, key_of), maximum, total);
+    if constexpr (Source::kIsList) {
+      const auto drawn = [&](int32_t column, float value) {
+        const uint64_t key = key_of(column, value);
+        return key == 0 ? minus_infinity() : value_of(key);
+      };
+      write(best_of_list(shared_, source.size(), args_.top_k, drawn), maximum, total);
+    } else {
+      write(best_of(source, shared_, args_.top_k, key_of), maximum, total);
+    }
   }
 
   /// By one warp; behind the `num_found` in shared memory the first columns that are not there.
@@ -160,20 +167,25 @@ class RowDrafter {
     int32_t* tokens = args_.tokens + static_cast<int64_t>(sample_) * args_.top_k;
     float* scores = args_.scores + static_cast<int64_t>(sample_) * args_.top_k;
     const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
-    if (lane < num_found) {
-      const uint64_t key = shared_.best[lane];
-      tokens[lane] = token_of_column(params_.token_of, id_of(key));
-      scores[lane] = fminf(0.0f, (value_of(key) - maximum) - log_total);
+    for (int i = lane; i < num_found; i += kWarp) {
+      const uint64_t key = shared_.best[i];
+      tokens[i] = token_of_column(params_.token_of, id_of(key));
+      scores[i] = fminf(0.0f, (value_of(key) - maximum) - log_total);
     }
-    bool is_candidate = lane < params_.vocab_size;
-    for (int i = 0; i < num_found; ++i) {
-      is_candidate = is_candidate && id_of(shared_.best[i]) != lane;
-    }
-    const unsigned candidates = __ballot_sync(kAllLanes, is_candidate);
-    const int at = num_found + __popc(candidates & ((1u << lane) - 1));
-    if (is_candidate && at < args_.top_k) {
-      tokens[at] = token_of_column(params_.token_of, lane);
-      scores[at] = minus_infinity();
+    int num_written = num_found;
+    for (int first = 0; num_written < args_.top_k; first += kWarp) {
+      const int column = first + lane;
+      bool is_missing = column < params_.vocab_size;
+      for (int i = 0; i < num_found; ++i) {
+        is_missing = is_missing && id_of(shared_.best[i]) != column;
+      }
+      const unsigned missing = __ballot_sync(kAllLanes, is_missing);
+      const int at = num_written + __popc(missing & ((1u << lane) - 1));
+      if (is_missing && at < args_.top_k) {
+        tokens[at] = token_of_column(params_.token_of, column);
+        scores[at] = minus_infinity();
+      }
+      num_written += __popc(missing);
     }
   }
 
@@ -206,7 +218,7 @@ size_t top_drafts_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
 }
 
 int top_drafts_cuda(const TopDraftsParams& params, void* stream) {
-  if (params.top_k < 1 || params.top_k > kMaxTreeTopK || params.top_k > params.vocab_size) {
+  if (params.top_k < 1 || params.top_k > kMaxTopDrafts || params.top_k > params.vocab_size) {
     return cudaErrorInvalidValue;
   }
   if (params.num_samples == 0) return cudaSuccess;

@@ -275,6 +275,8 @@ inline int32_t draw_from(const int32_t* ids, const float* logits, int64_t count,
 /// The best n by (value, lower id first), kept sorted while candidates come in any order.
 class Best {
  public:
+  static constexpr int kMost = 64;
+
   explicit Best(int capacity) : capacity_(capacity) {}
 
   void add(int32_t id, float value) {
@@ -310,8 +312,8 @@ class Best {
 
   int capacity_;
   int count_ = 0;
-  int32_t ids_[32] = {};
-  float values_[32] = {};
+  int32_t ids_[kMost] = {};
+  float values_[kMost] = {};
 };
 
 }  // namespace openspec::OPENSPEC_ISA

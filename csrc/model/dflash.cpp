@@ -20,7 +20,9 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
-  OPENSPEC_CHECK_ARG(markov_rank >= 0, "markov_rank must not be negative, got ", markov_rank);
+  OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
+                     "markov_rank must be a multiple of 8, at most ", kMaxPairRank, ", got ",
+                     markov_rank);
   OPENSPEC_CHECK_ARG(markov_rank == 0 || draft_vocab_size == vocab_size,
                      "a Markov head needs the target's whole vocabulary");
   OPENSPEC_CHECK_ARG(!has_confidence || markov_rank > 0,
@@ -54,8 +56,7 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   if (c.has_token_map) token_map_ = weights_.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
   if (c.markov_rank > 0) {
     markov_in_ = weights_.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
-    markov_out_ = weights_.add_linear("markov_head.", {"markov_w2.weight"}, {c.draft_vocab_size},
-                                      c.markov_rank, LinearEpilogue::kNone);
+    markov_out_ = weights_.add_table("markov_head.markov_w2.weight", c.vocab_size, c.markov_rank);
   }
   if (c.has_confidence) {
     confidence_weight_ = weights_.add_row("confidence_head.proj.weight", c.confidence_inputs());
@@ -76,10 +77,7 @@ size_t DFlash::weight_bytes(const DFlashConfig& c, Device device) {
   if (c.has_head) bytes += linear(c.draft_vocab_size, c.hidden_size);
   if (c.has_embedding) bytes += Weights::table_bytes(c.vocab_size, c.hidden_size);
   if (c.has_token_map) bytes += Weights::token_map_bytes(c.draft_vocab_size, c.vocab_size);
-  if (c.markov_rank > 0) {
-    bytes += Weights::table_bytes(c.vocab_size, c.markov_rank) +
-             linear(c.draft_vocab_size, c.markov_rank);
-  }
+  if (c.markov_rank > 0) bytes += 2 * Weights::table_bytes(c.vocab_size, c.markov_rank);
   if (c.has_confidence) {
     bytes += Weights::norm_bytes(c.confidence_inputs()) + Weights::norm_bytes(1);
   }
@@ -95,7 +93,7 @@ DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
         area_bytes(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * bytes);
     return offset;
   };
-  at.residual = take(std::max(c.hidden_size, c.markov_rank), dtype_bytes(dtype));
+  at.residual = take(c.hidden_size, dtype_bytes(dtype));
   at.normed = take(c.hidden_size, dtype_bytes(dtype));
   at.kv = take(2 * c.layer().kv_width(), dtype_bytes(dtype));
   at.cos_sin = take(c.head_dim, sizeof(float));
@@ -104,7 +102,7 @@ DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
 
 ForwardLimits DFlash::pass_limits(const DFlashConfig& config, const ForwardLimits& limits) {
   ForwardLimits own = limits;
-  own.max_inputs = std::max(config.num_captures * config.hidden_size, config.markov_rank);
+  own.max_inputs = config.num_captures * config.hidden_size;
   return own;
 }
 
@@ -173,18 +171,6 @@ void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
 void DFlash::logits(const ExecContext& exec, const PackedLinear& head, const void* outputs,
                     int count, float* out) {
   pass_scratch_.linear(exec, config_.has_head ? head_ : head, outputs, out, count, DType::kF32);
-}
-
-void DFlash::markov_logits(const ExecContext& exec, const int32_t* token, int count, float* out) {
-  void* states = scratch_.at(at_.residual);
-  ops::embedding(exec, {.token = token,
-                        .table = markov_in_,
-                        .out = states,
-                        .num_rows = count,
-                        .width = config_.markov_rank,
-                        .table_dtype = kWeights,
-                        .dtype = dtype_});
-  pass_scratch_.linear(exec, markov_out_, states, out, count, DType::kF32);
 }
 
 }  // namespace openspec

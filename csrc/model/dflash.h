@@ -7,6 +7,7 @@
 #include "kernels/draft_rows.h"
 #include "kernels/exec.h"
 #include "kernels/rows.h"
+#include "kernels/token_pairs.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/draft_model.h"
@@ -55,14 +56,14 @@ class DFlash {
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32. `head` is the target's.
   void logits(const ExecContext& exec, const PackedLinear& head, const void* outputs, int count,
               float* out);
-  /// The Markov head: what each token adds to the logits behind it, out [count, draft_vocab_size].
-  void markov_logits(const ExecContext& exec, const int32_t* token, int count, float* out);
+  /// The Markov head: what each token adds to the logits behind it.
+  TokenPairs markov_pairs() const {
+    return {markov_in_, markov_out_, config_.vocab_size, config_.markov_rank};
+  }
   /// Token ids of the head's columns, on the device; null: its numbers.
   const int32_t* token_of() const { return token_map_.token_of; }
   /// The other way round, see Weights::TokenMap.
   const int32_t* column_of() const { return token_map_.column_of; }
-  /// [vocab_size, markov_rank] bf16.
-  const void* markov_states() const { return markov_in_; }
   /// [confidence_inputs] and [1] fp32, or null.
   const float* confidence_weight() const { return confidence_weight_; }
   const float* confidence_bias() const { return confidence_bias_; }
@@ -81,12 +82,12 @@ class DFlash {
   DFlashConfig config_;
   DType dtype_;
   Weights weights_;
-  PackedLinear fc_, head_, markov_out_;
+  PackedLinear fc_, head_;
   std::vector<DecoderLayer> layers_;
   std::vector<PackedLinear> kv_parts_;  // by layer, k_proj and v_proj of qkv
   const float *hidden_norm_ = nullptr, *final_norm_ = nullptr;
   const float *confidence_weight_ = nullptr, *confidence_bias_ = nullptr;
-  const void *embedding_ = nullptr, *markov_in_ = nullptr;
+  const void *embedding_ = nullptr, *markov_in_ = nullptr, *markov_out_ = nullptr;
   Weights::TokenMap token_map_;
   Buffer inv_freq_;
   Scratch at_;

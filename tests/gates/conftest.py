@@ -63,6 +63,7 @@ PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush)":
 TREES: dict[str, dict[str, object]] = {
     "eagle3 tree": {"method": "eagle3", "draft_top_k": 4},
     "dflash tree": {"method": "dflash", "draft_top_k": 4},
+    "dspark tree": {"method": "dspark", "draft_top_k": 4},
 }
 """Compiled drafters that draft trees."""
 

@@ -188,9 +188,13 @@ class DFlashReference:
         """Scores [vocabulary] of a place whose normed state this is, after the token `before`."""
         logits = self.lm_head @ state
         if "markov_head.markov_w1.weight" in self.weights:
-            row = self.weights["markov_head.markov_w1.weight"][before]
-            logits = logits + self.weights["markov_head.markov_w2.weight"] @ row
+            logits = logits + self.bias(before)
         return logits
+
+    def bias(self, before: int) -> Tensor:
+        """What the Markov head adds to the scores [vocabulary] after the token `before`."""
+        row = self.weights["markov_head.markov_w1.weight"][before]
+        return self.weights["markov_head.markov_w2.weight"] @ row
 
     def confidence(self, state: Tensor, before: int) -> float:
         """The chance that the draft of this place is accepted if those before it are."""
@@ -213,9 +217,10 @@ class DFlashReference:
     def tree(self, context: Context, token: int, depth: int, top_k: int, num_nodes: int) -> Tree:
         """The `num_nodes` paths of the highest score, best first.
 
-        A path's score is the sum of its tokens' log-probabilities, each at its own place: given
-        its parent where there is a Markov head, else whatever stands before it. A node has at most
-        `top_k` children. Among equal scores the one found earlier comes first.
+        A path's score is the sum of its tokens' log-probabilities, each at its own place, whatever
+        stands before it. A node has the `top_k` best tokens of its place as children. With a Markov
+        head these are scored by what it says of them behind their parent, as though all other
+        tokens were as likely as before. Among equal scores the one found earlier comes first.
         """
         states = self.block(context, token, depth)
         found = Tree([], [], [], [])
@@ -227,9 +232,14 @@ class DFlashReference:
             heapq.heappush(waiting, (-score, next(order), parent, siblings))
 
         def children(place: int, before: int) -> list[tuple[float, int]]:
-            logprobs = self.logits(states[place], before).log_softmax(-1)
-            best, ids = logprobs.sort(descending=True, stable=True)
-            return list(zip(best[:top_k].tolist(), ids[:top_k].tolist(), strict=True))
+            logprobs = (self.lm_head @ states[place]).log_softmax(-1)
+            best, ids = (part[:top_k] for part in logprobs.sort(descending=True, stable=True))
+            if "markov_head.markov_w1.weight" in self.weights:
+                bent = best + self.bias(before)[ids]
+                best = bent - (bent.exp().sum() + 1 - best.exp().sum()).log()
+                best, order = best.sort(descending=True, stable=True)
+                ids = ids[order]
+            return list(zip(best.tolist(), ids.tolist(), strict=True))
 
         order = iter(range(2 * num_nodes + 1))
         find(-1, children(0, token))

@@ -103,20 +103,28 @@ def test_a_markov_head_bends_every_place() -> None:
 def test_trees(name: str) -> None:
     reference, captured = context_of(name)
     context = reference.extend(reference.empty(), captured)
-    # One child per node: the chain.
+    # One child per node: the chain, were it not for what a Markov head says of other tokens.
     line = reference.tree(context, 3, CHAIN, 1, CHAIN)
-    chain = reference.chain(context, 3, CHAIN)
-    assert line.tokens == chain.tokens and line.parents == list(range(-1, CHAIN - 1))
+    assert line.parents == list(range(-1, CHAIN - 1))
+    states = reference.block(context, 3, CHAIN)
+    best = [int(token) for token in (states @ reference.lm_head.T).argmax(-1)]
+    assert line.tokens == best
+    if name != "dspark":
+        assert best == reference.chain(context, 3, CHAIN).tokens
     # The best paths of all there are: nothing left out beats what was taken.
     depth, top_k, nodes = 3, 4, 20
     states = reference.block(context, 3, depth)
     paths: dict[tuple[int, ...], float] = {}
 
     def walk(path: tuple[int, ...], score: float) -> None:
-        logprobs = reference.logits(states[len(path)], ([3, *path])[-1]).log_softmax(-1)
-        for logprob, token in zip(*logprobs.topk(top_k), strict=True):
+        chances = (reference.lm_head @ states[len(path)]).softmax(-1)
+        chance, tokens = chances.topk(top_k)
+        if name == "dspark":
+            bent = chance * reference.bias(([3, *path])[-1])[tokens].exp()
+            chance = bent / (bent.sum() + 1 - chance.sum())
+        for probability, token in zip(chance, tokens, strict=True):
             longer = (*path, int(token))
-            paths[longer] = score + float(logprob)
+            paths[longer] = score + float(probability.log())
             if len(longer) < depth:
                 walk(longer, paths[longer])
 

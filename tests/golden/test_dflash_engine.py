@@ -57,9 +57,8 @@ def test_what_was_committed_joins_the_context(name: str, folders: dict[str, Fold
     check_commits(drafting(name, folders), STORED[name])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("dspark")])
+@pytest.mark.parametrize("name", NAMES)
 def test_trees_are_the_references(name: str, folders: dict[str, Folders]) -> None:
-    """The engine makes no trees with a Markov head."""
     runner = drafting(name, folders)(CHAIN, draft_top_k=TOP_K, draft_tree_size=NODES)
     check_trees(runner, STORED[name], NODES)
 

@@ -288,6 +288,9 @@ def test_trees(target: ModelConfig, tmp_path: Path) -> None:
         ({}, 15),
     ):
         assert config_of(target, folder, "dflash", **options).num_draft_rows == rows
+    folder = write_draft(tmp_path / "markov", *dspark())
+    for options, rows in (({}, 7), ({"draft_top_k": 64, "draft_tree_size": 31}, 31)):
+        assert config_of(target, folder, "dspark", **options).num_draft_rows == rows
     with pytest.raises(ConfigError, match=r"draft-tree-size 7 is less than the tree's depth"):
         read(target, zlab(), draft_top_k=4, draft_tree_size=7)
     with pytest.raises(ConfigError, match=r"set --draft-top-k above 1"):

@@ -11,11 +11,11 @@ namespace openspec {
 namespace {
 
 constexpr int kMaxBlock = 64;
-constexpr int kMaxTopK = kMaxTreeTopK;
+constexpr int kMaxTopK = kMaxTopDrafts;
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
-/// knowing the one before.
+/// knowing the one before, and a tree's nodes are scored by what stands before them.
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
@@ -42,8 +42,6 @@ class DFlashDrafter final : public NetworkDrafter {
     model_config_.has_confidence = config.flag("has_confidence", false);
     model_config_.confidence_sees_token = config.flag("confidence_sees_token", false);
     model_config_.validate();
-    OPENSPEC_CHECK_ARG(!makes_trees() || model_config_.markov_rank == 0,
-                       "draft_top_k: trees are made of marginals, which a Markov head has not");
     declare_trees(top_k_, model_config_);
     needs_.has_scores = model_config_.has_confidence;
     needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
@@ -121,8 +119,9 @@ class DFlashDrafter final : public NetworkDrafter {
   struct Places {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
         logits, choose;
-    size_t step_rows, step_token, step_sample, markov_logits, confidence;  // with a Markov head
-    size_t top_tokens, top_scores, top_drafts;                             // of trees
+    size_t step_sample, confidence;             // with a Markov head
+    size_t top_tokens, top_scores, top_drafts;  // of trees
+    size_t pair_ranks, pair_scores;             // of trees with a Markov head
   };
   /// Rows of blocks and those that tell drafts, at most.
   struct Room {
@@ -130,6 +129,7 @@ class DFlashDrafter final : public NetworkDrafter {
   };
 
   bool makes_trees() const { return top_k_ > 1; }
+  bool has_markov() const { return model_config_.markov_rank > 0; }
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
   Room room_of(const ExecContext& exec, const WantedDrafts& wanted) const {
@@ -180,10 +180,10 @@ class DFlashDrafter final : public NetworkDrafter {
       grow_trees(exec, table, wanted, rows, room);
       return;
     }
-    if (model_config_.markov_rank > 0) {
-      choose_one_after_another(exec, table, wanted, rows, room);
+    if (has_markov()) {
+      choose_one_after_another(exec, table, wanted, rows);
     } else {
-      choose(exec, table, rows, at<int32_t>(at_.sample_row), room);
+      choose(exec, table, rows, nullptr, room.num_samples);
     }
     const bool has_scores = wanted.scores != nullptr && model_config_.has_confidence;
     if (has_scores) judge(exec, table, wanted);
@@ -197,12 +197,13 @@ class DFlashDrafter final : public NetworkDrafter {
                              .scores = wanted.scores});
   }
 
-  /// Draws the drafts of the samples that have a row in `sample_row`.
+  /// Draws the drafts of `samples`, or of the first `num_samples` there are.
   void choose(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-              const int32_t* sample_row, const Room& room) {
+              const int32_t* samples, int num_samples) {
     ops::choose(exec, {.rows = rows.batch(),
-                       .sample_row = sample_row,
-                       .num_samples = room.num_samples,
+                       .sample_row = at<int32_t>(at_.sample_row),
+                       .num_samples = num_samples,
+                       .samples = samples,
                        .logits = at<float>(at_.logits),
                        .vocab_size = model_config_.draft_vocab_size,
                        .is_draft = true,
@@ -215,30 +216,25 @@ class DFlashDrafter final : public NetworkDrafter {
 
   /// Each draft with what the Markov head adds behind the one before.
   void choose_one_after_another(const ExecContext& exec, const TableView& table,
-                                const WantedDrafts& wanted, const DraftRows& rows,
-                                const Room& room) {
+                                const WantedDrafts& wanted, const DraftRows& rows) {
     for (int depth = 0; depth < depth_; ++depth) {
-      ops::block_step(exec, {.table = table,
-                             .seq = wanted.seq,
-                             .first_sample = at<int32_t>(at_.first_sample),
-                             .num_drafts = wanted.num_drafts,
-                             .num_seqs = wanted.num_seqs,
-                             .depth = depth,
-                             .chosen = at<int32_t>(at_.chosen),
-                             .sample_row = at<int32_t>(at_.sample_row),
-                             .num_samples = room.num_samples,
-                             .token = at<int32_t>(at_.step_token),
-                             .sample = at<int32_t>(at_.step_sample),
-                             .step_rows = at<int32_t>(at_.step_rows)});
-      model_->markov_logits(exec, at<int32_t>(at_.step_token), wanted.num_seqs,
-                            at<float>(at_.markov_logits));
-      ops::add_rows(exec, {.row = at<int32_t>(at_.step_sample),
-                           .in = at<float>(at_.markov_logits),
-                           .out = at<float>(at_.logits),
-                           .num_rows = wanted.num_seqs,
-                           .width = model_config_.draft_vocab_size});
-      choose(exec, table, rows, at<int32_t>(at_.step_rows), room);
+      add_markov(exec, table, wanted, wanted.num_drafts, depth);
+      choose(exec, table, rows, at<int32_t>(at_.step_sample), wanted.num_seqs);
     }
+  }
+
+  void add_markov(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
+                  const int32_t* num_drafts, int depth) {
+    ops::block_step(exec, {.table = table,
+                           .seq = wanted.seq,
+                           .first_sample = at<int32_t>(at_.first_sample),
+                           .num_drafts = num_drafts,
+                           .num_seqs = wanted.num_seqs,
+                           .depth = depth,
+                           .chosen = at<int32_t>(at_.chosen),
+                           .pairs = model_->markov_pairs(),
+                           .logits = at<float>(at_.logits),
+                           .sample = at<int32_t>(at_.step_sample)});
   }
 
   void judge(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
@@ -250,7 +246,7 @@ class DFlashDrafter final : public NetworkDrafter {
                                  .num_seqs = wanted.num_seqs,
                                  .chosen = at<int32_t>(at_.chosen),
                                  .outputs = at<void>(at_.outputs),
-                                 .states = sees_token ? model_->markov_states() : nullptr,
+                                 .states = sees_token ? model_->markov_pairs().first : nullptr,
                                  .weight = model_->confidence_weight(),
                                  .bias = model_->confidence_bias(),
                                  .width = model_config_.hidden_size,
@@ -272,8 +268,25 @@ class DFlashDrafter final : public NetworkDrafter {
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),
                            .workspace = at<void>(at_.top_drafts)});
+    if (has_markov()) {
+      ops::block_pairs(exec, {.table = table,
+                              .seq = wanted.seq,
+                              .first_sample = at<int32_t>(at_.first_sample),
+                              .num_depths = at<int32_t>(at_.num_depths),
+                              .num_seqs = wanted.num_seqs,
+                              .max_depth = depth_,
+                              .top_k = top_k_,
+                              .tokens = at<int32_t>(at_.top_tokens),
+                              .scores = at<float>(at_.top_scores),
+                              .sampling = sampling(table),
+                              .pairs = model_->markov_pairs(),
+                              .pair_ranks = at<int32_t>(at_.pair_ranks),
+                              .pair_scores = at<float>(at_.pair_scores)});
+    }
     ops::block_trees(exec, {.tokens = at<int32_t>(at_.top_tokens),
                             .scores = at<float>(at_.top_scores),
+                            .pair_ranks = has_markov() ? at<int32_t>(at_.pair_ranks) : nullptr,
+                            .pair_scores = has_markov() ? at<float>(at_.pair_scores) : nullptr,
                             .top_k = top_k_,
                             .first_sample = at<int32_t>(at_.first_sample),
                             .num_depths = at<int32_t>(at_.num_depths),
@@ -313,17 +326,19 @@ class DFlashDrafter final : public NetworkDrafter {
     at_.outputs = take(samples, width);
     at_.logits = take(samples, logits);
     at_.choose = take(1, choose_bytes(samples, vocab_size));
-    if (model_config_.markov_rank > 0) {
-      at_.step_rows = take(samples, sizeof(int32_t));
-      at_.step_token = take(seqs, sizeof(int32_t));
+    if (has_markov()) {
       at_.step_sample = take(seqs, sizeof(int32_t));
-      at_.markov_logits = take(seqs, logits);
       at_.confidence = take(samples, sizeof(float));
     }
     if (makes_trees()) {
       at_.top_tokens = take(samples * top_k_, sizeof(int32_t));
       at_.top_scores = take(samples * top_k_, sizeof(float));
       at_.top_drafts = take(1, top_drafts_bytes(samples, vocab_size));
+      if (has_markov()) {
+        const int num_pairs = samples * top_k_ * top_k_;
+        at_.pair_ranks = take(num_pairs, sizeof(int32_t));
+        at_.pair_scores = take(num_pairs, sizeof(float));
+      }
     }
   }
 

@@ -48,13 +48,15 @@ def _num_drafts_of(folder: Path, options: Options) -> int:
         return num_drafts_of(checkpoint.keys, options)
 
 
-def _read_draft_model(config: EngineConfig, target: ModelConfig, spec: DrafterSpec) -> DraftModel:
+def _read_draft_model(
+    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
+) -> DraftModel:
     """The head in `config.draft_model_path`, checked against the target."""
     folder = config.draft_model_path
     assert folder is not None  # DrafterSpec.validate has seen to it
     options = spec.complete_options(config.method_options)
     with opened_draft_checkpoint(folder) as checkpoint:
-        model = describe(checkpoint, options, target, has_markov=DRAFT_TOP_K not in options)
+        model = describe(checkpoint, options, target, has_markov=has_markov)
         most = num_drafts_of(checkpoint.keys, options)
     if config.num_drafts > most:
         raise ConfigError(
@@ -64,8 +66,10 @@ def _read_draft_model(config: EngineConfig, target: ModelConfig, spec: DrafterSp
     return model
 
 
-def _plan_checkup(config: EngineConfig, target: ModelConfig, spec: DrafterSpec) -> Checkup:
-    draft_model = _read_draft_model(config, target, spec)
+def _plan_checkup(
+    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
+) -> Checkup:
+    draft_model = _read_draft_model(config, target, spec, has_markov)
     model = draft_model.options
     variants = [*layer_variants(draft_model, target)]
     anchor = DROP if model["anchor_drafts"] else FIRST
@@ -133,13 +137,11 @@ _OPTIONS = (
         help="Whether the rows of a block see those behind them (full) or not (causal). auto: "
         "what the head's config.json says.",
     ),
-)
-_TREE_OPTIONS = (
     DrafterOption(
         name=DRAFT_TOP_K,
         default=1,
         minimum=1,
-        maximum=16,
+        maximum=64,
         help="Above 1 a tree is drafted from the best so many tokens of every position.",
     ),
     DrafterOption(
@@ -156,27 +158,26 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
     """A method of the family; `num_drafts` where no checkpoint says it."""
 
     def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
-        return _read_draft_model(config, target, spec)
+        return _read_draft_model(config, target, spec, has_markov)
 
     def plan(config: EngineConfig, target: ModelConfig) -> Checkup:
-        return _plan_checkup(config, target, spec)
+        return _plan_checkup(config, target, spec, has_markov)
 
     def check(config: EngineConfig, _: ModelConfig) -> None:
         options = spec.complete_options(config.method_options)
         check_rejection(config, options)
-        if not has_markov:
-            check_trees(config, options)
+        check_trees(config, options)
 
     spec = DrafterSpec(
         name=name,
         summary=summary,
         default_num_speculative_tokens=num_drafts,
         max_num_speculative_tokens=MAX_BLOCK,
-        options=_OPTIONS if has_markov else (*_OPTIONS, *_TREE_OPTIONS),
+        options=_OPTIONS,
         num_drafts_of=_num_drafts_of,
         supports_rejection=True,
         check=check,
-        num_draft_rows=None if has_markov else _num_draft_rows,
+        num_draft_rows=_num_draft_rows,
         read_draft_model=read,
         plan_checkup=plan,
     )

@@ -389,6 +389,27 @@ TEST(drafts_over_the_whole_vocabulary_are_choices) {
   }
 }
 
+TEST(some_samples_of_many) {
+  Rng rng(14);
+  constexpr int kSamples = 60;
+  const Batch batch = as_drafts(
+      flatten(random_requests(rng, 3072, kSamples, 0), 0, random_padding(rng, kSamples)), {});
+  const Outputs all = choose_on_cuda(batch);
+  const Ids list = {31, -1, 5, static_cast<int32_t>(batch.num_samples()) - 1, -1, 0};
+  Outputs expected(batch.num_samples());
+  for (const int32_t sample : list) {
+    if (sample < 0) continue;
+    expected.chosen[static_cast<size_t>(sample)] = all.chosen[static_cast<size_t>(sample)];
+  }
+  DeviceCall call(batch.num_samples(), batch.vocab_size, 4096);
+  const DeviceBuffer samples(list);
+  ChooseParams params = call.upload(batch);
+  params.samples = samples.as<int32_t>();
+  params.num_samples = static_cast<int>(list.size());
+  CHECK_CUDA(choose_cuda(params, nullptr));
+  check_same(call.download(), expected, "some samples");
+}
+
 TEST(a_table_of_tokens_is_for_drafts_alone) {
   Rng rng(13);
   Batch batch = flatten(random_requests(rng, 40, 2, 0));

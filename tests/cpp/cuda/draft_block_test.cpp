@@ -21,7 +21,7 @@ void check(const DeviceBuffer& buffer, const Ids& expected) {
 
 }  // namespace
 
-TEST(block_rows_and_steps_match_the_cpu) {
+TEST(block_rows_match_the_cpu) {
   Rng rng(3);
   const DraftTable table = random_table(rng);
   const DeviceTableCopy device_table(table);
@@ -76,37 +76,6 @@ TEST(block_rows_and_steps_match_the_cpu) {
       Ids chosen;
       for (size_t i = 0; i < num_samples; ++i) chosen.push_back(rng.integer(0, 4000));
       const DeviceBuffer device_chosen(chosen);
-      for (const int depth : {0, 1, 14}) {
-        Ids token(seq.size(), -9), sample(token), step_rows(num_samples, -9);
-        BlockStepParams step = {.table = table.view(),
-                                .seq = seq.data(),
-                                .first_sample = first_sample.data(),
-                                .num_drafts = num_drafts.data(),
-                                .num_seqs = c.num_seqs,
-                                .depth = depth,
-                                .chosen = chosen.data(),
-                                .sample_row = sample_row.data(),
-                                .num_samples = params.num_samples,
-                                .token = token.data(),
-                                .sample = sample.data(),
-                                .step_rows = step_rows.data()};
-        block_step_cpu({}, step);
-        const DeviceBuffer device_token(ints(c.num_seqs)), device_step_sample(ints(c.num_seqs)),
-            device_rows(ints(params.num_samples));
-        step.table = device_table.view();
-        step.seq = params.seq;
-        step.first_sample = params.first_sample;
-        step.num_drafts = params.num_drafts;
-        step.chosen = device_chosen.as<int32_t>();
-        step.sample_row = params.sample_row;
-        step.token = device_token.as<int32_t>();
-        step.sample = device_step_sample.as<int32_t>();
-        step.step_rows = device_rows.as<int32_t>();
-        CHECK_CUDA(block_step_cuda(step, nullptr));
-        check(device_token, token);
-        check(device_step_sample, sample);
-        check(device_rows, step_rows);
-      }
 
       // Drafts and scores, from outputs and states in bf16.
       constexpr int kWidth = 320, kStates = 16;
@@ -171,69 +140,60 @@ TEST(block_rows_and_steps_match_the_cpu) {
   }
 }
 
-TEST(add_rows_matches_the_cpu) {
-  Rng rng(4);
-  ThreadPool pool(1);
-  constexpr int kWidth = 4100;
-  const Ids row = {5, -1, 0, 3};
-  const std::vector<float> in = rng.normals(row.size() * kWidth);
-  std::vector<float> out = rng.normals(6 * kWidth);
-  const DeviceBuffer device_row(row), device_in(in), device_out(out);
-  AddRowsParams params = {
-      .row = row.data(), .in = in.data(), .out = out.data(), .num_rows = 4, .width = kWidth};
-  add_rows_cpu({.pool = &pool}, params);
-  params.row = device_row.as<int32_t>();
-  params.in = device_in.as<float>();
-  params.out = device_out.as<float>();
-  CHECK_CUDA(add_rows_cuda(params, nullptr));
-  CHECK(device_out.download<float>() == out);
-  CHECK(device_out.guard_is_whole());
-}
-
 TEST(block_trees_match_the_cpu) {
   Rng rng(6);
   for (const int num_seqs : {1, 7, 300}) {
     for (const int max_drafts : {3, 15, 128, kMaxBlockTreeNodes}) {
-      const Marginals made = random_marginals(rng, num_seqs, 15, 8, kMaxBlockTreeNodes + 9);
-      const size_t seqs = static_cast<size_t>(num_seqs),
-                   count = seqs * static_cast<size_t>(max_drafts);
-      Ids drafts(count, -1), parents(count, -1), num_drafts(seqs, -1);
-      std::vector<float> scores(count);
-      BlockTreesParams params = {.tokens = made.tokens.data(),
-                                 .scores = made.scores.data(),
-                                 .top_k = made.top_k,
-                                 .first_sample = made.first_sample.data(),
-                                 .num_depths = made.num_depths.data(),
-                                 .num_wanted = made.num_wanted.data(),
-                                 .num_seqs = num_seqs,
-                                 .max_drafts = max_drafts,
-                                 .drafts = drafts.data(),
-                                 .parents = parents.data(),
-                                 .path_scores = scores.data(),
-                                 .num_drafts = num_drafts.data()};
-      block_trees_cpu({}, params);
-      const DeviceBuffer tokens(made.tokens), token_scores(made.scores), first(made.first_sample),
-          depths(made.num_depths), wanted(made.num_wanted), device_drafts(count * sizeof(int32_t)),
-          device_parents(count * sizeof(int32_t)), device_scores(count * sizeof(float)),
-          device_counts(seqs * sizeof(int32_t));
-      params.tokens = tokens.as<int32_t>();
-      params.scores = token_scores.as<float>();
-      params.first_sample = first.as<int32_t>();
-      params.num_depths = depths.as<int32_t>();
-      params.num_wanted = wanted.as<int32_t>();
-      params.drafts = device_drafts.as<int32_t>();
-      params.parents = device_parents.as<int32_t>();
-      params.path_scores = device_scores.as<float>();
-      params.num_drafts = device_counts.as<int32_t>();
-      CHECK_CUDA(block_trees_cuda(params, nullptr));
-      check(device_drafts, drafts);
-      check(device_parents, parents);
-      check(device_counts, num_drafts);
-      const std::vector<float> found = device_scores.download<float>();
-      for (size_t i = 0; i < seqs; ++i) {
-        for (int k = 0; k < num_drafts[i]; ++k) {
-          const size_t at = i * static_cast<size_t>(max_drafts) + static_cast<size_t>(k);
-          CHECK_EQ(found[at], scores[at]);
+      for (const bool has_pairs : {false, true}) {
+        const Marginals made =
+            random_marginals(rng, num_seqs, 15, 8, kMaxBlockTreeNodes + 9, has_pairs);
+        const size_t seqs = static_cast<size_t>(num_seqs),
+                     count = seqs * static_cast<size_t>(max_drafts);
+        Ids drafts(count, -1), parents(count, -1), num_drafts(seqs, -1);
+        std::vector<float> scores(count);
+        BlockTreesParams params = {.tokens = made.tokens.data(),
+                                   .scores = made.scores.data(),
+                                   .pair_ranks = made.ranks_or_null(),
+                                   .pair_scores = made.pairs_or_null(),
+                                   .top_k = made.top_k,
+                                   .first_sample = made.first_sample.data(),
+                                   .num_depths = made.num_depths.data(),
+                                   .num_wanted = made.num_wanted.data(),
+                                   .num_seqs = num_seqs,
+                                   .max_drafts = max_drafts,
+                                   .drafts = drafts.data(),
+                                   .parents = parents.data(),
+                                   .path_scores = scores.data(),
+                                   .num_drafts = num_drafts.data()};
+        block_trees_cpu({}, params);
+        const DeviceBuffer tokens(made.tokens), token_scores(made.scores), first(made.first_sample),
+            depths(made.num_depths), wanted(made.num_wanted), ranks(made.pair_ranks),
+            pairs(made.pair_scores), device_drafts(count * sizeof(int32_t)),
+            device_parents(count * sizeof(int32_t)), device_scores(count * sizeof(float)),
+            device_counts(seqs * sizeof(int32_t));
+        params.tokens = tokens.as<int32_t>();
+        params.scores = token_scores.as<float>();
+        if (has_pairs) {
+          params.pair_ranks = ranks.as<int32_t>();
+          params.pair_scores = pairs.as<float>();
+        }
+        params.first_sample = first.as<int32_t>();
+        params.num_depths = depths.as<int32_t>();
+        params.num_wanted = wanted.as<int32_t>();
+        params.drafts = device_drafts.as<int32_t>();
+        params.parents = device_parents.as<int32_t>();
+        params.path_scores = device_scores.as<float>();
+        params.num_drafts = device_counts.as<int32_t>();
+        CHECK_CUDA(block_trees_cuda(params, nullptr));
+        check(device_drafts, drafts);
+        check(device_parents, parents);
+        check(device_counts, num_drafts);
+        const std::vector<float> found = device_scores.download<float>();
+        for (size_t i = 0; i < seqs; ++i) {
+          for (int k = 0; k < num_drafts[i]; ++k) {
+            const size_t at = i * static_cast<size_t>(max_drafts) + static_cast<size_t>(k);
+            CHECK_EQ(found[at], scores[at]);
+          }
         }
       }
     }

@@ -337,7 +337,8 @@ TEST(the_best_drafts_equal_the_cpus) {
   for (const int vocab_size : {16, 61, 129, 4099, 32000}) {
     for (const Logits kind : {Logits::kNormal, Logits::kFewValues, Logits::kAbsurd, Logits::kEqual,
                               Logits::kMostlyOut}) {
-      for (const int top_k : {1, 4, 10, 16}) {
+      for (const int top_k : {1, 4, 10, 16, kMaxTopDrafts}) {
+        if (top_k > vocab_size) continue;
         check_top_drafts(rng, vocab_size, top_k, kind, top_k % 4 == 0);
       }
     }
@@ -348,7 +349,9 @@ TEST(the_best_drafts_of_long_rows_equal_the_cpus) {
   Rng rng(2);
   for (const int vocab_size : {151936, 200003}) {
     for (const Logits kind : {Logits::kNormal, Logits::kFewValues}) {
-      check_top_drafts(rng, vocab_size, 4, kind, false);
+      for (const int top_k : {4, kMaxTopDrafts}) {
+        check_top_drafts(rng, vocab_size, top_k, kind, false);
+      }
     }
   }
 }
@@ -356,8 +359,10 @@ TEST(the_best_drafts_of_long_rows_equal_the_cpus) {
 TEST(what_top_drafts_cannot_do_is_refused) {
   CHECK_EQ(top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 3, .top_k = 4}, nullptr),
            static_cast<int>(cudaErrorInvalidValue));
-  CHECK_EQ(top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 30, .top_k = 17}, nullptr),
-           static_cast<int>(cudaErrorInvalidValue));
+  CHECK_EQ(
+      top_drafts_cuda({.rows = {}, .num_samples = 1, .vocab_size = 300, .top_k = kMaxTopDrafts + 1},
+                      nullptr),
+      static_cast<int>(cudaErrorInvalidValue));
 }
 
 TEST(trees_equal_the_cpus) {

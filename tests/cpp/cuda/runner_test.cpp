@@ -52,12 +52,14 @@ RunnerConfig small_config() {
 }
 
 // Drafts as trees.
-const std::string kTrees = "eagle3 trees", kBlockTrees = "dflash trees";
+const std::string kTrees = "eagle3 trees", kBlockTrees = "dflash trees",
+                  kPairTrees = "dspark trees";
 
 std::vector<std::string> methods() {
   std::vector<std::string> names = drafter_names();
   names.push_back(kTrees);
   names.push_back(kBlockTrees);
+  names.push_back(kPairTrees);
   return names;
 }
 
@@ -69,8 +71,8 @@ RunnerConfig config_of(const std::string& method) {
     config.method_options["draft_top_k"] = int64_t{3};
     return config;
   }
-  if (method == kBlockTrees) {
-    RunnerConfig config = config_of("dflash");
+  if (method == kBlockTrees || method == kPairTrees) {
+    RunnerConfig config = config_of(method == kBlockTrees ? "dflash" : "dspark");
     config.num_speculative_tokens = 20;
     config.draft_depth = 7;
     config.method_options["draft_top_k"] = int64_t{4};

@@ -1,6 +1,7 @@
 #include "kernels/block_tree.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/draft_block_testing.h"
 
@@ -21,6 +22,8 @@ Trees trees_of(const Marginals& marginals, int max_drafts) {
   Trees trees{Ids(count, -7), Ids(count, -7), Ids(seqs, -7), std::vector<float>(count, 7.0f)};
   block_trees_cpu({}, {.tokens = marginals.tokens.data(),
                        .scores = marginals.scores.data(),
+                       .pair_ranks = marginals.ranks_or_null(),
+                       .pair_scores = marginals.pairs_or_null(),
                        .top_k = marginals.top_k,
                        .first_sample = marginals.first_sample.data(),
                        .num_depths = marginals.num_depths.data(),
@@ -34,22 +37,36 @@ Trees trees_of(const Marginals& marginals, int max_drafts) {
   return trees;
 }
 
-/// Scores of all paths, by brute force, best first.
-std::vector<float> all_scores(const Marginals& marginals, size_t seq) {
-  std::vector<float> scores, level = {0.0f};
+/// All paths with their scores, by brute force, best first.
+std::vector<std::pair<float, Ids>> all_paths(const Marginals& marginals, size_t seq) {
+  struct Path {
+    float score = 0.0f;
+    Ids tokens = {};
+    int last = 0;  // among the tokens of its position
+  };
+  const int top_k = marginals.top_k;
+  std::vector<std::pair<float, Ids>> paths;
+  std::vector<Path> level(1);
   for (int depth = 0; depth < marginals.num_depths[seq]; ++depth) {
-    std::vector<float> next;
-    const int at = (marginals.first_sample[seq] + depth) * marginals.top_k;
-    for (float above : level) {
-      for (int k = 0; k < marginals.top_k; ++k) {
-        next.push_back(above + marginals.scores[static_cast<size_t>(at + k)]);
+    std::vector<Path> next;
+    const int sample = marginals.first_sample[seq] + depth;
+    for (const Path& path : level) {
+      for (int k = 0; k < top_k; ++k) {
+        const bool has_pairs = marginals.pairs_or_null() != nullptr;
+        const auto pair = static_cast<size_t>((sample * top_k + path.last) * top_k + k);
+        const int token = has_pairs ? marginals.pair_ranks[pair] : k;
+        const float own = has_pairs ? marginals.pair_scores[pair]
+                                    : marginals.scores[static_cast<size_t>(sample * top_k + k)];
+        next.push_back({path.score + own, path.tokens, token});
+        next.back().tokens.push_back(marginals.tokens[static_cast<size_t>(sample * top_k + token)]);
+        paths.emplace_back(next.back().score, next.back().tokens);
       }
     }
-    scores.insert(scores.end(), next.begin(), next.end());
     level = next;
   }
-  std::sort(scores.begin(), scores.end(), std::greater<>());
-  return scores;
+  std::stable_sort(paths.begin(), paths.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  return paths;
 }
 
 }  // namespace
@@ -72,20 +89,30 @@ TEST(a_small_tree) {
 
 TEST(the_best_paths_are_found) {
   Rng rng(5);
-  for (const int top_k : {1, 2, 4}) {
-    constexpr int kMaxDrafts = 31;
-    const Marginals marginals = random_marginals(rng, 20, 5, top_k, 40);
-    const Trees trees = trees_of(marginals, kMaxDrafts);
-    for (size_t seq = 0; seq < 20; ++seq) {
-      std::vector<float> expected = all_scores(marginals, seq);
-      while (!expected.empty() && expected.back() < -1e30f) expected.pop_back();
-      const auto most = static_cast<size_t>(std::min(kMaxDrafts, marginals.num_wanted[seq]));
-      if (expected.size() > most) expected.resize(most);
-      CHECK_EQ(trees.num_drafts[seq], static_cast<int32_t>(expected.size()));
-      for (size_t i = 0; i < expected.size(); ++i) {
-        const size_t at = seq * kMaxDrafts + i;
-        CHECK_EQ(trees.scores[at], expected[i]);
-        CHECK(trees.parents[at] >= -1 && trees.parents[at] < static_cast<int32_t>(i));
+  for (const bool has_pairs : {false, true}) {
+    for (const int top_k : {1, 2, 4}) {
+      constexpr int kMaxDrafts = 31;
+      const Marginals marginals = random_marginals(rng, 20, 5, top_k, 40, has_pairs);
+      const Trees trees = trees_of(marginals, kMaxDrafts);
+      for (size_t seq = 0; seq < 20; ++seq) {
+        std::vector<std::pair<float, Ids>> expected = all_paths(marginals, seq);
+        while (!expected.empty() && expected.back().first < -1e30f) expected.pop_back();
+        const auto most = static_cast<size_t>(std::min(kMaxDrafts, marginals.num_wanted[seq]));
+        CHECK_EQ(static_cast<size_t>(trees.num_drafts[seq]), std::min(most, expected.size()));
+        std::vector<Ids> found;
+        for (size_t i = 0; i < static_cast<size_t>(trees.num_drafts[seq]); ++i) {
+          const size_t at = seq * kMaxDrafts + i;
+          const int parent = trees.parents[at];
+          CHECK_EQ(trees.scores[at], expected[i].first);
+          CHECK(parent >= -1 && parent < static_cast<int>(i));
+          found.push_back(parent < 0 ? Ids{} : found[static_cast<size_t>(parent)]);
+          found.back().push_back(trees.drafts[at]);
+          // A path with its own score, and no path twice.
+          const auto own = std::find(expected.begin(), expected.end(),
+                                     std::pair{trees.scores[at], found.back()});
+          CHECK(own != expected.end());
+          CHECK(std::count(found.begin(), found.end(), found.back()) == 1);
+        }
       }
     }
   }

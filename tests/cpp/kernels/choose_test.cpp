@@ -399,6 +399,37 @@ TEST(drafts_over_the_whole_vocabulary_need_no_table) {
   });
 }
 
+TEST(some_samples_of_many) {
+  constexpr int kVocab = 50, kSamples = 6;
+  Rng rng(15);
+  ThreadPool pool(2);
+  const std::vector<float> logits = rng.normals(size_t{kSamples} * kVocab);
+  const std::vector<int32_t> row = {0, 1, -1, 2, 3, 4}, list = {4, -1, 2, 0};
+  const std::vector<int32_t> index = {0, 1, 2, 3, 4};
+  const std::vector<SamplingParams> sampling(5);
+  std::vector<float> workspace(choose_workspace_bytes_cpu(2, kVocab) / 4);
+  std::vector<int32_t> chosen(kSamples, -7);
+  ChooseParams params;
+  params.rows.num_rows = params.rows.num_spans = 5;
+  params.rows.row_position = params.rows.row_span = params.rows.span_seq = index.data();
+  params.sample_row = row.data();
+  params.samples = list.data();
+  params.num_samples = static_cast<int>(list.size());
+  params.logits = logits.data();
+  params.vocab_size = kVocab;
+  params.is_draft = true;
+  params.sampling = sampling.data();
+  params.chosen = chosen.data();
+  params.workspace = workspace.data();
+  choose_cpu({.pool = &pool}, params);
+  for (const int sample : {0, 4}) {
+    const auto begin = logits.begin() + sample * kVocab;
+    CHECK_EQ(chosen[static_cast<size_t>(sample)],
+             static_cast<int32_t>(std::max_element(begin, begin + kVocab) - begin));
+  }
+  for (const size_t sample : {1u, 2u, 3u, 5u}) CHECK_EQ(chosen[sample], -7);
+}
+
 TEST(drafts_with_broken_logits_stay_in_the_drafters_vocabulary) {
   for_each_isa([] {
     const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -118,31 +118,6 @@ TEST(drafts_go_to_their_sequences) {
   CHECK_EQ(scores[3], 4.0f);
 }
 
-TEST(a_step_tells_the_token_before_a_draft) {
-  const DraftTable table = two_sequences();
-  const Ids seq = {2, 1}, num_drafts = {3, 1}, first_sample = {0, 3};
-  const Ids sample_row = {0, 1, 2, 4, -1}, chosen = {70, 71, 72, 80, -5};
-  const auto step = [&](int depth) {
-    std::vector<Ids> out = {Ids(2, 99), Ids(2, 99), Ids(5, 99)};
-    block_step_cpu({}, {.table = table.view(),
-                        .seq = seq.data(),
-                        .first_sample = first_sample.data(),
-                        .num_drafts = num_drafts.data(),
-                        .num_seqs = 2,
-                        .depth = depth,
-                        .chosen = chosen.data(),
-                        .sample_row = sample_row.data(),
-                        .num_samples = 5,
-                        .token = out[0].data(),
-                        .sample = out[1].data(),
-                        .step_rows = out[2].data()});
-    return out;
-  };
-  CHECK(step(0) == (std::vector<Ids>{{12, 25}, {0, 3}, {0, -1, -1, 4, -1}}));
-  CHECK(step(1) == (std::vector<Ids>{{70, 0}, {1, -1}, {-1, 1, -1, -1, -1}}));
-  CHECK(step(2) == (std::vector<Ids>{{71, 0}, {2, -1}, {-1, -1, 2, -1, -1}}));
-}
-
 TEST(confidence_reads_output_and_token) {
   const DraftTable table = two_sequences();
   const Ids seq = {2}, num_drafts = {2}, first_sample = {0}, chosen = {1, 0};
@@ -169,14 +144,4 @@ TEST(confidence_reads_output_and_token) {
   params.states = nullptr;
   block_confidence_cpu({}, params);
   CHECK_EQ(confidence, (std::vector<float>{-1.25f, -2.25f}));
-}
-
-TEST(rows_are_added_where_they_belong) {
-  ThreadPool pool(2);
-  const Ids row = {2, -1, 0};
-  const std::vector<float> in = {1, 2, 3, 4, 5, 6};
-  std::vector<float> out = {10, 10, 20, 20, 30, 30};
-  add_rows_cpu({.pool = &pool},
-               {.row = row.data(), .in = in.data(), .out = out.data(), .num_rows = 3, .width = 2});
-  CHECK_EQ(out, (std::vector<float>{15, 16, 20, 20, 31, 32}));
 }

@@ -35,8 +35,9 @@ RunnerConfig config_of(const std::string& method, int num_drafts = 5) {
   return config;
 }
 
-RunnerConfig tree_config(int depth, int top_k, int num_drafts) {
-  RunnerConfig config = with_option(config_of("dflash", num_drafts), "draft_top_k", int64_t{top_k});
+RunnerConfig tree_config(int depth, int top_k, int num_drafts,
+                         const std::string& method = "dflash") {
+  RunnerConfig config = with_option(config_of(method, num_drafts), "draft_top_k", int64_t{top_k});
   config.draft_depth = depth;
   return config;
 }
@@ -75,11 +76,13 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
   struct Shape {
     int depth, top_k, num_drafts;
   };
-  for (const Shape shape : {Shape{1, 4, 4}, Shape{3, 2, 7}, Shape{7, 8, 15}, Shape{7, 16, 31}}) {
-    for (const bool adaptive : {false, true}) {
-      RunnerConfig config = tree_config(shape.depth, shape.top_k, shape.num_drafts);
-      config.adaptive = adaptive;
-      check_texts(config, 600, jobs, expected, {32, 7});
+  for (const char* method : {"dflash", "dspark"}) {
+    for (const Shape shape : {Shape{1, 4, 4}, Shape{3, 2, 7}, Shape{7, 8, 15}, Shape{7, 16, 31}}) {
+      for (const bool adaptive : {false, true}) {
+        RunnerConfig config = tree_config(shape.depth, shape.top_k, shape.num_drafts, method);
+        config.adaptive = adaptive;
+        check_texts(config, 600, jobs, expected, {32, 7});
+      }
     }
   }
 }
@@ -94,7 +97,8 @@ TEST(drafts_without_noise_change_no_text) {
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = mixed_jobs(96, kVocab);
   const std::vector<Ids> expected = plain(jobs);
-  for (RunnerConfig config : {config_of("dflash", 7), config_of("dspark"), tree_config(7, 4, 15)}) {
+  for (RunnerConfig config : {config_of("dflash", 7), config_of("dspark"), tree_config(7, 4, 15),
+                              tree_config(7, 4, 15, "dspark")}) {
     config.adaptive = false;
     check_texts(config, 400, jobs, expected, {32});
   }
@@ -125,5 +129,5 @@ TEST(geometry_that_cannot_be_is_refused) {
   check("dflash", "num_q_heads", int64_t{5}, "multiple");
   check("dflash", "draft_vocab_size", int64_t{32}, "token map");
   check("dflash", "has_confidence", true, "Markov head");
-  check("dspark", "draft_top_k", int64_t{4}, "marginals");
+  check("dspark", "markov_rank", int64_t{12}, "multiple of 8");
 }

@@ -1,0 +1,105 @@
+#include "kernels/token_pairs.h"
+
+#include <cmath>
+
+#include "kernels/draft_tree.h"
+#include "kernels/token_pairs_testing.h"
+
+using namespace openspec;
+using namespace openspec::testing;
+
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+}  // namespace
+
+TEST(a_step_adds_what_pairs_are_worth) {
+  Rng rng(1);
+  ThreadPool pool(2);
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    if (!has_isa(isa)) continue;
+    force_isa(isa);
+    for (const int rank : {8, 40, 256}) {
+      const PairsCase c(rng, 5, 2077, rank, 1);
+      for (const int depth : {0, 1, PairsCase::kMaxDepth - 1}) {
+        std::vector<float> logits = c.logits;
+        Ids sample(c.seq.size(), -9);
+        block_step_cpu({.pool = &pool}, c.step(depth, logits, sample));
+        std::vector<bool> is_changed(static_cast<size_t>(c.num_samples), false);
+        for (size_t i = 0; i < c.seq.size(); ++i) {
+          const int at = c.first_sample[i] + depth;
+          CHECK_EQ(sample[i], depth < c.num_drafts[i] ? at : -1);
+          if (sample[i] < 0) continue;
+          is_changed[static_cast<size_t>(at)] = true;
+          const int before = depth == 0 ? c.last_token(i) : c.chosen[static_cast<size_t>(at - 1)];
+          for (int token = 0; token < c.vocab_size; ++token) {
+            const auto column = static_cast<size_t>(at * c.vocab_size + token);
+            CHECK_NEAR(logits[column], c.logits[column] + c.worth(before, token), 2e-5);
+          }
+        }
+        for (size_t i = 0; i < logits.size(); ++i) {
+          const size_t at = i / static_cast<size_t>(c.vocab_size);
+          CHECK(is_changed[at] || logits[i] == c.logits[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(candidates_are_scored_behind_each_token_before) {
+  Rng rng(2);
+  for (const int top_k : {1, 4, kMaxTopDrafts}) {
+    const PairsCase c(rng, 9, 300, 24, top_k);
+    Ids ranks(c.num_pairs(), -7);
+    std::vector<float> scores(c.num_pairs(), 7.0f);
+    block_pairs_cpu({}, c.best(ranks, scores));
+    const auto k = static_cast<size_t>(top_k);
+    for (size_t i = 0; i < c.seq.size(); ++i) {
+      const float temperature = c.sampling[static_cast<size_t>(c.seq[i])].temperature;
+      for (int depth = 0; depth < c.num_drafts[i]; ++depth) {
+        const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
+        for (size_t a = 0; a < k; ++a) {
+          const size_t at = (sample * k + a) * k;
+          if (depth == 0 && a > 0) {  // none of these
+            CHECK_EQ(ranks[at], -7);
+            continue;
+          }
+          const int before = depth == 0 ? c.last_token(i) : c.tokens[(sample - 1) * k + a];
+          std::vector<double> values;
+          double known = 0.0, total = 0.0;
+          for (size_t b = 0; b < k; ++b) {
+            const double score = static_cast<double>(c.scores[sample * k + b]);
+            values.push_back(score + c.worth(before, c.tokens[sample * k + b]) /
+                                         (temperature == 0.0f ? 1.0 : temperature));
+            known += std::exp(score);
+            total += std::exp(values.back());
+          }
+          total += 1.0 - known;
+          std::vector<bool> is_there(k, false);
+          for (size_t b = 0; b < k; ++b) {
+            const auto candidate = static_cast<size_t>(ranks[at + b]);
+            CHECK(candidate < k && !is_there[candidate]);
+            is_there[candidate] = true;
+            const double expected = std::min(0.0, values[candidate] - std::log(total));
+            if (std::isinf(values[candidate])) {
+              CHECK(std::isinf(scores[at + b]) && scores[at + b] < 0.0f);
+            } else {
+              CHECK_NEAR(scores[at + b], expected, 1e-4);
+            }
+            CHECK(b == 0 || scores[at + b] <= scores[at + b - 1]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(tables_that_cannot_be_read_are_refused) {
+  ThreadPool pool(1);
+  for (const int rank : {0, 12, kMaxPairRank + 8}) {
+    BlockStepParams params;
+    params.pairs.rank = rank;
+    CHECK_THROWS(block_step_cpu({.pool = &pool}, params), EngineError, "rank");
+  }
+}

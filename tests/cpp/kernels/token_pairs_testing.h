@@ -1,0 +1,100 @@
+#pragma once
+
+/// What the tests of pairs of tokens share, on the CPU and on CUDA.
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/draft_rows_testing.h"
+#include "kernels/token_pairs.h"
+
+namespace openspec::testing {
+
+/// Blocks of drafts in which pairs count; those of some sequences are empty.
+struct PairsCase {
+  PairsCase(Rng& rng, int num_seqs, int vocab_size, int rank, int top_k)
+      : vocab_size(vocab_size),
+        rank(rank),
+        top_k(top_k),
+        table(num_seqs, 32, 4),
+        sampling(static_cast<size_t>(num_seqs)) {
+    for (int i = 0; i < num_seqs; ++i) {
+      table.set(i, {rng.integer(0, vocab_size - 1), rng.integer(0, vocab_size - 1)});
+      sampling[static_cast<size_t>(i)].temperature =
+          i % 3 == 0 ? 0.0f : 0.5f * static_cast<float>(i % 7);
+      seq.push_back((i * 5 + 2) % num_seqs);
+      first_sample.push_back(num_samples);
+      num_drafts.push_back(num_seqs > 1 && i % 4 == 3 ? 0 : rng.integer(1, kMaxDepth));
+      num_samples += num_drafts.back();
+    }
+    const auto count = static_cast<size_t>(vocab_size) * static_cast<size_t>(rank);
+    for (float x : rng.normals(count)) first.push_back(to_bf16(x));
+    for (float x : rng.normals(count, 0.3f)) second.push_back(to_bf16(x));
+    logits = rng.normals(static_cast<size_t>(num_samples) * static_cast<size_t>(vocab_size), 3.0f);
+    for (int sample = 0; sample < num_samples; ++sample) {
+      chosen.push_back(rng.integer(0, vocab_size - 1));
+      float score = 0.0f;
+      for (int k = 0; k < top_k; ++k) {
+        // Distinct ones, falling in score; some are missing.
+        tokens.push_back((chosen.back() + 7 * k) % vocab_size);
+        score -= 0.1f + 0.2f * static_cast<float>(rng.integer(0, 9)) + (k == 0 ? 0.5f : 1.5f);
+        if (k > 2 && rng.integer(0, 5) == 0) score = -std::numeric_limits<float>::infinity();
+        scores.push_back(score);
+      }
+    }
+  }
+
+  TokenPairs pairs() const { return {first.data(), second.data(), vocab_size, rank}; }
+  BlockStepParams step(int depth, std::vector<float>& out, std::vector<int32_t>& sample) const {
+    return {.table = table.view(),
+            .seq = seq.data(),
+            .first_sample = first_sample.data(),
+            .num_drafts = num_drafts.data(),
+            .num_seqs = static_cast<int>(seq.size()),
+            .depth = depth,
+            .chosen = chosen.data(),
+            .pairs = pairs(),
+            .logits = out.data(),
+            .sample = sample.data()};
+  }
+  BlockPairsParams best(std::vector<int32_t>& ranks, std::vector<float>& found) const {
+    return {.table = table.view(),
+            .seq = seq.data(),
+            .first_sample = first_sample.data(),
+            .num_depths = num_drafts.data(),
+            .num_seqs = static_cast<int>(seq.size()),
+            .max_depth = kMaxDepth,
+            .top_k = top_k,
+            .tokens = tokens.data(),
+            .scores = scores.data(),
+            .sampling = sampling.data(),
+            .pairs = pairs(),
+            .pair_ranks = ranks.data(),
+            .pair_scores = found.data()};
+  }
+  size_t num_pairs() const { return tokens.size() * static_cast<size_t>(top_k); }
+  /// What token b behind token a is worth.
+  double worth(int a, int b) const {
+    double sum = 0.0;
+    for (int k = 0; k < rank; ++k) {
+      sum += static_cast<double>(from_bf16(first[static_cast<size_t>(a * rank + k)])) *
+             static_cast<double>(from_bf16(second[static_cast<size_t>(b * rank + k)]));
+    }
+    return sum;
+  }
+  int last_token(size_t i) const {
+    const int slot = seq[i];
+    return table.tokens[static_cast<size_t>(slot * table.stride +
+                                            table.num_tokens[static_cast<size_t>(slot)] - 1)];
+  }
+
+  static constexpr int kMaxDepth = 5;
+  int vocab_size, rank, top_k, num_samples = 0;
+  DraftTable table;
+  std::vector<SamplingParams> sampling;
+  std::vector<int32_t> seq, first_sample, num_drafts, chosen, tokens;
+  std::vector<uint16_t> first, second;
+  std::vector<float> logits, scores;
+};
+
+}  // namespace openspec::testing
