@@ -127,6 +127,7 @@ methods() {
   bench_method dflash --method dflash "${some[@]}"
   bench_method dflash-tree --method dflash --draft-top-k 8 "${some[@]}"
   bench_method dspark --method dspark "${some[@]}"
+  bench_method dspark-tree --method dspark --draft-top-k 64 --draft-tree-size 15 "${some[@]}"
 }
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader

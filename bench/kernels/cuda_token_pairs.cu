@@ -12,16 +12,14 @@
 // A chain reads one table once for every draft: `floor` is what that takes at the bandwidth of
 // plain reading. A tree reads the rows of its candidates alone.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cuda_bench.h"
 #include "kernels/block_tree.h"
 #include "kernels/draft_tree.h"
 #include "kernels/token_pairs.h"
@@ -30,31 +28,11 @@
 namespace {
 
 using namespace openspec;
+using namespace openspec::bench;
 
 constexpr int kVocab = 151936, kRank = 256, kDepth = 7, kTopK = 64, kNodes = 31;
 constexpr int kMaxSeqs = 64, kMaxSamples = kMaxSeqs * kDepth;
 constexpr int kRepeats = 15;
-
-void check(int error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
-  std::exit(1);
-}
-#define CHECK_CUDA(call) check((call), #call)
-
-template <typename T>
-T* device_array(size_t count) {
-  void* data = nullptr;
-  CHECK_CUDA(cudaMalloc(&data, count * sizeof(T)));
-  CHECK_CUDA(cudaMemset(data, 0, count * sizeof(T)));
-  return static_cast<T*>(data);
-}
-template <typename T>
-T* device_copy(const std::vector<T>& values) {
-  T* data = device_array<T>(values.size());
-  CHECK_CUDA(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
-}
 
 /// bf16 of about unit size over `scale`.
 uint16_t* random_table(float scale) {
@@ -74,51 +52,24 @@ uint16_t* random_table(float scale) {
   return device_copy(values);
 }
 
-/// Median time in microseconds of a replayed graph of `call`.
+/// Median time in microseconds of one `call` among several in a replayed graph.
 template <typename Call>
-double graph_us(cudaStream_t stream, const Call& call) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  call();
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+double call_us(cudaStream_t stream, const Call& call) {
   constexpr int kCalls = 10;
-  for (int i = 0; i < kCalls; ++i) call();
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  CHECK_CUDA(cudaGraphLaunch(executable, stream));
-  for (int i = 0; i < kRepeats; ++i) {
-    CHECK_CUDA(cudaEventRecord(begin, stream));
-    CHECK_CUDA(cudaGraphLaunch(executable, stream));
-    CHECK_CUDA(cudaEventRecord(end, stream));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms);
-  }
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
-  return static_cast<double>(times[kRepeats / 2]) * 1e3 / kCalls;
+  return graph_us(stream, kRepeats,
+                  [&] {
+                    for (int i = 0; i < kCalls; ++i) call();
+                  }) /
+         kCalls;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool has_path = argc == 3 && std::strcmp(argv[1], "--json") == 0;
-  if (argc != 1 && !has_path) {
-    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
-    return 2;
-  }
+  const char* path = json_path(argc, argv);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const double bandwidth = bench::read_bandwidth(size_t{4} << 30);
+  const double bandwidth = read_bandwidth(size_t{4} << 30);
   const double floor_us = 1e6 * kDepth * kVocab * kRank * 2.0 / bandwidth;
   std::printf("read bandwidth %.3f TB/s, floor of a chain of %d: %.1f us\n", bandwidth / 1e12,
               kDepth, floor_us);
@@ -155,7 +106,7 @@ int main(int argc, char** argv) {
   const int32_t* first_sample = device_copy(first);
   const int32_t* depths = device_copy(std::vector<int32_t>(kMaxSeqs, kDepth));
   const int32_t* nodes = device_copy(std::vector<int32_t>(kMaxSeqs, kNodes));
-  auto* chosen = device_array<int32_t>(kMaxSamples);
+  auto* chosen = device_copy(std::vector<int32_t>(kMaxSamples, 0));
   auto* samples = device_array<int32_t>(kMaxSeqs);
   auto* sampling = device_array<SamplingParams>(kMaxSeqs);
 
@@ -209,7 +160,7 @@ int main(int argc, char** argv) {
                             .path_scores = device_array<float>(kMaxSeqs * kNodes),
                             .num_drafts = device_array<int32_t>(kMaxSeqs)};
 
-  std::string json = "{\n \"floor_us\": " + std::to_string(floor_us) + ",\n \"runs\": [";
+  std::vector<std::string> runs;
   for (const float temperature : {0.0f, 1.0f}) {
     SamplingParams drawn;
     drawn.temperature = temperature;
@@ -233,50 +184,42 @@ int main(int argc, char** argv) {
         choice.num_samples = num_seqs;
         CHECK_CUDA(choose_cuda(choice, stream));
       };
-      const double chain = graph_us(stream, [&] {
+      const double chain = call_us(stream, [&] {
         for (int depth = 0; depth < kDepth; ++depth) {
           step(depth);
           choose();
         }
       });
-      const double steps = graph_us(stream, [&] {
+      const double steps = call_us(stream, [&] {
         for (int depth = 0; depth < kDepth; ++depth) step(depth);
       });
-      const double one_way = graph_us(stream, [&] {
+      const double one_way = call_us(stream, [&] {
         for (int depth = 0; depth < kDepth; ++depth) step(0);
       });
-      const double tree = graph_us(stream, [&] {
+      const double tree = call_us(stream, [&] {
         top.num_samples = num_seqs * kDepth;
         behind.num_seqs = trees.num_seqs = num_seqs;
         CHECK_CUDA(top_drafts_cuda(top, stream));
         CHECK_CUDA(block_pairs_cuda(behind, stream));
         CHECK_CUDA(block_trees_cuda(trees, stream));
       });
-      const double tail = graph_us(stream, [&] {
+      const double tail = call_us(stream, [&] {
         CHECK_CUDA(block_pairs_cuda(behind, stream));
         CHECK_CUDA(block_trees_cuda(trees, stream));
       });
-      json += std::string(json.back() == '[' ? "" : ",") +
-              "\n  {\"temperature\": " + (temperature > 0.0f ? "1" : "0") +
-              ", \"sequences\": " + std::to_string(num_seqs) +
-              ", \"chain_us\": " + std::to_string(chain) +
-              ", \"chain_steps_us\": " + std::to_string(steps) +
-              ", \"tree_us\": " + std::to_string(tree) +
-              ", \"tree_pairs_and_nodes_us\": " + std::to_string(tail) + "}";
+      runs.push_back(std::string("{\"temperature\": ") + (temperature > 0.0f ? "1" : "0") +
+                     ", \"sequences\": " + std::to_string(num_seqs) + ", \"floor_us\": " +
+                     std::to_string(floor_us) + ", \"chain_us\": " + std::to_string(chain) +
+                     ", \"chain_steps_us\": " + std::to_string(steps) +
+                     ", \"chain_steps_one_way_us\": " + std::to_string(one_way) +
+                     ", \"tree_us\": " + std::to_string(tree) +
+                     ", \"tree_pairs_and_nodes_us\": " + std::to_string(tail) + "}");
       std::printf(
           "temperature %.0f, %2d sequences: chain %7.1f us (%.2f x floor), its steps alone %7.1f, "
           "read the same way each time %7.1f; tree of %d %6.1f, of which pairs and nodes %5.1f\n",
           temperature, num_seqs, chain, chain / floor_us, steps, one_way, kNodes, tree, tail);
     }
   }
-  if (has_path) {
-    std::FILE* file = std::fopen(argv[2], "w");
-    if (file == nullptr) {
-      std::perror(argv[2]);
-      return 1;
-    }
-    std::fprintf(file, "%s\n ]\n}\n", json.c_str());
-    std::fclose(file);
-  }
+  if (path != nullptr) write_json(path, "bench/kernels/cuda_token_pairs.cu", runs);
   return 0;
 }

@@ -89,7 +89,8 @@ class Drafting:
         """The best-scored paths after the same positions, best first.
 
         A path's score is the sum of its tokens' log-probabilities, each at its own place; where
-        there is a Markov head, given the token before.
+        there is a Markov head, given the token before: over the whole vocabulary, where the engine
+        scores a few candidates of every place.
         """
         states = self.states(text, depth)
         count, device = len(states), states.device
