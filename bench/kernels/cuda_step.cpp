@@ -237,6 +237,22 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   return timing;
 }
 
+/// Bytes that drafting reads at least, as bf16: all of a head's matrices in the first of
+/// `num_passes`, all but `fc` in the others, and the LM head, the target's if it has none.
+double draft_bytes(Runner& runner, int num_passes) {
+  double first = 0, others = 0;
+  bool has_head = false;
+  for (const TensorSpec& spec : runner.drafter().weights()->expected_tensors()) {
+    if (spec.is_token_map || spec.shape.size() != 2 || spec.name == "embed_tokens.weight") continue;
+    const double bytes = 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
+    has_head = has_head || spec.name == "lm_head.weight";
+    first += bytes;
+    if (spec.name != "fc.weight") others += bytes;
+  }
+  const double head = has_head ? 0.0 : 2.0 * kVocab * runner.config().target.hidden_size;
+  return first + (num_passes - 1) * others + num_passes * head;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -275,6 +291,17 @@ int main(int argc, char** argv) {
       json += (i ? ", \"" : "\"") + std::to_string(rows) + "\": " + std::to_string(1e3 * seconds);
     }
     json += "}";
+    if (method == "eagle3" || method == "dflash") {
+      const int rows = 1 + runner.config().num_speculative_tokens;
+      const double ms =
+          1e3 * (runner.backend().proposing_times().seconds(rows) - times.seconds(rows));
+      const int num_passes = method == "dflash" ? 1 : rows - 1;
+      const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
+      std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
+                  method.c_str(), ms, ms / bytes_ms);
+      json += ", \"draft_ms\": " + std::to_string(ms) +
+              ", \"draft_bytes_ms\": " + std::to_string(bytes_ms);
+    }
     const int max_drafts = runner.config().num_speculative_tokens;
     for (int num_seqs : {1, 4, 16, 64}) {
       decode(runner, num_seqs, max_drafts, kPromptLen, false);
