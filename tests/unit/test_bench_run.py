@@ -93,7 +93,11 @@ def test_dataset(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "a"}\n{"question": "b"}\n')
     assert bench(server, f"--dataset={path}", "--concurrency=1") == 0
-    assert "mine" in capsys.readouterr().out
+    alone = capsys.readouterr().out
+    assert "mine" in alone and "6/6 identical to plain" in alone
+    assert bench(server, f"--dataset={path}", "--workload=chat", "--concurrency=1") == 0
+    both = capsys.readouterr().out
+    assert "mine" in both and "chat" in both and "12/12 identical to plain" in both
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
