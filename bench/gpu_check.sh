@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
-# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Under 10 minutes; the two stages
-# that it leaves out by default, together, take about as long.
+# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. Meant for under 10 minutes, of which tests
+# and gates take 4 on an H200; two stages are left out by default and have their own call.
 #
 #   bench/gpu_check.sh [STAGE ...]   stages: build tests sanitizer gates kernels step serve; equality methods
 #

@@ -362,6 +362,13 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
         read(target, deepspec(), "dspark")
 
 
+@pytest.mark.parametrize("rank", [12, 264])
+def test_a_markov_head_has_a_rank_that_the_kernels_know(target: ModelConfig, rank: int) -> None:
+    config, tensors = dspark()
+    with pytest.raises(ConfigError, match=f"markov_rank: expected a multiple of 8.*found {rank}"):
+        read(target, (config | {"markov_rank": rank}, tensors), "dspark")
+
+
 def test_refused_tensors(target: ModelConfig) -> None:
     config, tensors = dspark()
     wrong = {"confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + 1])}

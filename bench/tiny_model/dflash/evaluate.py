@@ -88,23 +88,25 @@ class Drafting:
     def trees(self, text: Text, depth: int, top_k: int, nodes: int) -> TreeDrafts:
         """The best-scored paths after the same positions, best first.
 
-        A path's score is the sum of its tokens' log-probabilities, each at its own place; where
-        there is a Markov head, given the token before: over the whole vocabulary, where the engine
-        scores a few candidates of every place.
+        A path's score is the sum of its tokens' log-probabilities, each at its own place. A Markov
+        head scores the best tokens of a place behind their parent, as though all other tokens were
+        as likely as before.
         """
         states = self.states(text, depth)
         count, device = len(states), states.device
         row = torch.arange(count, device=device)
-        fixed = None
-        if not self.head.layout.markov_rank:
-            any_token = row.new_zeros(count, depth)
-            fixed = self.logits(states, any_token).log_softmax(-1).topk(top_k, -1)
+        fixed = (states @ self.embedding.T).log_softmax(-1).topk(top_k, -1)
 
         def children(place: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-            if fixed is not None:
-                return fixed.values[row, place], fixed.indices[row, place]
-            best = self.logits(states[row, place], before).log_softmax(-1).topk(top_k, -1)
-            return best.values, best.indices
+            best, ids = fixed.values[row, place], fixed.indices[row, place]
+            if not self.head.layout.markov_rank:
+                return best, ids
+            state = states[row, place]
+            bias = self.logits(state, before) - state @ self.embedding.T
+            bent = best + bias.gather(-1, ids)
+            total = 1 - best.exp().sum(-1) + bent.exp().sum(-1)
+            best, order = (bent - total.log()[:, None]).sort(dim=-1, descending=True, stable=True)
+            return best, ids.gather(-1, order)
 
         # Candidates: the children of the text and of every node taken so far.
         scores = states.new_full((count, (nodes + 1) * top_k), -torch.inf)

@@ -47,6 +47,7 @@ DRAFT_ANCHOR = "draft_anchor"
 DRAFT_ATTENTION = "draft_attention"
 
 MAX_BLOCK = 64
+MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
@@ -230,6 +231,9 @@ def describe(
         block.refuse("markov_rank", "above 0", "without a Markov head it is for --method dflash")
     if not has_markov and dialect.markov_rank > 0:
         block.refuse("markov_rank", "0 or none", "with a Markov head it is for --method dspark")
+    if dialect.markov_rank % 8 or dialect.markov_rank > MAX_MARKOV_RANK:
+        expected = f"a multiple of 8, at most {MAX_MARKOV_RANK}"
+        block.refuse("markov_rank", expected, "its kernels know no other; published heads have 256")
 
     layer_ids = _layer_ids(dialect, checkpoint, target, options)
     layers = read_captures(checkpoint, layer_ids, target)
