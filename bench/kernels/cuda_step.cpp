@@ -253,6 +253,48 @@ double draft_bytes(Runner& runner, int num_passes) {
   return first + (num_passes - 1) * others + num_passes * head;
 }
 
+/// Steps over prompts of a usual length: rows of one request without drafting, and drafting for as
+/// many requests as have all their drafts in a step of so many rows.
+void time_graphs(Runner& runner, const std::string& method, double floor_ms, double bandwidth,
+                 std::string& json) {
+  const int rows_per_seq = 1 + runner.config().num_speculative_tokens;
+  const bool is_costly = runner.drafter().needs().is_costly;
+  std::vector<StepBackend::StepKind> kinds;
+  for (const bool proposes : {false, true}) {
+    for (int rows : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
+      if (!proposes) kinds.push_back({1, rows, false});
+      if (proposes && is_costly && rows > 1) {
+        kinds.push_back({std::max(1, rows / rows_per_seq), rows, true});
+      }
+    }
+  }
+  const std::vector<double> seconds = runner.time_steps(kinds, kPromptLen, 5, 5.0);
+  for (const bool proposes : {false, true}) {
+    json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      const StepBackend::StepKind& kind = kinds[i];
+      if (kind.proposes != proposes) continue;
+      std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
+                  kind.num_rows, proposes ? " that proposes" : "", 1e3 * seconds[i],
+                  1e3 * seconds[i] / floor_ms, seconds[i] / seconds[0]);
+      json += (json.back() == '{' ? "\"" : ", \"") + std::to_string(kind.num_rows) +
+              "\": " + std::to_string(1e3 * seconds[i]);
+    }
+  }
+  json += "}";
+  if (method != "eagle3" && method != "dflash") return;
+  const std::vector<double> both = runner.time_steps(
+      std::vector<StepBackend::StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
+      kPromptLen, 9, 5.0);
+  const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
+  const double ms = 1e3 * (both[1] - both[0]);
+  const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
+  std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
+              method.c_str(), ms, ms / bytes_ms);
+  json +=
+      ", \"draft_ms\": " + std::to_string(ms) + ", \"draft_bytes_ms\": " + std::to_string(bytes_ms);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -273,35 +315,9 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     Runner runner(config_4b(method), 8192);
     load_random_weights(runner);
-    const StepTimes times = runner.measure_step_times(3.0);
-    json += ", \"" + method + "\": {\"graph_ms\": {";
-    for (size_t i = 0; i < times.points().size(); ++i) {
-      const auto& [rows, seconds] = times.points()[i];
-      std::printf("%s step of %3d rows: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
-                  rows, 1e3 * seconds, 1e3 * seconds / floor_ms,
-                  seconds / times.points()[0].second);
-      json += (i ? ", \"" : "\"") + std::to_string(rows) + "\": " + std::to_string(1e3 * seconds);
-    }
-    json += "}, \"proposing_graph_ms\": {";
-    const auto& proposing = runner.backend().proposing_times().points();
-    for (size_t i = 0; i < proposing.size(); ++i) {
-      const auto& [rows, seconds] = proposing[i];
-      std::printf("%s step of %3d rows that proposes: %.3f ms, %.3f x a plain one of 1 row\n",
-                  method.c_str(), rows, 1e3 * seconds, seconds / times.points()[0].second);
-      json += (i ? ", \"" : "\"") + std::to_string(rows) + "\": " + std::to_string(1e3 * seconds);
-    }
-    json += "}";
-    if (method == "eagle3" || method == "dflash") {
-      const int rows = 1 + runner.config().num_speculative_tokens;
-      const double ms =
-          1e3 * (runner.backend().proposing_times().seconds(rows) - times.seconds(rows));
-      const int num_passes = method == "dflash" ? 1 : rows - 1;
-      const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
-      std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
-                  method.c_str(), ms, ms / bytes_ms);
-      json += ", \"draft_ms\": " + std::to_string(ms) +
-              ", \"draft_bytes_ms\": " + std::to_string(bytes_ms);
-    }
+    runner.measure_step_times(3.0);
+    json += ", \"" + method + "\": {";
+    time_graphs(runner, method, floor_ms, bandwidth, json);
     const int max_drafts = runner.config().num_speculative_tokens;
     for (int num_seqs : {1, 4, 16, 64}) {
       decode(runner, num_seqs, max_drafts, kPromptLen, false);

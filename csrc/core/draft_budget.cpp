@@ -1,7 +1,9 @@
 #include "core/draft_budget.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <map>
 
 #include "core/check.h"
 
@@ -37,6 +39,61 @@ double StepTimes::seconds(double num_rows) const {
   return left->second + slope * (num_rows - left->first);
 }
 
+StepTable::StepTable(std::vector<Point> points, bool has_sizes)
+    : points_(std::move(points)), has_sizes_(has_sizes) {
+  std::sort(points_.begin(), points_.end(), [](const Point& a, const Point& b) {
+    return std::pair(a.num_seqs, a.num_rows) < std::pair(b.num_seqs, b.num_rows);
+  });
+}
+
+StepTimes StepTable::of(int num_seqs) const {
+  std::map<int, double> best;  // by rows
+  if (has_sizes_) {
+    // The first that has room for the sequences has the least of it.
+    for (const Point& point : points_) {
+      if (point.num_seqs >= num_seqs) best.try_emplace(point.num_rows, point.seconds);
+    }
+  } else if (!points_.empty()) {
+    int nearest = points_.front().num_seqs;
+    for (const Point& point : points_) {
+      if (point.num_seqs <= num_seqs) nearest = point.num_seqs;
+    }
+    for (const Point& point : points_) {
+      if (point.num_seqs == nearest) best.emplace(point.num_rows, point.seconds);
+    }
+  }
+  return StepTimes({best.begin(), best.end()}, has_sizes_);
+}
+
+namespace {
+
+size_t power_of_two(int count) {
+  return std::min<size_t>(std::bit_width(static_cast<unsigned>(count)), 15);
+}
+
+}  // namespace
+
+double StepYield::share(int num_seqs, int num_drafts) const {
+  const Entry& entry = entries_[power_of_two(num_seqs)][power_of_two(num_drafts)];
+  return entry.tokens / entry.seconds;
+}
+
+void StepYield::observe(int num_seqs, int num_drafts, double tokens, double seconds) {
+  constexpr double kMost = 4.0;          // one step that was held up says nothing of the next
+  constexpr int kFirst = 5, kLast = 32;  // steps whose mean an entry is, about: at first and later
+  constexpr double kForgotten = 1.0 / 1024;  // per step: what is not tried any more
+  auto& entries = entries_[power_of_two(num_seqs)];
+  for (Entry& entry : entries) {
+    entry.tokens += kForgotten * (1.0 - entry.tokens);
+    entry.seconds += kForgotten * (1.0 - entry.seconds);
+  }
+  Entry& entry = entries[power_of_two(num_drafts)];
+  const double weight = 1.0 / std::min(kFirst + entry.num_observed, kLast);
+  entry.num_observed = std::min(entry.num_observed + 1, kLast);
+  entry.tokens += weight * (std::min(tokens, kMost) - entry.tokens);
+  entry.seconds += weight * (std::clamp(seconds, 1.0 / kMost, kMost) - entry.seconds);
+}
+
 namespace {
 
 /// By draft, the probability that it and all before it are accepted; never rising.
@@ -63,7 +120,8 @@ std::vector<double> survivals_of(const DraftOffer& offer) {
 }  // namespace
 
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                           int max_rows, const StepTimes& times, double fixed_seconds) {
+                           int max_rows, const StepTimes& times, double fixed_seconds,
+                           const StepYield& yield) {
   struct Candidate {
     double survival;
     size_t offer;
@@ -75,30 +133,42 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   // Stable: a draft never overtakes the one it follows.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.survival > b.survival; });
+  if (num_rows <= times.most_rows()) max_rows = std::min(max_rows, times.most_rows());
   const size_t room = static_cast<size_t>(std::max(0, max_rows - num_rows));
   if (candidates.size() > room) candidates.resize(room);
 
-  double expected = num_sampled;
-  double best_rate = expected / (times.seconds(num_rows) + fixed_seconds);
-  size_t num_taken = 0;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    expected += candidates[i].survival;
-    const double rate =
-        expected / (times.seconds(num_rows + static_cast<double>(i) + 1) + fixed_seconds);
-    if (rate > best_rate) {
-      best_rate = rate;
-      num_taken = i + 1;
+  RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
+  double tokens = num_sampled;
+  for (int taken = 0;; ++taken) {
+    const double seconds = times.seconds(num_rows + taken) + fixed_seconds;
+    const double rate = yield.share(num_sampled, taken) * tokens / seconds;
+    if (taken == 0 || rate > budget.tokens_per_second) {
+      budget.num_drafts = taken;
+      budget.tokens = tokens;
+      budget.seconds = seconds;
+      budget.tokens_per_second = rate;
     }
+    if (taken == static_cast<int>(candidates.size())) break;
+    tokens += candidates[static_cast<size_t>(taken)].survival;
   }
-  RowBudget budget{std::vector<int>(offers.size(), 0), best_rate};
-  for (size_t i = 0; i < num_taken; ++i) ++budget.counts[candidates[i].offer];
+  for (int i = 0; i < budget.num_drafts; ++i) {
+    ++budget.counts[candidates[static_cast<size_t>(i)].offer];
+  }
   return budget;
 }
 
 bool DraftGate::opens(double with_drafts, double without_drafts) {
-  if (with_drafts <= without_drafts && ++num_closed_ < kProbeInterval) return false;
-  num_closed_ = 0;
-  return true;
+  if (num_left_ > 0) {
+    --num_left_;
+    return trial_opens_;
+  }
+  const bool pays = with_drafts > without_drafts;
+  const bool is_clear = with_drafts > kClearGain * without_drafts;
+  if (++num_steps_ < (is_clear ? kRareInterval : kInterval)) return pays;
+  num_steps_ = 0;
+  num_left_ = kTrialSteps - 1;
+  trial_opens_ = !pays;
+  return trial_opens_;
 }
 
 }  // namespace openspec

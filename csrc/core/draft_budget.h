@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,9 +28,9 @@ class AcceptanceEstimate {
   double tried_;
 };
 
-/// Seconds of a step by its number of rows, measured on this machine; between the measured points a
-/// straight line, past the last one the slope of the last two. Where steps come in sizes, a count
-/// between two of them takes the time of the larger.
+/// Seconds of a step by its number of rows; between the measured points a straight line, past the
+/// last one the slope of the last two. Where steps come in sizes, a count between two of them takes
+/// the time of the larger.
 class StepTimes {
  public:
   StepTimes() = default;
@@ -38,11 +39,52 @@ class StepTimes {
 
   bool empty() const { return points_.empty(); }
   double seconds(double num_rows) const;
+  /// Rows of the largest measured step.
+  int most_rows() const { return points_.empty() ? 0 : points_.back().first; }
   const std::vector<std::pair<int, double>>& points() const { return points_; }
 
  private:
   std::vector<std::pair<int, double>> points_;
   bool has_sizes_ = false;
+};
+
+/// Seconds of a step by its numbers of sequences and rows, measured on this machine.
+class StepTable {
+ public:
+  struct Point {
+    int num_seqs, num_rows;
+    double seconds;
+  };
+  StepTable() = default;
+  /// `has_sizes`: a step takes as long as the next larger one that has room for its sequences and
+  /// rows; else as one of the next smaller number of sequences.
+  StepTable(std::vector<Point> points, bool has_sizes);
+
+  bool empty() const { return points_.empty(); }
+  StepTimes of(int num_seqs) const;
+
+ private:
+  std::vector<Point> points_;  // by sequences, then rows
+  bool has_sizes_ = false;
+};
+
+/// What steps brought, in tokens per second, as a share of what was expected of them; by number of
+/// sequences and of drafts, in powers of two. It holds what no measurement at the start can know:
+/// long contexts, work beside the step, how good this text's estimates are.
+class StepYield {
+ public:
+  /// 1 where nothing is known.
+  double share(int num_seqs, int num_drafts) const;
+  /// What a step brought, in tokens and seconds, each as a multiple of what was expected.
+  void observe(int num_seqs, int num_drafts, double tokens, double seconds);
+
+ private:
+  struct Entry {
+    double tokens = 1.0, seconds = 1.0;
+    int num_observed = 0;
+  };
+  static constexpr int kSizes = 16;
+  std::array<std::array<Entry, kSizes>, kSizes> entries_;  // [sequences][drafts]
 };
 
 /// Drafts on offer: a chain, or a tree whose drafts are ordered so that its beginnings are trees.
@@ -58,27 +100,36 @@ struct DraftOffer {
 ///
 /// Drafts are taken in falling order of survival (the probability that they and all before them
 /// are accepted); the number taken maximises
-///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
-/// over every count, so that a step in the cost is looked across.
+///   yield * (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
+/// over every count, so that a step in the cost is looked across. Drafts do not make a step larger
+/// than those that were measured.
 ///
 /// Source: the rule of vLLM's scheduler, with measured times, over all sequences at once.
 struct RowBudget {
-  std::vector<int> counts;         // of drafts, by offer
-  double tokens_per_second = 0.0;  // expected
+  std::vector<int> counts;  // of drafts, by offer
+  int num_drafts = 0;
+  double tokens = 0.0, seconds = 0.0;  // of the step, expected
+  double tokens_per_second = 0.0;      // expected, by what such steps have brought
 };
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                           int max_rows, const StepTimes& times, double fixed_seconds);
+                           int max_rows, const StepTimes& times, double fixed_seconds,
+                           const StepYield& yield = {});
 
-/// Whether to run a drafter that costs time, step by step: where it would not pay it is left out,
-/// but tried now and then.
+/// Whether to run a drafter that costs time, step by step: where it would not pay it is left out.
+/// Now and then, and at first, a few steps in a row do the opposite, so that both are known.
 class DraftGate {
  public:
   /// Expected tokens per second with and without drafts.
   bool opens(double with_drafts, double without_drafts);
 
  private:
-  static constexpr int kProbeInterval = 64;  // steps
-  int num_closed_ = kProbeInterval - 1;      // at first nothing is known: the first step tries
+  static constexpr int kTrialSteps = 4;
+  // Steps between trials. Where drafts win clearly there is less to find out, and more to lose.
+  static constexpr int kInterval = 256, kRareInterval = 2048;
+  static constexpr double kClearGain = 1.5;
+  int num_steps_ = kRareInterval;  // since the last trial
+  int num_left_ = 0;               // of the trial under way
+  bool trial_opens_ = false;
 };
 
 }  // namespace openspec

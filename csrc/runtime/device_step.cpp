@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <set>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -366,40 +367,61 @@ std::vector<int> DeviceStep::row_sizes() const {
   return sizes;
 }
 
-double DeviceStep::time_rows(int slot, int num_rows, bool proposes) {
+std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
+  const bool is_costly = context_.drafter.needs().is_costly;
+  std::set<std::pair<int, std::pair<bool, int>>> kinds;  // rows, whether it proposes, sequences
+  for (const auto& [shape, graph] : graphs_) {
+    kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
+  }
+  std::vector<StepKind> list;
+  for (const auto& [rows, kind] : kinds) list.push_back({kind.second, rows, kind.first});
+  return list;
+}
+
+double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   const SequenceTable& table = context_.table;
-  const int context = table.num_tokens(slot);
-  // The rows are the last tokens of the sequence, computed again.
-  const int kv_len = std::max(0, context - num_rows);
-  const StepHeader header = {
-      .num_spans = 1, .num_slot_updates = 1, .num_page_updates = 0, .row_budget = num_rows};
-  const int num_drafts = context_.config.num_speculative_tokens;
-  const StepSpan span = {
-      .slot = slot, .num_new_tokens = context - kv_len, .max_drafts = proposes ? num_drafts : 0};
-  const SlotUpdate update = {.slot = slot,
-                             .num_tokens = context,
-                             .kv_len = kv_len,
-                             .prompt_len = context,
-                             .max_num_tokens = context + num_drafts + 2,
-                             .is_active = 1};
+  const DrafterNeeds& needs = context_.drafter.needs();
+  const int num_drafts = kind.proposes ? context_.config.num_speculative_tokens : 0;
+  const StepHeader header = {.num_spans = kind.num_seqs,
+                             .num_slot_updates = kind.num_seqs,
+                             .num_page_updates = 0,
+                             .row_budget = kind.num_rows};
   std::byte* input = input_at(0);
   std::memcpy(input + input_.header, &header, sizeof header);
-  std::memcpy(input + input_.spans, &span, sizeof span);
-  std::memcpy(input + input_.slot_updates, &update, sizeof update);
-  const auto row = context_.table.page_row(slot);
-  device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
-                         row.size_bytes(), stream_.handle());
-  upload_params(slot);
-  // The least room for sequences. A drafter that costs nothing proposes in every step.
-  Shape shape{num_rows, 1, proposes, proposes && context_.drafter.needs().makes_trees};
-  for (const bool other : {proposes, !proposes}) {
-    const bool has_trees = other && context_.drafter.needs().makes_trees;
-    const auto graph = find_graph({num_rows, 1, other, has_trees, context > kShortKvLen});
-    if (graph == graphs_.end() || graph->first.num_rows != num_rows) continue;
+  auto* spans = reinterpret_cast<StepSpan*>(input + input_.spans);
+  auto* updates = reinterpret_cast<SlotUpdate*>(input + input_.slot_updates);
+  const int context = table.num_tokens(slots[0]);
+  for (int i = 0; i < kind.num_seqs; ++i) {
+    const int slot = slots[index(i)];
+    // Without drafts the rows are the last tokens of the sequences, computed again.
+    const int num_rows = kind.proposes ? 1 : (kind.num_rows + i) / kind.num_seqs;
+    const int num_new_tokens = std::min(num_rows, context);
+    spans[i] = {.slot = slot,
+                .num_new_tokens = num_new_tokens,
+                .max_drafts = num_drafts,
+                .acceptance = 0.5f};
+    updates[i] = {.slot = slot,
+                  .num_tokens = context,
+                  .kv_len = context - num_new_tokens,
+                  .prompt_len = context,
+                  .max_num_tokens = context + num_drafts + 2,
+                  .is_active = 1};
+    const auto row = context_.table.page_row(slot);
+    device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
+                           row.size_bytes(), stream_.handle());
+    upload_params(slot);
+  }
+  // A drafter that costs nothing proposes in every step.
+  Shape shape{kind.num_rows, kind.num_seqs, kind.proposes, kind.proposes && needs.makes_trees};
+  for (const bool proposes : {kind.proposes, !kind.proposes}) {
+    const bool has_trees = proposes && needs.makes_trees;
+    const auto graph =
+        find_graph({kind.num_rows, kind.num_seqs, proposes, has_trees, context > kShortKvLen});
+    if (graph == graphs_.end() || graph->first.num_rows != kind.num_rows) continue;
     shape = graph->first;
     break;
   }
-  start(0, shape, num_rows);
+  start(0, shape, kind.num_rows);
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);
 }

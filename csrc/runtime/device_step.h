@@ -30,9 +30,9 @@ class DeviceStep final : public StepBackend {
   void synchronize() override;
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;
-  std::vector<int> row_sizes() const override;
+  std::vector<StepKind> step_kinds() const override;
   bool has_sizes() const override { return true; }
-  double time_rows(int slot, int num_rows, bool proposes) override;
+  double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
@@ -78,7 +78,7 @@ class DeviceStep final : public StepBackend {
   // The step, by stages, on the device's stream.
   void enqueue(const Shape& shape, int num_samples);
   void begin(int num_spans);
-  void propose(int num_spans, int num_rows);
+  void propose(const RowBatch& rows);
   void lay_out(const Shape& shape, int num_samples);
   void score(const RowBatch& rows);
   void choose(const RowBatch& rows, int num_samples);
@@ -96,13 +96,15 @@ class DeviceStep final : public StepBackend {
     const float* scores;     // null where there are none
   };
   Proposals proposals(bool has_trees);
+  /// Numbers of rows that graphs are recorded of, rising.
+  std::vector<int> row_sizes() const;
   /// The steps of so many rows that graphs are recorded of.
   std::vector<Shape> shapes_of(int num_rows) const;
   /// The smallest recorded step that has room for `least`; graphs_.end(): there is none.
   std::map<Shape, device::Graph>::iterator find_graph(const Shape& least);
   DrawnDrafts drawn_drafts();
   /// The step that serves the lease best, with at least the rows that its known tokens need.
-  Shape choose_shape(const StepLease& lease, bool host_has_trees);
+  Shape choose_shape(StepLease& lease, bool host_has_trees);
   int num_samples_of(const StepLease& lease, const Shape& shape) const;
   /// Returns whether any of the proposals is a tree.
   bool propose_on_host(const StepLease& lease, std::byte* input);

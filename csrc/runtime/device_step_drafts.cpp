@@ -48,54 +48,40 @@ bool DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
   return has_trees;
 }
 
-DeviceStep::Shape DeviceStep::choose_shape(const StepLease& lease, bool host_has_trees) {
+DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
-  const bool is_costly = needs.is_costly;
   const bool is_on_device = config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
-  int num_known = 0, num_sampled = 0, num_drafts = 0, num_seqs = 0;
+  const int max_rows = config.max_num_batched_tokens;
+  int num_known = 0, num_drafts = 0;
+  bool is_general = false;
   std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
+  for (const SpanRequest& request : lease.requests) {
     const double availability = context_.table.availability(request.slot).ratio();
     num_known += request.num_new_tokens;
-    num_sampled += lease.is_sampled[i];
     num_drafts += request.max_drafts;
-    num_seqs += request.max_drafts > 0;
+    is_general = is_general || context_.table.num_tokens(request.slot) > kShortKvLen;
     offers.push_back({.num_drafts = request.max_drafts,
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .availability = num_steps_ahead() == 0 ? 1.0 : availability,
                       .num_depths = config.num_depths()});
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
-  int num_rows = num_known + num_drafts;
-  bool proposes = num_drafts > 0 || !is_costly;
-  if (config.adaptive && !step_times_.empty() && num_drafts > 0) {
-    const double seconds =
-        is_costly ? proposing_seconds(num_seqs, config.num_speculative_tokens) : 0.0;
-    const RowBudget budget = spend_row_budget(offers, num_known, num_sampled,
-                                              config.max_num_batched_tokens, step_times_, seconds);
-    if (is_costly) {
-      proposes =
-          gate_.opens(budget.tokens_per_second, num_sampled / step_times_.seconds(num_known));
-    }
-    num_rows = num_known;
-    if (proposes) {
-      for (int count : budget.counts) num_rows += count;
-    }
+  bool proposes = num_drafts > 0 || !needs.is_costly;
+  if (config.adaptive && has_step_times() && num_drafts > 0) {
+    if (needs.is_costly) proposes = drafts_pay(lease, offers, max_rows, 0.0);
+    if (!proposes) offers.clear();
+    num_drafts = plan_drafts(lease, offers, needs.is_costly && proposes, max_rows, 0.0).num_drafts;
   }
+  int num_rows = num_known + num_drafts;
   // A drafter that works on the host puts its proposals into the input.
   proposes = proposes && is_on_device;
-  if (proposes && is_costly) {
+  if (proposes && needs.is_costly) {
     num_rows = std::max(num_rows, 2 * num_spans);
-    if (num_rows > config.max_num_batched_tokens) {
+    if (num_rows > max_rows) {
       num_rows = num_known;
       proposes = false;
     }
-  }
-  bool is_general = false;
-  for (const SpanRequest& request : lease.requests) {
-    is_general = is_general || context_.table.num_tokens(request.slot) > kShortKvLen;
   }
   Shape shape{num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
               is_general};
@@ -127,13 +113,13 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
       num_spans = std::max(least_spans, num_spans / 2);
     }
   }
-  // Chains of few short sequences are attended to faster.
+  // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
   const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
   for (size_t i = 0, count = shapes.size(); has_short && i < count; ++i) {
     Shape few = shapes[i];
     few.num_spans = std::min(few.num_spans, kFewSpans);
     few.is_general = false;
-    if (!few.has_trees) shapes.push_back(few);
+    if (!few.has_trees || (few.proposes && needs.is_costly)) shapes.push_back(few);
   }
   return shapes;
 }

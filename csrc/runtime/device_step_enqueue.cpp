@@ -24,7 +24,7 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .may_have_trees = shape.has_trees,
                          .expected_kv_len = shape.is_general ? 0 : kShortKvLen};
   begin(num_spans);
-  if (shape.proposes) propose(num_spans, shape.num_rows);
+  if (shape.proposes) propose(rows);
   lay_out(shape, num_samples);
   score(rows);
   choose(rows, num_samples);
@@ -86,15 +86,16 @@ void DeviceStep::begin(int num_spans) {
                 "begin_step");
 }
 
-void DeviceStep::propose(int num_spans, int num_rows) {
+void DeviceStep::propose(const RowBatch& rows) {
   const Scratch& s = scratch_at_;
   const bool has_trees = context_.drafter.needs().makes_trees;
   context_.drafter.propose(exec_, table_view(),
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
-                            .num_seqs = num_spans,
+                            .num_seqs = rows.num_spans,
                             .max_drafts = context_.config.num_speculative_tokens,
-                            .max_rows = num_rows,
+                            .max_rows = rows.num_rows,
+                            .expected_kv_len = rows.expected_kv_len,
                             .drafts = at<int32_t>(s.drafts),
                             .num_drafts = at<int32_t>(s.num_drafts),
                             .parents = has_trees ? at<int32_t>(s.parents) : nullptr,
@@ -223,7 +224,7 @@ void DeviceStep::extend(const RowBatch& rows) {
 #else
 
 void DeviceStep::begin(int) {}
-void DeviceStep::propose(int, int) {}
+void DeviceStep::propose(const RowBatch&) {}
 void DeviceStep::lay_out(const Shape&, int) {}
 void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}

@@ -57,6 +57,7 @@ struct WantedDrafts {
   int num_seqs = 0;                     // on CUDA room: entries behind the last want nothing
   int max_drafts = 0;
   int max_rows = 0;  // of the step that the drafts are for, with a row for each last known token
+  int expected_kv_len = 0;        // see RowBatch
   int32_t* drafts = nullptr;      // out [num_seqs, max_drafts]
   int32_t* num_drafts = nullptr;  // out [num_seqs]
   // Of drafters that make trees, see Draft; else null, and drafts are chains.

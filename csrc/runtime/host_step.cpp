@@ -287,34 +287,50 @@ std::vector<CommittedRows> HostStep::committed_rows(
   return committed;
 }
 
-std::vector<int> HostStep::row_sizes() const {
+std::vector<StepBackend::StepKind> HostStep::step_kinds() const {
   const RunnerConfig& config = context_.config;
-  const int most = std::min(config.max_num_batched_tokens,
-                            config.max_num_seqs * (1 + config.num_speculative_tokens));
-  std::vector<int> sizes = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
-  std::erase_if(sizes, [&](int rows) { return rows > most; });
-  return sizes;
+  const int rows_per_seq = 1 + config.num_speculative_tokens;
+  std::vector<StepKind> kinds;
+  for (int num_seqs = 1; num_seqs <= config.max_num_seqs; num_seqs *= 2) {
+    const int most = std::min(config.max_num_batched_tokens, num_seqs * rows_per_seq);
+    for (int rows = num_seqs; rows <= most;) {
+      kinds.push_back({num_seqs, rows, false});
+      if (context_.drafter.needs().is_costly) kinds.push_back({num_seqs, rows, true});
+      if (rows == most) break;
+      // Steps of half a power of two: 1, 2, 3, 4, 6, 8, 12 ...
+      const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(rows)));
+      rows = std::min(most, rows + std::max(1, power / 2));
+    }
+  }
+  return kinds;
 }
 
-double HostStep::time_rows(int slot, int num_rows, bool proposes) {
+double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   const RunnerConfig& config = context_.config;
-  // The token after the first row is known: a drafter learns from it.
-  const int context = context_.table.num_tokens(slot) - 1;
   StepLease lease;
-  Span span{
-      .slot = slot, .num_new_tokens = 1, .kv_len = context - 1, .num_tokens = context, .draft = {}};
-  for (int i = 1; i < num_rows; ++i) span.draft.append(0);
-  lease.spans.push_back(std::move(span));
+  std::vector<ProposeRequest> wanted;
+  for (int i = 0; i < kind.num_seqs; ++i) {
+    const int slot = slots[static_cast<size_t>(i)];
+    // The token after the first row is known: a drafter learns from it.
+    const int context = context_.table.num_tokens(slot) - 1;
+    Span span{.slot = slot,
+              .num_new_tokens = 1,
+              .kv_len = context - 1,
+              .num_tokens = context,
+              .draft = {}};
+    const int num_rows = (kind.num_rows + i) / kind.num_seqs;
+    for (int row = 1; row < num_rows; ++row) span.draft.append(0);
+    lease.spans.push_back(std::move(span));
+    wanted.push_back({.slot = slot, .num_wanted = config.num_speculative_tokens});
+  }
   lay_out(lease);
   const auto begin = Clock::now();
-  if (proposes) {
-    const int num_seqs = std::max(1, num_rows / (1 + config.num_speculative_tokens));
-    const ProposeRequest wanted{.slot = slot, .num_wanted = config.num_speculative_tokens};
-    proposals(std::vector(static_cast<size_t>(num_seqs), wanted));
-  }
+  if (kind.proposes) proposals(wanted);
   score(lease);
   choose(lease);
-  if (context_.drafter.works_on_arrays()) extend(lease, {1});
+  if (context_.drafter.works_on_arrays()) {
+    extend(lease, std::vector<int32_t>(lease.spans.size(), 1));
+  }
   return seconds_since(begin);
 }
 

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "runtime/step_backend.h"
@@ -18,8 +20,8 @@ class HostStep final : public StepBackend {
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
   void show_committed(const StepLease& lease) override;
-  std::vector<int> row_sizes() const override;
-  double time_rows(int slot, int num_rows, bool proposes) override;
+  std::vector<StepKind> step_kinds() const override;
+  double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
   std::vector<float> last_features() override;
@@ -30,7 +32,7 @@ class HostStep final : public StepBackend {
  private:
   void propose(StepLease& lease);
   void offer_drafts(StepLease& lease);
-  bool drafts_pay(const StepLease& lease);
+  bool drafts_pay(StepLease& lease);
   std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
   std::vector<CommittedRows> committed_rows(const StepLease& lease,
                                             const std::vector<int32_t>& num_computed) const;
@@ -59,6 +61,7 @@ class HostStep final : public StepBackend {
   std::vector<std::byte> captured_;
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;
+  bool has_proposed_ = false;  // in the step under way
   double host_seconds_ = 0.0;  // between steps, smoothed
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };

@@ -37,7 +37,8 @@ void HostStep::offer_drafts(StepLease& lease) {
     span_of.push_back(i);
   }
   drawn_rows_.assign(lease.requests.size(), -1);
-  if (wanted.empty() || !drafts_pay(lease)) return;
+  has_proposed_ = !wanted.empty() && drafts_pay(lease);
+  if (!has_proposed_) return;
   std::vector<Draft> drafts;
   try {
     drafts = proposals(wanted);
@@ -71,26 +72,16 @@ DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
   return drawn;
 }
 
-bool HostStep::drafts_pay(const StepLease& lease) {
+bool HostStep::drafts_pay(StepLease& lease) {
   const RunnerConfig& config = context_.config;
-  if (!context_.drafter.needs().is_costly || !config.adaptive || step_times_.empty()) return true;
-  int num_rows = 0, num_sampled = 0, num_seqs = 0;
+  if (!context_.drafter.needs().is_costly || !config.adaptive || !has_step_times()) return true;
   std::vector<DraftOffer> offers;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const SpanRequest& request = lease.requests[i];
-    num_rows += request.num_new_tokens;
-    num_sampled += lease.is_sampled[i];
-    num_seqs += request.max_drafts > 0;
+  for (const SpanRequest& request : lease.requests) {
     offers.push_back({.num_drafts = request.max_drafts,
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .num_depths = config.num_depths()});
   }
-  const double seconds = proposing_seconds(num_seqs, config.num_speculative_tokens);
-  const RowBudget budget =
-      spend_row_budget(offers, num_rows, num_sampled, config.max_num_batched_tokens, step_times_,
-                       host_seconds_ + seconds);
-  return gate_.opens(budget.tokens_per_second,
-                     num_sampled / (step_times_.seconds(num_rows) + host_seconds_));
+  return StepBackend::drafts_pay(lease, offers, config.max_num_batched_tokens, host_seconds_);
 }
 
 std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
@@ -133,7 +124,6 @@ std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
 }
 
 void HostStep::grant_drafts(StepLease& lease) {
-  int num_rows = 0, num_sampled = 0;
   std::vector<DraftOffer> offers;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
@@ -142,17 +132,14 @@ void HostStep::grant_drafts(StepLease& lease) {
                            .kv_len = context_.table.kv_len(request.slot),
                            .num_tokens = context_.table.num_tokens(request.slot),
                            .draft = lease.offered[i]});
-    num_rows += request.num_new_tokens;
-    num_sampled += lease.spans.back().is_sampled();
     offers.push_back({.num_drafts = lease.offered[i].size(),
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .scores = lease.offered[i].scores});
   }
-  if (!context_.config.adaptive || step_times_.empty()) return;
-  const std::vector<int> counts =
-      spend_row_budget(offers, num_rows, num_sampled, context_.config.max_num_batched_tokens,
-                       step_times_, host_seconds_)
-          .counts;
+  if (!context_.config.adaptive || !has_step_times()) return;
+  const std::vector<int> counts = plan_drafts(lease, offers, has_proposed_,
+                                              context_.config.max_num_batched_tokens, host_seconds_)
+                                      .counts;
   for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);
 }
 

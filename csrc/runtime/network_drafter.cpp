@@ -96,8 +96,10 @@ DraftRows NetworkDrafter::draft_rows(int num_rows, int num_spans) {
 }
 
 NetworkDrafter::Sight NetworkDrafter::sight_of(const ExecContext& exec, const TableView& table,
-                                               const DraftRows& rows, bool may_have_trees) {
+                                               const DraftRows& rows, int expected_kv_len,
+                                               bool may_have_trees) {
   Sight sight{rows.batch(may_have_trees), table.pages};
+  sight.rows.expected_kv_len = expected_kv_len;
   if (window_ == 0) return sight;
   ops::window_spans(exec, {.span_begin = rows.span_begin,
                            .span_kv_len = rows.span_kv_len,

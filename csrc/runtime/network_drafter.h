@@ -50,7 +50,7 @@ class NetworkDrafter : public Drafter {
     PageTableView pages;
   };
   Sight sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-                 bool may_have_trees = false);
+                 int expected_kv_len, bool may_have_trees = false);
 
   /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,

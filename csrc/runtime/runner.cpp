@@ -336,6 +336,9 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   enter("collect");
   backend_->collect(lease);
   stats_.step_seconds += lease.seconds;
+  const auto now = Clock::now();
+  backend_->learn(lease, std::chrono::duration<double>(now - last_collected_).count());
+  last_collected_ = now;
   return lease.results;
 }
 
@@ -389,45 +392,61 @@ void Runner::publish_pages(int slot) {
   }
 }
 
-StepTimes Runner::measure_step_times(double budget) {
+std::vector<double> Runner::time_steps(std::span<const StepBackend::StepKind> kinds, int context,
+                                       int num_repeats, double budget) {
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
-  // A made-up sequence long enough that attention is not free.
-  const int room = std::min(config_.max_model_len, pool_.num_pages() * config_.page_size);
-  const int context = std::min(256, room / 2);
-  std::vector<int> sizes = backend_->row_sizes();
-  const int num_behind = num_rows_ahead() + 1;
-  std::erase_if(sizes, [&](int rows) { return rows > room - context - num_behind; });
-  if (context < 2 || sizes.empty()) return {};
-  PageLease pages(pool_, table_.pages_for(context + sizes.back() + num_behind));
+  int most_seqs = 0;
+  for (const StepBackend::StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
+  // Made-up sequences, which share their pages: what is in them does not matter.
+  const int room = std::min(longest_context(config_), pool_.num_pages() * config_.page_size);
+  const int most_rows = room - context - num_rows_ahead() - 1;
+  PageLease pages(pool_, table_.pages_for(room));
   if (!pages.ok()) return {};
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
-  const int slot = table_.add(tokens, context, {}, hasher_.root({}));
-  std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slot).begin());
-  const bool is_costly = drafter_->needs().is_costly;
-  const double budget_seconds = is_costly ? budget / 2 : budget;
-  using Points = std::vector<std::pair<int, double>>;
-  const auto measure = [&](bool proposes) {
-    const auto start = Clock::now();
-    Points points;
-    for (int rows : sizes) {
-      double best = 0.0;
-      for (int repeat = 0; repeat < 4; ++repeat) {
-        const double seconds = backend_->time_rows(slot, rows, proposes);
-        if (repeat == 0 || seconds < best) best = seconds;
-        if (seconds_since(start) > budget_seconds) break;
+  std::vector<int> slots;
+  for (int i = 0; i < most_seqs; ++i) {
+    slots.push_back(table_.add(tokens, context, {}, hasher_.root({})));
+    std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
+  }
+  const auto start = Clock::now();
+  constexpr int kTurns = 4;
+  std::vector<double> best(kinds.size(), 0.0);
+  for (int repeat = 0; repeat < num_repeats; ++repeat) {
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      // However long they take, two points make a line.
+      const bool is_needed =
+          kinds[i].num_seqs == 1 &&
+          (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.num_speculative_tokens);
+      if (seconds_since(start) > budget && (repeat > 0 || !is_needed)) continue;
+      if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
+      // In a row: the first find caches and clocks as a step of another kind has left them.
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const double seconds = backend_->time_step(kinds[i], slots);
+        if (best[i] == 0.0 || seconds < best[i]) best[i] = seconds;
       }
-      points.emplace_back(rows, best);
-      if (seconds_since(start) > budget_seconds) break;
     }
-    return points;
-  };
-  Points plain = measure(false);
-  Points proposing = is_costly ? measure(true) : Points();
+  }
   backend_->synchronize();
-  table_.remove(slot);
-  const StepTimes times(std::move(plain), backend_->has_sizes());
-  backend_->set_step_times(times, StepTimes(std::move(proposing), backend_->has_sizes()));
-  return times;
+  for (int slot : slots) table_.remove(slot);
+  return best;
+}
+
+StepTimes Runner::measure_step_times(double budget) {
+  // Long enough that attention is not free.
+  const int context =
+      std::min(256, std::min(config_.max_model_len, pool_.num_pages() * config_.page_size) / 2);
+  const std::vector<StepBackend::StepKind> kinds = backend_->step_kinds();
+  if (context < 2 || kinds.empty()) return {};
+  const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
+  std::vector<StepTable::Point> plain, proposing;
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    if (seconds[i] == 0.0) continue;
+    const StepTable::Point point{kinds[i].num_seqs, kinds[i].num_rows, seconds[i]};
+    (kinds[i].proposes ? proposing : plain).push_back(point);
+  }
+  const StepTable times(std::move(plain), backend_->has_sizes());
+  backend_->set_step_times(times, StepTable(std::move(proposing), backend_->has_sizes()));
+  return times.of(1);
 }
 
 }  // namespace openspec

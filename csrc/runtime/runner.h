@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -67,9 +68,13 @@ class Runner {
   const RunnerConfig& config() const { return config_; }
   const SequenceTable& table() const { return table_; }
 
-  /// Times steps of rising row counts over a made-up sequence, for the row budget; stops after
-  /// about `budget` seconds. Call before the first sequence.
+  /// Times steps over made-up sequences, for the row budget; stops after about `budget` seconds.
+  /// Call before the first sequence. Returns those of one sequence without drafting.
   StepTimes measure_step_times(double budget);
+  /// Seconds of each step over sequences of `context` tokens, the least of several; 0: past
+  /// `budget`, or it does not fit.
+  std::vector<double> time_steps(std::span<const StepBackend::StepKind> kinds, int context,
+                                 int num_repeats, double budget);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);
@@ -128,6 +133,7 @@ class Runner {
   std::vector<KvLayerView> kv_layers_;
   StageHook stage_hook_;
   RunnerStats stats_;
+  std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
   AcceptanceEstimate acceptance_;               // over all sequences: where a new one starts
   int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens

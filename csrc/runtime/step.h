@@ -66,6 +66,14 @@ struct StepLease {
   std::vector<float> logprobs;              // [num_samples, 1 + kMaxLogprobs]
   std::vector<int32_t> committed_row;       // [layout.num_rows()], see ExtendRowsParams
 
+  /// What the row budget expects of the step; no seconds: nothing was measured.
+  struct Plan {
+    bool proposes = false;  // with a costly drafter at work
+    int num_drafts = 0;
+    double tokens = 0.0, seconds = 0.0;
+  };
+  Plan plan;
+
   int num_rows = 0;      // laid out, at most
   double seconds = 0.0;  // that the device worked on it
   int ring_index = 0;    // a device step's place in its rings

@@ -1,8 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <functional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/draft_budget.h"
@@ -48,19 +49,26 @@ class StepBackend {
   /// After the table has taken the results.
   virtual void show_committed(const StepLease& /*lease*/) {}
 
-  /// Numbers of rows whose steps are worth timing, rising.
-  virtual std::vector<int> row_sizes() const = 0;
-  /// Whether a step of any other number takes as long as the next larger of these.
+  /// A step to be timed: so many sequences, each with its share of the rows.
+  struct StepKind {
+    int num_seqs = 1, num_rows = 1;
+    bool proposes = false;  // with a costly drafter at work for all of them
+  };
+  /// The steps that are worth timing, in the order of their use.
+  virtual std::vector<StepKind> step_kinds() const = 0;
+  /// Whether any other step takes as long as the next larger of these.
   virtual bool has_sizes() const { return false; }
-  /// Seconds of one step of so many rows of the sequence, which has pages for them; nothing is
-  /// committed. `proposes`: with the drafter at work for as many sequences as these rows would be
-  /// with all their drafts.
-  virtual double time_rows(int slot, int num_rows, bool proposes) = 0;
-  const StepTimes& proposing_times() const { return proposing_times_; }
-  void set_step_times(StepTimes plain, StepTimes proposing) {
-    step_times_ = std::move(plain);
+  /// Seconds of one step of the sequences, which have pages for its rows and more; nothing is
+  /// committed.
+  virtual double time_step(const StepKind& kind, std::span<const int> slots) = 0;
+  /// Of steps without and with a costly drafter at work.
+  void set_step_times(StepTable plain, StepTable proposing) {
+    plain_times_ = std::move(plain);
     proposing_times_ = std::move(proposing);
   }
+  /// What came of a step that was planned here: `seconds` until it was collected, since the step
+  /// before it was.
+  void learn(const StepLease& lease, double seconds);
 
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }
@@ -73,15 +81,21 @@ class StepBackend {
   virtual std::vector<Draft> last_drafts() = 0;
 
  protected:
-  /// Seconds that proposing for `num_seqs` sequences adds to a step.
-  double proposing_seconds(int num_seqs, int num_speculative_tokens) const {
-    const int num_rows = num_seqs * (1 + num_speculative_tokens);
-    return std::max(0.0, proposing_times_.seconds(num_rows) - step_times_.seconds(num_rows));
-  }
-
-  StepTimes step_times_, proposing_times_;
-  DraftGate gate_;
+  bool has_step_times() const { return !plain_times_.empty(); }
+  /// How many of the drafts on offer, one offer a request, a step is to have that costs
+  /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.
+  RowBudget plan_drafts(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
+                        int max_rows, double host_seconds);
+  /// Whether a costly drafter should work for the step.
+  bool drafts_pay(StepLease& lease, std::span<const DraftOffer> offers, int max_rows,
+                  double host_seconds);
   std::vector<int> capture_layers_;
+
+ private:
+  StepTable plain_times_, proposing_times_;
+  StepYield yield_;
+  DraftGate gate_;
+  bool last_proposed_ = false;
 };
 
 }  // namespace openspec

@@ -171,7 +171,7 @@ class DFlashDrafter final : public NetworkDrafter {
     num_last_logits_ = room.num_samples;
     if (room.num_samples == 0) return;
     void* outputs = at<void>(at_.outputs);
-    const Sight sight = sight_of(exec, table, rows);
+    const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len);
     model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding(), at<void>(at_.hidden));
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               model_config_.hidden_size);

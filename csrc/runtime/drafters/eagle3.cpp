@@ -84,6 +84,7 @@ class Eagle3Drafter final : public NetworkDrafter {
                      .num_wanted = wanted.num_wanted + first,
                      .num_seqs = std::min(max_proposals_, wanted.num_seqs - first),
                      .max_drafts = wanted.max_drafts,
+                     .expected_kv_len = wanted.expected_kv_len,
                      .drafts = wanted.drafts + drafts,
                      .num_drafts = wanted.num_drafts + first,
                      .parents = wanted.parents + drafts,
@@ -131,9 +132,9 @@ class Eagle3Drafter final : public NetworkDrafter {
   }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
 
-  void forward(const ExecContext& exec, const TableView& table, const DraftRows& rows, void* hidden,
-               bool may_have_trees = false) {
-    const Sight sight = sight_of(exec, table, rows, may_have_trees);
+  void forward(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
+               const DraftRows& rows, void* hidden, bool may_have_trees = false) {
+    const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len, may_have_trees);
     model_->forward(exec, sight.rows, sight.pages, kv_, embedding_, hidden);
   }
 
@@ -162,7 +163,7 @@ class Eagle3Drafter final : public NetworkDrafter {
         copy_rows(exec, rows.source, at<void>(at_.feature_of_slot), hidden, rows.num_rows,
                   head_.hidden_size);
       }
-      forward(exec, table, rows, hidden);
+      forward(exec, table, wanted, rows, hidden);
       model_->logits(exec, nullptr, rows.num_rows, logits_of(depth));
       ops::choose(exec, {.rows = rows.batch(),
                          .sample_row = rows.row_span,  // a row's own number; -1: padding
@@ -198,7 +199,7 @@ class Eagle3Drafter final : public NetworkDrafter {
     void* root_outputs = at<void>(at_.root_outputs);
     copy_rows(exec, roots.source, at<void>(at_.feature_of_slot), root_outputs, num_seqs,
               head_.hidden_size);
-    forward(exec, table, roots, root_outputs);
+    forward(exec, table, wanted, roots, root_outputs);
     model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
     find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
@@ -226,7 +227,7 @@ class Eagle3Drafter final : public NetworkDrafter {
                               .other_row = rows.source,
                               .other_in = root_outputs});
       std::swap(outputs, next);
-      forward(exec, table, rows, outputs, /*may_have_trees=*/true);
+      forward(exec, table, wanted, rows, outputs, /*may_have_trees=*/true);
       const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
       model_->logits(exec, frontier_row, num_seqs * shape_.top_k, at<float>(at_.logits));
       find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);

@@ -92,12 +92,74 @@ TEST(a_tree_promises_what_its_depths_do) {
              1e-9);
 }
 
-TEST(a_gate_tries_at_first_and_then_now_and_then) {
+TEST(drafts_make_no_step_larger_than_what_was_measured) {
+  const StepTimes times({{1, 1.0}, {8, 1.0}});
+  const std::vector<DraftOffer> offers{{16, 0.9}};
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0).num_drafts, 7);
+  // A step that is larger anyway: the slope says what they cost.
+  CHECK_EQ(spend_row_budget(offers, 20, 1, 64, times, 0.0).num_drafts, 16);
+}
+
+TEST(a_step_table_knows_steps_by_sequences_and_rows) {
+  const std::vector<StepTable::Point> points = {{1, 1, 1.0}, {1, 4, 2.0}, {4, 4, 3.0},
+                                                {4, 8, 4.0}, {2, 4, 2.5}, {8, 8, 5.0}};
+  // In sizes: what has room for the sequences and the rows.
+  const StepTable sizes(points, /*has_sizes=*/true);
+  CHECK_NEAR(sizes.of(1).seconds(1), 1.0, 1e-12);
+  CHECK_NEAR(sizes.of(1).seconds(3), 2.0, 1e-12);
+  CHECK_NEAR(sizes.of(2).seconds(2), 2.5, 1e-12);
+  CHECK_NEAR(sizes.of(3).seconds(5), 4.0, 1e-12);
+  CHECK_NEAR(sizes.of(5).seconds(8), 5.0, 1e-12);
+  CHECK(sizes.of(9).empty());
+  // Else the next smaller number of sequences, and a line between its points.
+  const StepTable lines(points, /*has_sizes=*/false);
+  CHECK_NEAR(lines.of(1).seconds(2.5), 1.5, 1e-12);
+  CHECK_NEAR(lines.of(3).seconds(4), 2.5, 1e-12);
+  CHECK_NEAR(lines.of(7).seconds(6), 3.5, 1e-12);
+  CHECK_NEAR(lines.of(100).seconds(8), 5.0, 1e-12);
+  CHECK(StepTable().of(1).empty());
+}
+
+TEST(steps_that_bring_less_than_expected_are_no_longer_taken) {
+  // Drafts look free, and take twice as long as a step without.
+  const StepTimes times({{1, 1.0}, {64, 1.0}});
+  const std::vector<DraftOffer> offers{{4, 0.3}};
+  StepYield yield;
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0, yield).num_drafts, 4);
+  for (int i = 0; i < 20; ++i) {
+    for (int num_drafts = 1; num_drafts <= 4; ++num_drafts) yield.observe(1, num_drafts, 1.0, 2.0);
+    yield.observe(1, 0, 1.0, 1.0);
+  }
+  const RowBudget budget = spend_row_budget(offers, 1, 1, 64, times, 0.0, yield);
+  CHECK_EQ(budget.num_drafts, 0);
+  CHECK_EQ(budget.counts, (std::vector<int>{0}));
+  // Of other numbers of sequences nothing is known, and in time it is forgotten.
+  CHECK_NEAR(yield.share(4, 4), 1.0, 1e-12);
+  const double share = yield.share(1, 4);
+  CHECK_LT(share, 0.6);
+  for (int i = 0; i < 2000; ++i) yield.observe(1, 0, 1.0, 1.0);
+  CHECK_GT(yield.share(1, 4), 0.8);
+}
+
+TEST(a_yield_is_a_mean_that_one_held_up_step_does_not_spoil) {
+  StepYield yield;
+  for (int i = 0; i < 200; ++i) yield.observe(2, 3, i % 2 == 0 ? 1.5 : 0.5, 1.25);
+  CHECK_NEAR(yield.share(2, 3), 0.8, 0.05);
+  yield.observe(2, 3, 1.0, 1000.0);
+  CHECK_GT(yield.share(2, 3), 0.7);
+}
+
+TEST(a_gate_tries_the_opposite_at_first_and_then_now_and_then) {
   DraftGate gate;
-  CHECK(gate.opens(1.0, 2.0));
-  int num_closed = 0;
-  while (!gate.opens(1.0, 2.0)) ++num_closed;
-  CHECK_EQ(num_closed, 63);
-  CHECK(gate.opens(2.0, 1.0));
-  CHECK(!gate.opens(2.0, 2.0));  // drafts that win nothing are no use
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 4; ++i) CHECK(gate.opens(1.0, 2.0));
+    for (int i = 0; i < 255; ++i) CHECK(!gate.opens(1.0, i % 2 == 0 ? 2.0 : 1.0));
+  }
+  DraftGate open;
+  for (int i = 0; i < 4; ++i) CHECK(!open.opens(1.2, 1.0));
+  for (int i = 0; i < 255; ++i) CHECK(open.opens(1.2, 1.0));
+  for (int i = 0; i < 4; ++i) CHECK(!open.opens(1.2, 1.0));
+  // Where drafts win clearly steps without are rarer.
+  for (int i = 0; i < 2047; ++i) CHECK(open.opens(2.0, 1.0));
+  CHECK(!open.opens(2.0, 1.0));
 }

@@ -1,0 +1,57 @@
+#include "runtime/step_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace openspec {
+
+namespace {
+
+int num_known_rows(const StepLease& lease) {
+  int count = 0;
+  for (const SpanRequest& request : lease.requests) count += request.num_new_tokens;
+  return count;
+}
+
+int num_sampled(const StepLease& lease) {
+  return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
+}
+
+}  // namespace
+
+RowBudget StepBackend::plan_drafts(StepLease& lease, std::span<const DraftOffer> offers,
+                                   bool proposes, int max_rows, double host_seconds) {
+  proposes = proposes && !proposing_times_.empty();
+  const StepTable& times = proposes ? proposing_times_ : plain_times_;
+  RowBudget budget =
+      spend_row_budget(offers, num_known_rows(lease), num_sampled(lease), max_rows,
+                       times.of(static_cast<int>(lease.requests.size())), host_seconds, yield_);
+  lease.plan = {proposes, budget.num_drafts, budget.tokens, budget.seconds};
+  return budget;
+}
+
+bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offers, int max_rows,
+                             double host_seconds) {
+  const RowBudget with = plan_drafts(lease, offers, /*proposes=*/true, max_rows, host_seconds);
+  const RowBudget without = plan_drafts(lease, {}, /*proposes=*/false, max_rows, host_seconds);
+  return gate_.opens(with.num_drafts > 0 ? with.tokens_per_second : 0.0, without.tokens_per_second);
+}
+
+void StepBackend::learn(const StepLease& lease, double seconds) {
+  if (lease.plan.seconds <= 0.0) return;
+  double num_tokens = 0.0;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    // Only steps of decoding alone: before another one the engine may have waited for work. And of
+    // sequences that were still there.
+    const SpanRequest& request = lease.requests[i];
+    if (request.num_new_tokens > 1 || !lease.is_sampled[i]) return;
+    if (lease.results[i].num_computed == 0) return;
+    num_tokens += static_cast<double>(lease.results[i].token_ids.size());
+  }
+  // A step of another kind leaves caches and clocks that suit it.
+  if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) return;
+  yield_.observe(num_sampled(lease), lease.plan.num_drafts, num_tokens / lease.plan.tokens,
+                 seconds / lease.plan.seconds);
+}
+
+}  // namespace openspec
