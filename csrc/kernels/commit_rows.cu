@@ -149,6 +149,9 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
     params.num_computed[s] = outcome.num_computed;
     if (has_rows) {
       table.kv_len[slot] = kv_len + outcome.num_computed;
+      if (table.kept_begin != nullptr && !params.keeps_rows) {
+        table.kept_begin[slot] = kv_len + outcome.num_computed;
+      }
       table.num_tokens[slot] = num_tokens + outcome.num_tokens;
       if (outcome.finish != kRunning) table.is_active[slot] = 0;
     }

@@ -9,6 +9,7 @@
 #include "kernels/draft_window.h"
 #include "kernels/embedding.h"
 #include "kernels/gather_rows.h"
+#include "kernels/kept_rows.h"
 #include "kernels/linear.h"
 #include "kernels/move_kv.h"
 #include "kernels/ngram_lookup.h"
@@ -48,6 +49,8 @@ OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
+OPENSPEC_DEFINE_OP(keep_rows, KeepRowsParams)
+OPENSPEC_DEFINE_OP(take_kept_rows, TakeKeptRowsParams)
 OPENSPEC_DEFINE_OP(window_spans, WindowSpansParams)
 OPENSPEC_DEFINE_OP(top_drafts, TopDraftsParams)
 OPENSPEC_DEFINE_OP(grow_trees, GrowTreesParams)

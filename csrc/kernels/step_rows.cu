@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
     table.prompt_len[update.slot] = update.prompt_len;
     table.max_num_tokens[update.slot] = update.max_num_tokens;
     table.is_active[update.slot] = update.is_active;
+    if (table.kept_begin != nullptr) table.kept_begin[update.slot] = update.kv_len;
   }
   for (int i = threadIdx.x; i < header.num_page_updates; i += kThreads) {
     const PageUpdate update = params.input.page_updates[i];

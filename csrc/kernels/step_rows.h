@@ -24,6 +24,7 @@ struct DeviceTable {
   int32_t* pages = nullptr;           // [max_num_seqs, max_pages_per_seq]
   int max_pages_per_seq = 0;
   SamplingParams* sampling = nullptr;  // [max_num_seqs]
+  int32_t* kept_begin = nullptr;       // [max_num_seqs] see KeptRows; null: nothing is kept
 };
 
 /// What the host says of one sequence's share of a step.
@@ -124,6 +125,7 @@ struct StepOutcome {
 struct CommitRowsParams {
   StepInput input;
   DeviceTable table;
+  bool keeps_rows = false;              // for the drafter, which else learns from them now
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
   const int32_t* parents = nullptr;     // likewise; null: chains
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span

@@ -62,6 +62,8 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
         &at.num_granted, &at.num_computed, &at.first_choice}) {
     *array = take(seqs, sizeof(int32_t));
   }
+  at.kept_begin = take(seqs, sizeof(int32_t));
+  at.kept_slot = take(seqs, sizeof(int32_t));
   at.span_begin = take(seqs + 1, sizeof(int32_t));
   at.sample_begin = take(seqs + 1, sizeof(int32_t));
   at.pages = take(seqs * pages_per_seq, sizeof(int32_t));
@@ -115,7 +117,8 @@ DeviceStep::DeviceStep(StepContext context)
             .is_active = at<int32_t>(s.is_active),
             .pages = at<int32_t>(s.pages),
             .max_pages_per_seq = context_.table.page_table().max_pages_per_seq,
-            .sampling = at<SamplingParams>(s.sampling)};
+            .sampling = at<SamplingParams>(s.sampling),
+            .kept_begin = at<int32_t>(s.kept_begin)};
   for (int i = 0; i < config.max_num_seqs; ++i) {
     slot_params_.push_back({Buffer(kListBytes, Memory::kDevice),
                             Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned)});
@@ -123,6 +126,7 @@ DeviceStep::DeviceStep(StepContext context)
   const auto entries = index(kRing) * index(config.max_num_seqs);
   const auto samples = index(kRing) * index(config.max_num_batched_tokens);
   input_ring_ = Buffer(index(kRing) * input_.total, Memory::kPinned);
+  kept_slots_ = Buffer(entries * sizeof(int32_t), Memory::kPinned);
   outcomes_ = Buffer(entries * sizeof(StepOutcome), Memory::kPinned);
   for (Buffer* buffer : {&tokens_, &samples_}) {
     *buffer =
@@ -222,6 +226,10 @@ void DeviceStep::launch(StepLease& lease) {
   const bool is_on_host = num_steps_ahead() == 0 && config.num_speculative_tokens > 0;
   const bool host_has_trees = is_on_host && propose_on_host(lease, input);
   const Shape shape = choose_shape(lease, host_has_trees);
+  if (!shape.keeps_rows || num_kept_steps_ == most_kept_steps(config)) {
+    learn_kept(lease.ring_index);
+  }
+  num_kept_steps_ += shape.keeps_rows;
   const int num_samples = num_samples_of(lease, shape);
   const bool takes_drafts = shape.proposes || is_on_host;
 
@@ -415,8 +423,8 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   Shape shape{kind.num_rows, kind.num_seqs, kind.proposes, kind.proposes && needs.makes_trees};
   for (const bool proposes : {kind.proposes, !kind.proposes}) {
     const bool has_trees = proposes && needs.makes_trees;
-    const auto graph =
-        find_graph({kind.num_rows, kind.num_seqs, proposes, has_trees, context > kShortKvLen});
+    const auto graph = find_graph({kind.num_rows, kind.num_seqs, proposes, has_trees,
+                                   context > kShortKvLen, needs.is_costly && !proposes});
     if (graph == graphs_.end() || graph->first.num_rows != kind.num_rows) continue;
     shape = graph->first;
     break;
@@ -432,9 +440,12 @@ void DeviceStep::set_capture(std::vector<int> layers) {
   if (!is_changed) return;
   synchronize();
   const RunnerConfig& config = context_.config;
-  captured_ = Buffer(index(config.max_num_batched_tokens) * capture_layers_.size() *
-                         index(config.target.hidden_size) * dtype_bytes(config.dtype),
-                     Memory::kDevice);
+  const size_t row_bytes =
+      capture_layers_.size() * index(config.target.hidden_size) * dtype_bytes(config.dtype);
+  captured_ = Buffer(index(config.max_num_batched_tokens) * row_bytes, Memory::kDevice);
+  if (context_.drafter.needs().is_costly) {
+    kept_ = Buffer(index(config.max_num_seqs) * kMaxKeptRows * row_bytes, Memory::kDevice);
+  }
   if (!graphs_.empty()) prepare();
 }
 

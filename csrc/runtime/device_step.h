@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/device.h"
+#include "kernels/kept_rows.h"
 #include "kernels/step_rows.h"
 #include "runtime/step_backend.h"
 
@@ -51,7 +52,8 @@ class DeviceStep final : public StepBackend {
         input, seq, num_wanted, drafts, num_drafts, parents, scores, row_token, row_position,
         row_span, row_parent, row_kv_slot, span_begin, span_kv_len, span_seq, num_offered,
         num_granted, num_computed, committed_row, first_choice, sample_begin, sample_row,
-        score_token, chosen, logprob_ids, logprobs, ranks, logits, choose, total;
+        score_token, chosen, logprob_ids, logprobs, ranks, logits, choose, kept_begin, kept_slot,
+        total;
   };
   /// One slot's sampling parameters: lists on the device, and where the host writes them.
   struct SlotParams {
@@ -71,7 +73,8 @@ class DeviceStep final : public StepBackend {
     int num_spans = 0;      // room
     bool proposes = false;  // on the device
     bool has_trees = false;
-    bool is_general = true;  // false: no sequence has more than kShortKvLen tokens
+    bool is_general = true;   // false: no sequence has more than kShortKvLen tokens
+    bool keeps_rows = false;  // for the drafter, which else learns from them
     auto operator<=>(const Shape&) const = default;
   };
 
@@ -85,6 +88,7 @@ class DeviceStep final : public StepBackend {
   void commit(const Shape& shape);
   void move_kv(const RowBatch& rows);
   void extend(const RowBatch& rows);
+  void keep(const RowBatch& rows);
 
   StepInput input();
   TableView table_view() const;
@@ -109,6 +113,9 @@ class DeviceStep final : public StepBackend {
   /// Returns whether any of the proposals is a tree.
   bool propose_on_host(const StepLease& lease, std::byte* input);
   std::byte* input_at(int ring_index) { return input_ring_.at(input_.total * index(ring_index)); }
+  KeptRows kept_rows();
+  /// The drafter learns from all rows that wait. The ring's entry holds the list of slots.
+  void learn_kept(int ring_index);
   /// Copies the input of the ring's entry and starts the step.
   void start(int ring_index, const Shape& shape, int num_samples);
   SpanResult result_of(const StepLease& lease, size_t span) const;
@@ -122,13 +129,13 @@ class DeviceStep final : public StepBackend {
   InputLayout input_;
   Scratch scratch_at_;
   Buffer scratch_;
-  Buffer captured_;
+  Buffer captured_, kept_;
   Buffer kv_layers_;  // [target's layers] KvLayerView
   DeviceTable table_;
   std::vector<SlotParams> slot_params_;
   std::vector<SlotUpdate> slot_updates_;  // for the next step
   // [ring] in pinned memory
-  Buffer input_ring_, outcomes_, tokens_, samples_, logprob_ids_, logprobs_, ranks_;
+  Buffer input_ring_, outcomes_, tokens_, samples_, logprob_ids_, logprobs_, ranks_, kept_slots_;
   std::vector<device::Event> begun_, done_;  // [ring]
   int next_ring_ = 0;
   int num_last_rows_ = 0, num_last_logits_ = 0, num_last_spans_ = 0;

@@ -83,8 +83,9 @@ DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees
       proposes = false;
     }
   }
-  Shape shape{num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
-              is_general};
+  Shape shape{num_rows,   num_spans,
+              proposes,   proposes ? needs.makes_trees : host_has_trees,
+              is_general, !proposes && may_keep_rows(context_, lease)};
   const auto graph = find_graph(shape);
   if (graph != graphs_.end()) return graph->first;
   shape.is_general = true;
@@ -113,6 +114,12 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
       num_spans = std::max(least_spans, num_spans / 2);
     }
   }
+  // Where the drafter is left out it may learn later.
+  for (size_t i = 0, count = shapes.size(); needs.is_costly && i < count; ++i) {
+    Shape keeping = shapes[i];
+    keeping.keeps_rows = context_.drafter.works_on_arrays();
+    if (!keeping.proposes && keeping.keeps_rows) shapes.push_back(keeping);
+  }
   // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
   const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
   for (size_t i = 0, count = shapes.size(); has_short && i < count; ++i) {
@@ -129,7 +136,8 @@ std::map<DeviceStep::Shape, device::Graph>::iterator DeviceStep::find_graph(cons
       graphs_.lower_bound({.num_rows = least.num_rows}), graphs_.end(), [&](const auto& graph) {
         const Shape& shape = graph.first;
         return shape.num_spans >= least.num_spans && shape.proposes == least.proposes &&
-               shape.has_trees == least.has_trees && (shape.is_general || !least.is_general);
+               shape.has_trees == least.has_trees && shape.keeps_rows == least.keeps_rows &&
+               (shape.is_general || !least.is_general);
       });
 }
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "runtime/device_step.h"
@@ -30,7 +32,11 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   choose(rows, num_samples);
   commit(shape);
   if (shape.has_trees) move_kv(rows);
-  extend(rows);
+  if (shape.keeps_rows) {
+    keep(rows);
+  } else {
+    extend(rows);
+  }
 }
 
 #ifdef OPENSPEC_CUDA
@@ -173,6 +179,7 @@ void DeviceStep::commit(const Shape& shape) {
   const RunnerConfig& config = context_.config;
   device::check(commit_rows_cuda({.input = input(),
                                   .table = table_,
+                                  .keeps_rows = shape.keeps_rows,
                                   .drafts = drafts.tokens,
                                   .parents = drafts.parents,
                                   .span_begin = at<int32_t>(s.span_begin),
@@ -221,8 +228,67 @@ void DeviceStep::extend(const RowBatch& rows) {
                            .features = captured_.data()});
 }
 
+KeptRows DeviceStep::kept_rows() {
+  const auto num_rows = index(context_.config.max_num_seqs) * kMaxKeptRows;
+  return {kept_.data(), table_.kept_begin, static_cast<int64_t>(kept_.bytes() / num_rows)};
+}
+
+void DeviceStep::keep(const RowBatch& rows) {
+  ops::keep_rows(exec_, {.rows = rows,
+                         .num_computed = at<int32_t>(scratch_at_.num_computed),
+                         .features = captured_.data(),
+                         .kept = kept_rows()});
+}
+
+void DeviceStep::learn_kept(int ring_index) {
+  const Scratch& s = scratch_at_;
+  const int num_steps = std::exchange(num_kept_steps_, 0);
+  if (num_steps == 0) return;
+  const KeptRows kept = kept_rows();
+  // Others' pages may be someone else's by now.
+  const std::vector<int> slots = context_.table.slots_in_use();
+  auto* list = kept_slots_.as<int32_t>() + ring_index * context_.config.max_num_seqs;
+  std::copy(slots.begin(), slots.end(), list);
+  if (slots.empty()) return;
+  device::copy_to_device(at<int32_t>(s.kept_slot), list, slots.size() * sizeof(int32_t),
+                         stream_.handle());
+  const int most = context_.config.max_num_batched_tokens / num_steps;
+  for (int first = 0; first < static_cast<int>(slots.size()); first += most) {
+    const int count = std::min(most, static_cast<int>(slots.size()) - first);
+    const int num_rows = count * num_steps;
+    // The arrays of the step, which has not begun.
+    ops::take_kept_rows(exec_, {.kept = kept,
+                                .slot = at<int32_t>(s.kept_slot) + first,
+                                .kv_len = table_.kv_len,
+                                .num_slots = count,
+                                .num_rows = num_rows,
+                                .span_begin = at<int32_t>(s.span_begin),
+                                .span_kv_len = at<int32_t>(s.span_kv_len),
+                                .num_computed = at<int32_t>(s.num_computed),
+                                .source = at<int32_t>(s.committed_row)});
+    ops::gather_rows(exec_, {.row = at<int32_t>(s.committed_row),
+                             .in = kept.features,
+                             .out = captured_.data(),
+                             .num_rows = num_rows,
+                             .width_bytes = kept.width_bytes,
+                             .out_stride = kept.width_bytes});
+    RowBatch rows{.num_rows = num_rows, .num_spans = count};
+    rows.span_begin = at<int32_t>(s.span_begin);
+    rows.span_kv_len = at<int32_t>(s.span_kv_len);
+    rows.span_seq = at<int32_t>(s.kept_slot) + first;
+    context_.drafter.extend(exec_, table_view(),
+                            {.rows = rows,
+                             .num_computed = at<int32_t>(s.num_computed),
+                             .num_committed = num_rows,
+                             .features = captured_.data()});
+  }
+}
+
 #else
 
+KeptRows DeviceStep::kept_rows() { return {}; }
+void DeviceStep::keep(const RowBatch&) {}
+void DeviceStep::learn_kept(int) {}
 void DeviceStep::begin(int) {}
 void DeviceStep::propose(const RowBatch&) {}
 void DeviceStep::lay_out(const Shape&, int) {}

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -43,8 +44,16 @@ size_t HostStep::scratch_bytes(const RunnerConfig& config) {
 void HostStep::set_capture(std::vector<int> layers) {
   StepBackend::set_capture(std::move(layers));
   const RunnerConfig& config = context_.config;
-  captured_.resize(static_cast<size_t>(config.max_num_batched_tokens) * capture_layers_.size() *
-                   static_cast<size_t>(config.target.hidden_size) * dtype_bytes(config.dtype));
+  const size_t row_bytes = capture_layers_.size() * static_cast<size_t>(config.target.hidden_size) *
+                           dtype_bytes(config.dtype);
+  captured_.resize(static_cast<size_t>(config.max_num_batched_tokens) * row_bytes);
+  const auto num_seqs = static_cast<size_t>(config.max_num_seqs);
+  kept_.resize(context_.drafter.needs().is_costly ? num_seqs * kMaxKeptRows * row_bytes : 0);
+  kept_begin_.resize(num_seqs);
+}
+
+void HostStep::add_sequence(int slot) {
+  kept_begin_[static_cast<size_t>(slot)] = context_.table.kv_len(slot);
 }
 
 void HostStep::launch(StepLease& lease) {
@@ -249,7 +258,9 @@ void HostStep::show_committed(const StepLease& lease) {
     num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
   }
   try {
-    if (context_.drafter.works_on_arrays()) {
+    if (keeps_rows_) {
+      keep(lease, num_computed);
+    } else if (context_.drafter.works_on_arrays()) {
       extend(lease, num_computed);
     } else {
       context_.drafter.observe(committed_rows(lease, num_computed));
@@ -259,7 +270,64 @@ void HostStep::show_committed(const StepLease& lease) {
   }
 }
 
+KeptRows HostStep::kept_rows() {
+  const auto num_rows = static_cast<size_t>(context_.config.max_num_seqs) * kMaxKeptRows;
+  return {kept_.data(), kept_begin_.data(), static_cast<int64_t>(kept_.size() / num_rows)};
+}
+
+void HostStep::keep(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+  ops::keep_rows(exec_, {.rows = row_batch(lease.layout),
+                         .num_computed = num_computed.data(),
+                         .features = captured_.data(),
+                         .kept = kept_rows()});
+  ++num_kept_steps_;
+}
+
+/// The drafter learns from all rows that wait.
+void HostStep::learn_kept() {
+  const int num_steps = std::exchange(num_kept_steps_, 0);
+  if (num_steps == 0) return;
+  const KeptRows kept = kept_rows();
+  const std::vector<int> in_use = context_.table.slots_in_use();
+  const auto most = static_cast<size_t>(context_.config.max_num_batched_tokens / num_steps);
+  for (size_t first = 0; first < in_use.size(); first += most) {
+    const size_t count = std::min(most, in_use.size() - first);
+    const std::vector<int32_t> slots(in_use.begin() + static_cast<ptrdiff_t>(first),
+                                     in_use.begin() + static_cast<ptrdiff_t>(first + count));
+    const auto num_rows = static_cast<int>(count) * num_steps;
+    std::vector<int32_t> begin(count + 1), kv_len(count), num_computed(count),
+        source(static_cast<size_t>(num_rows));
+    ops::take_kept_rows(exec_, {.kept = kept,
+                                .slot = slots.data(),
+                                .kv_len = context_.table.kv_len_data(),
+                                .num_slots = static_cast<int>(count),
+                                .num_rows = num_rows,
+                                .span_begin = begin.data(),
+                                .span_kv_len = kv_len.data(),
+                                .num_computed = num_computed.data(),
+                                .source = source.data()});
+    ops::gather_rows(exec_, {.row = source.data(),
+                             .in = kept.features,
+                             .out = captured_.data(),
+                             .num_rows = begin.back(),
+                             .width_bytes = kept.width_bytes,
+                             .out_stride = kept.width_bytes});
+    RowBatch rows{.num_rows = begin.back(), .num_spans = static_cast<int>(count)};
+    rows.span_begin = begin.data();
+    rows.span_kv_len = kv_len.data();
+    rows.span_seq = slots.data();
+    context_.drafter.extend(exec_, context_.table.view(),
+                            {.rows = rows,
+                             .num_computed = num_computed.data(),
+                             .num_committed = begin.back(),
+                             .features = captured_.data()});
+  }
+}
+
 void HostStep::extend(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+  for (const Span& span : lease.spans) {
+    kept_begin_[static_cast<size_t>(span.slot)] = context_.table.kv_len(span.slot);
+  }
   context_.drafter.extend(
       exec_, context_.table.view(),
       {.rows = row_batch(lease.layout),
@@ -328,8 +396,12 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   if (kind.proposes) proposals(wanted);
   score(lease);
   choose(lease);
-  if (context_.drafter.works_on_arrays()) {
-    extend(lease, std::vector<int32_t>(lease.spans.size(), 1));
+  const std::vector<int32_t> num_computed(lease.spans.size(), 1);
+  if (context_.drafter.needs().is_costly && !kind.proposes) {
+    keep(lease, num_computed);
+    num_kept_steps_ = 0;
+  } else if (context_.drafter.works_on_arrays()) {
+    extend(lease, num_computed);
   }
   return seconds_since(begin);
 }

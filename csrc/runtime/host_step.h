@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "kernels/kept_rows.h"
 #include "runtime/step_backend.h"
 
 namespace openspec {
@@ -19,6 +20,7 @@ class HostStep final : public StepBackend {
   int num_steps_ahead() const override { return 0; }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
+  void add_sequence(int slot) override;
   void show_committed(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
   double time_step(const StepKind& kind, std::span<const int> slots) override;
@@ -37,6 +39,9 @@ class HostStep final : public StepBackend {
   std::vector<CommittedRows> committed_rows(const StepLease& lease,
                                             const std::vector<int32_t>& num_computed) const;
   void extend(const StepLease& lease, const std::vector<int32_t>& num_computed);
+  void keep(const StepLease& lease, const std::vector<int32_t>& num_computed);
+  void learn_kept();
+  KeptRows kept_rows();
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
   void score(StepLease& lease);
@@ -59,9 +64,12 @@ class HostStep final : public StepBackend {
   // Of drafts by whose probabilities the choice is made, by span.
   std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
   std::vector<std::byte> captured_;
+  std::vector<std::byte> kept_;  // see KeptRows, as the next
+  std::vector<int32_t> kept_begin_;
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;
-  bool has_proposed_ = false;  // in the step under way
+  // Of the step under way.
+  bool has_proposed_ = false, keeps_rows_ = false;
   double host_seconds_ = 0.0;  // between steps, smoothed
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };

@@ -38,9 +38,11 @@ void HostStep::offer_drafts(StepLease& lease) {
   }
   drawn_rows_.assign(lease.requests.size(), -1);
   has_proposed_ = !wanted.empty() && drafts_pay(lease);
-  if (!has_proposed_) return;
+  keeps_rows_ = !has_proposed_ && may_keep_rows(context_, lease);
   std::vector<Draft> drafts;
   try {
+    if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) learn_kept();
+    if (!has_proposed_) return;
     drafts = proposals(wanted);
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "kernels/kept_rows.h"
 #include "kernels/ops.h"
 #include "runtime/device_step.h"
 #include "runtime/host_step.h"
@@ -97,7 +98,12 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, num_lookahead(config, needs));
-  plan.draft_fixed_bytes = needs.fixed_bytes;
+  const size_t row_bytes = needs.capture_layers.size() *
+                           static_cast<size_t>(config.target.hidden_size) *
+                           dtype_bytes(config.dtype);
+  const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
+  plan.draft_fixed_bytes =
+      needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
     plan.page_bytes += kv_page_bytes(config, layer);
   }

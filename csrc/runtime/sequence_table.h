@@ -93,6 +93,7 @@ class SequenceTable {
   // Flat views for ops.
   PageTableView page_table() const { return {page_table_.as<int32_t>(), max_pages_per_seq_}; }
   const int32_t* token_data() const { return tokens_.as<int32_t>(); }
+  const int32_t* kv_len_data() const { return kv_len_.data(); }
   int64_t tokens_stride() const { return tokens_stride_; }
   const int32_t* num_tokens_data() const { return num_tokens_.data(); }
   const int32_t* prompt_len_data() const { return prompt_len_.data(); }

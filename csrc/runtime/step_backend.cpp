@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/kept_rows.h"
+
 namespace openspec {
 
 namespace {
@@ -18,6 +20,16 @@ int num_sampled(const StepLease& lease) {
 }
 
 }  // namespace
+
+bool StepBackend::may_keep_rows(const StepContext& context, const StepLease& lease) {
+  if (!context.drafter.needs().is_costly || !context.drafter.works_on_arrays()) return false;
+  return std::all_of(lease.requests.begin(), lease.requests.end(),
+                     [](const SpanRequest& request) { return request.num_new_tokens == 1; });
+}
+
+int StepBackend::most_kept_steps(const RunnerConfig& config) {
+  return std::min(kMaxKeptRows, config.max_num_batched_tokens);
+}
 
 RowBudget StepBackend::plan_drafts(StepLease& lease, std::span<const DraftOffer> offers,
                                    bool proposes, int max_rows, double host_seconds) {

@@ -81,6 +81,13 @@ class StepBackend {
   virtual std::vector<Draft> last_drafts() = 0;
 
  protected:
+  /// Whether the drafter may learn from the step later: a costly one, of steps in which it is left
+  /// out and every sequence has one row. A step with more of either has it learn from all that
+  /// waits first.
+  static bool may_keep_rows(const StepContext& context, const StepLease& lease);
+  /// Steps whose rows can wait.
+  static int most_kept_steps(const RunnerConfig& config);
+
   bool has_step_times() const { return !plain_times_.empty(); }
   /// How many of the drafts on offer, one offer a request, a step is to have that costs
   /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.
@@ -90,6 +97,7 @@ class StepBackend {
   bool drafts_pay(StepLease& lease, std::span<const DraftOffer> offers, int max_rows,
                   double host_seconds);
   std::vector<int> capture_layers_;
+  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 
  private:
   StepTable plain_times_, proposing_times_;
