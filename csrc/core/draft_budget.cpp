@@ -80,7 +80,7 @@ double StepYield::share(int num_seqs, int num_drafts) const {
 
 void StepYield::observe(int num_seqs, int num_drafts, double tokens, double seconds) {
   constexpr double kMost = 4.0;          // one step that was held up says nothing of the next
-  constexpr int kFirst = 5, kLast = 32;  // steps whose mean an entry is, about: at first and later
+  constexpr int kFirst = 3, kLast = 32;  // steps whose mean an entry is, about: at first and later
   constexpr double kForgotten = 1.0 / 1024;  // per step: what is not tried any more
   auto& entries = entries_[power_of_two(num_seqs)];
   for (Entry& entry : entries) {
@@ -157,6 +157,8 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   return budget;
 }
 
+DraftGate& DraftGates::of(int num_seqs) { return gates_[power_of_two(num_seqs)]; }
+
 bool DraftGate::opens(double with_drafts, double without_drafts) {
   if (num_left_ > 0) {
     --num_left_;
@@ -164,7 +166,9 @@ bool DraftGate::opens(double with_drafts, double without_drafts) {
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  if (++num_steps_ < (is_clear ? kRareInterval : kInterval)) return pays;
+  if (++num_steps_ < std::min(interval_, is_clear ? kLastClearInterval : kLastInterval))
+    return pays;
+  interval_ = std::min(std::max(kFirstInterval, 2 * interval_), kLastClearInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;
   trial_opens_ = !pays;

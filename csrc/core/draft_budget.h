@@ -116,20 +116,31 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
                            const StepYield& yield = {});
 
 /// Whether to run a drafter that costs time, step by step: where it would not pay it is left out.
-/// Now and then, and at first, a few steps in a row do the opposite, so that both are known.
+/// At first, and then ever more rarely, a few steps in a row do the opposite, so that both are
+/// known.
 class DraftGate {
  public:
   /// Expected tokens per second with and without drafts.
   bool opens(double with_drafts, double without_drafts);
 
  private:
-  static constexpr int kTrialSteps = 4;
+  static constexpr int kTrialSteps = 8;
   // Steps between trials. Where drafts win clearly there is less to find out, and more to lose.
-  static constexpr int kInterval = 256, kRareInterval = 2048;
+  static constexpr int kFirstInterval = 16, kLastInterval = 256, kLastClearInterval = 2048;
   static constexpr double kClearGain = 1.5;
-  int num_steps_ = kRareInterval;  // since the last trial
-  int num_left_ = 0;               // of the trial under way
+  int interval_ = 0;   // until the next trial
+  int num_steps_ = 0;  // since the last one
+  int num_left_ = 0;   // of the trial under way
   bool trial_opens_ = false;
+};
+
+/// The gates of steps by number of sequences, in powers of two.
+class DraftGates {
+ public:
+  DraftGate& of(int num_seqs);
+
+ private:
+  std::array<DraftGate, 16> gates_;
 };
 
 }  // namespace openspec

@@ -46,7 +46,8 @@ bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offer
                              double host_seconds) {
   const RowBudget with = plan_drafts(lease, offers, /*proposes=*/true, max_rows, host_seconds);
   const RowBudget without = plan_drafts(lease, {}, /*proposes=*/false, max_rows, host_seconds);
-  return gate_.opens(with.num_drafts > 0 ? with.tokens_per_second : 0.0, without.tokens_per_second);
+  return gates_.of(num_sampled(lease))
+      .opens(with.num_drafts > 0 ? with.tokens_per_second : 0.0, without.tokens_per_second);
 }
 
 void StepBackend::learn(const StepLease& lease, double seconds) {
@@ -61,7 +62,8 @@ void StepBackend::learn(const StepLease& lease, double seconds) {
     num_tokens += static_cast<double>(lease.results[i].token_ids.size());
   }
   // A step of another kind leaves caches and clocks that suit it.
-  if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) return;
+  if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) num_same_ = 0;
+  if (++num_same_ < kFirstLearned) return;
   yield_.observe(num_sampled(lease), lease.plan.num_drafts, num_tokens / lease.plan.tokens,
                  seconds / lease.plan.seconds);
 }

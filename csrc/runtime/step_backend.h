@@ -102,8 +102,11 @@ class StepBackend {
  private:
   StepTable plain_times_, proposing_times_;
   StepYield yield_;
-  DraftGate gate_;
+  DraftGates gates_;
+  // Steps of the kind of the last one, in a row; from which on they count.
+  static constexpr int kFirstLearned = 4;
   bool last_proposed_ = false;
+  int num_same_ = 0;
 };
 
 }  // namespace openspec

@@ -149,17 +149,29 @@ TEST(a_yield_is_a_mean_that_one_held_up_step_does_not_spoil) {
   CHECK_GT(yield.share(2, 3), 0.7);
 }
 
-TEST(a_gate_tries_the_opposite_at_first_and_then_now_and_then) {
-  DraftGate gate;
-  for (int round = 0; round < 3; ++round) {
-    for (int i = 0; i < 4; ++i) CHECK(gate.opens(1.0, 2.0));
-    for (int i = 0; i < 255; ++i) CHECK(!gate.opens(1.0, i % 2 == 0 ? 2.0 : 1.0));
+TEST(a_gate_tries_the_opposite_at_first_and_then_ever_more_rarely) {
+  const auto steps_to_trial = [](DraftGate& gate, double with, double without) {
+    const bool pays = with > without;
+    int num_steps = 0;
+    while (gate.opens(with, without) == pays) ++num_steps;
+    for (int i = 1; i < 8; ++i) CHECK_EQ(gate.opens(with, without), !pays);
+    return num_steps;
+  };
+  DraftGate closed, open, clear;
+  for (const int expected : {0, 15, 31, 63, 127, 255}) {
+    CHECK_EQ(steps_to_trial(closed, 1.0, 1.0), expected);
+    CHECK_EQ(steps_to_trial(open, 1.2, 1.0), expected);
+    CHECK_EQ(steps_to_trial(clear, 2.0, 1.0), expected);
   }
-  DraftGate open;
-  for (int i = 0; i < 4; ++i) CHECK(!open.opens(1.2, 1.0));
-  for (int i = 0; i < 255; ++i) CHECK(open.opens(1.2, 1.0));
-  for (int i = 0; i < 4; ++i) CHECK(!open.opens(1.2, 1.0));
-  // Where drafts win clearly steps without are rarer.
-  for (int i = 0; i < 2047; ++i) CHECK(open.opens(2.0, 1.0));
-  CHECK(!open.opens(2.0, 1.0));
+  CHECK_EQ(steps_to_trial(closed, 1.0, 1.0), 255);
+  CHECK_EQ(steps_to_trial(open, 1.2, 1.0), 255);
+  // Where drafts win clearly there is more to lose.
+  for (const int expected : {511, 1023, 2047, 2047}) {
+    CHECK_EQ(steps_to_trial(clear, 2.0, 1.0), expected);
+  }
+  // Other numbers of sequences are another matter.
+  DraftGates gates;
+  CHECK(gates.of(4).opens(1.0, 2.0));
+  CHECK(&gates.of(4) == &gates.of(7));
+  CHECK(&gates.of(4) != &gates.of(8));
 }
