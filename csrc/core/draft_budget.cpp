@@ -73,25 +73,47 @@ size_t power_of_two(int count) {
 
 }  // namespace
 
-double StepYield::share(int num_seqs, int num_drafts) const {
-  const Entry& entry = entries_[power_of_two(num_seqs)][power_of_two(num_drafts)];
-  return entry.tokens / entry.seconds;
+void StepYield::Mean::learn(const Correction& correction) {
+  constexpr int kFirst = 3, kLast = 32;  // steps that make the mean, about: at first and later
+  const double weight = 1.0 / std::min(kFirst + num_observed, kLast);
+  num_observed = std::min(num_observed + 1, kLast);
+  value.tokens += weight * (correction.tokens - value.tokens);
+  value.seconds += weight * (correction.seconds - value.seconds);
 }
 
-void StepYield::observe(int num_seqs, int num_drafts, double tokens, double seconds) {
-  constexpr double kMost = 4.0;          // one step that was held up says nothing of the next
-  constexpr int kFirst = 3, kLast = 32;  // steps whose mean an entry is, about: at first and later
-  constexpr double kForgotten = 1.0 / 1024;  // per step: what is not tried any more
-  auto& entries = entries_[power_of_two(num_seqs)];
-  for (Entry& entry : entries) {
-    entry.tokens += kForgotten * (1.0 - entry.tokens);
-    entry.seconds += kForgotten * (1.0 - entry.seconds);
+StepYield::Correction StepYield::common(const Load& load, bool has_drafts) {
+  return {has_drafts ? load.with_drafts.value.tokens : 1.0, load.all.value.seconds};
+}
+
+StepYield::Correction StepYield::of(int num_seqs, int num_drafts) const {
+  const Load& load = loads_[power_of_two(num_seqs)];
+  const Mean& mean = load.by_drafts[power_of_two(num_drafts)];
+  return mean.num_observed > 0 ? mean.value : common(load, num_drafts > 0);
+}
+
+void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
+                        double expected_seconds, double tokens, double seconds) {
+  constexpr double kMost = 4.0;              // a step that was held up says nothing of the next
+  constexpr double kForgotten = 1.0 / 1024;  // per step, of what is not seen any more
+  const double late = seconds / expected_seconds - 1.0;
+  const Correction correction = {
+      std::min(tokens / expected_tokens, kMost),
+      std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds};
+  Load& load = loads_[power_of_two(num_seqs)];
+  load.all.learn(correction);
+  if (num_drafts > 0) load.with_drafts.learn(correction);
+  const size_t own = power_of_two(num_drafts);
+  for (size_t i = 0; i < load.by_drafts.size(); ++i) {
+    Mean& mean = load.by_drafts[i];
+    const Correction usual = common(load, i > 0);
+    if (mean.num_observed == 0) {
+      mean.value = usual;
+    } else if (i != own) {
+      mean.value.tokens += kForgotten * (usual.tokens - mean.value.tokens);
+      mean.value.seconds += kForgotten * (usual.seconds - mean.value.seconds);
+    }
   }
-  Entry& entry = entries[power_of_two(num_drafts)];
-  const double weight = 1.0 / std::min(kFirst + entry.num_observed, kLast);
-  entry.num_observed = std::min(entry.num_observed + 1, kLast);
-  entry.tokens += weight * (std::min(tokens, kMost) - entry.tokens);
-  entry.seconds += weight * (std::clamp(seconds, 1.0 / kMost, kMost) - entry.seconds);
+  load.by_drafts[own].learn(correction);
 }
 
 namespace {
@@ -137,11 +159,14 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   const size_t room = static_cast<size_t>(std::max(0, max_rows - num_rows));
   if (candidates.size() > room) candidates.resize(room);
 
+  constexpr double kLeastShare = 0.1;  // of the expected time, whatever it was corrected by
   RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
     const double seconds = times.seconds(num_rows + taken) + fixed_seconds;
-    const double rate = yield.share(num_sampled, taken) * tokens / seconds;
+    const StepYield::Correction correction = yield.of(num_sampled, taken);
+    const double rate =
+        correction.tokens * tokens / std::max(seconds + correction.seconds, kLeastShare * seconds);
     if (taken == 0 || rate > budget.tokens_per_second) {
       budget.num_drafts = taken;
       budget.tokens = tokens;
@@ -166,9 +191,8 @@ bool DraftGate::opens(double with_drafts, double without_drafts) {
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  if (++num_steps_ < std::min(interval_, is_clear ? kLastClearInterval : kLastInterval))
-    return pays;
-  interval_ = std::min(std::max(kFirstInterval, 2 * interval_), kLastClearInterval);
+  if (++num_steps_ < interval_ * (is_clear ? kClearFactor : 1)) return pays;
+  interval_ = std::min(2 * interval_, kLastInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;
   trial_opens_ = !pays;

@@ -68,23 +68,33 @@ class StepTable {
   bool has_sizes_ = false;
 };
 
-/// What steps brought, in tokens per second, as a share of what was expected of them; by number of
-/// sequences and of drafts, in powers of two. It holds what no measurement at the start can know:
-/// long contexts, work beside the step, how good this text's estimates are.
+/// How steps differ from what was expected of them, by number of sequences and of drafts, in powers
+/// of two: what no measurement at the start can know, such as long contexts, work beside the step,
+/// how good this text's estimates are. Of a kind of step that was not seen, what all of as many
+/// sequences have in common counts.
 class StepYield {
  public:
-  /// 1 where nothing is known.
-  double share(int num_seqs, int num_drafts) const;
-  /// What a step brought, in tokens and seconds, each as a multiple of what was expected.
-  void observe(int num_seqs, int num_drafts, double tokens, double seconds);
+  struct Correction {
+    double tokens = 1.0;   // factor
+    double seconds = 0.0;  // to be added
+  };
+  Correction of(int num_seqs, int num_drafts) const;
+  /// A step that was expected to bring and take so much did bring and take so much.
+  void observe(int num_seqs, int num_drafts, double expected_tokens, double expected_seconds,
+               double tokens, double seconds);
 
  private:
-  struct Entry {
-    double tokens = 1.0, seconds = 1.0;
+  struct Mean {
+    Correction value;
     int num_observed = 0;
+    void learn(const Correction& correction);
   };
-  static constexpr int kSizes = 16;
-  std::array<std::array<Entry, kSizes>, kSizes> entries_;  // [sequences][drafts]
+  struct Load {
+    Mean all, with_drafts;
+    std::array<Mean, 16> by_drafts;
+  };
+  static Correction common(const Load& load, bool has_drafts);
+  std::array<Load, 16> loads_;  // by sequences
 };
 
 /// Drafts on offer: a chain, or a tree whose drafts are ordered so that its beginnings are trees.
@@ -100,16 +110,16 @@ struct DraftOffer {
 ///
 /// Drafts are taken in falling order of survival (the probability that they and all before them
 /// are accepted); the number taken maximises
-///   yield * (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
-/// over every count, so that a step in the cost is looked across. Drafts do not make a step larger
-/// than those that were measured.
+///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
+/// over every count, both corrected by `yield`, so that a step in the cost is looked across. Drafts
+/// do not make a step larger than those that were measured.
 ///
 /// Source: the rule of vLLM's scheduler, with measured times, over all sequences at once.
 struct RowBudget {
   std::vector<int> counts;  // of drafts, by offer
   int num_drafts = 0;
   double tokens = 0.0, seconds = 0.0;  // of the step, expected
-  double tokens_per_second = 0.0;      // expected, by what such steps have brought
+  double tokens_per_second = 0.0;      // expected, corrected
 };
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
                            int max_rows, const StepTimes& times, double fixed_seconds,
@@ -124,12 +134,13 @@ class DraftGate {
   bool opens(double with_drafts, double without_drafts);
 
  private:
-  static constexpr int kTrialSteps = 8;
-  // Steps between trials. Where drafts win clearly there is less to find out, and more to lose.
-  static constexpr int kFirstInterval = 16, kLastInterval = 256, kLastClearInterval = 2048;
+  static constexpr int kTrialSteps = 6;
+  // Steps between trials, doubled by each. Where drafts win clearly there is less to find out, and
+  // more to lose.
+  static constexpr int kFirstInterval = 64, kLastInterval = 512, kClearFactor = 4;
   static constexpr double kClearGain = 1.5;
-  int interval_ = 0;   // until the next trial
-  int num_steps_ = 0;  // since the last one
+  int interval_ = kFirstInterval;
+  int num_steps_ = 0;  // since the last trial
   int num_left_ = 0;   // of the trial under way
   bool trial_opens_ = false;
 };

@@ -64,8 +64,8 @@ void StepBackend::learn(const StepLease& lease, double seconds) {
   // A step of another kind leaves caches and clocks that suit it.
   if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) num_same_ = 0;
   if (++num_same_ < kFirstLearned) return;
-  yield_.observe(num_sampled(lease), lease.plan.num_drafts, num_tokens / lease.plan.tokens,
-                 seconds / lease.plan.seconds);
+  yield_.observe(num_sampled(lease), lease.plan.num_drafts, lease.plan.tokens, lease.plan.seconds,
+                 num_tokens, seconds);
 }
 
 }  // namespace openspec

@@ -104,7 +104,7 @@ class StepBackend {
   StepYield yield_;
   DraftGates gates_;
   // Steps of the kind of the last one, in a row; from which on they count.
-  static constexpr int kFirstLearned = 4;
+  static constexpr int kFirstLearned = 3;
   bool last_proposed_ = false;
   int num_same_ = 0;
 };
