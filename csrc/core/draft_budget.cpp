@@ -18,8 +18,8 @@ void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
   tried_ = kDecay * tried_ + std::min(num_accepted + 1, num_drafted);
 }
 
-StepTimes::StepTimes(std::vector<std::pair<int, double>> points, bool has_sizes)
-    : points_(std::move(points)), has_sizes_(has_sizes) {
+StepTimes::StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows)
+    : points_(std::move(points)), most_sized_rows_(most_sized_rows) {
   for (size_t i = 1; i < points_.size(); ++i) {
     OPENSPEC_CHECK_ARG(points_[i].first > points_[i - 1].first, "row counts must rise");
     // More rows never take less time; a smaller reading is noise.
@@ -33,14 +33,14 @@ double StepTimes::seconds(double num_rows) const {
   auto right = std::find_if(points_.begin(), points_.end(),
                             [&](const auto& point) { return point.first >= num_rows; });
   if (right == points_.end()) --right;
-  if (has_sizes_ && num_rows <= right->first) return right->second;
+  if (right->first <= most_sized_rows_ && num_rows <= right->first) return right->second;
   const auto left = right - 1;
   const double slope = (right->second - left->second) / (right->first - left->first);
   return left->second + slope * (num_rows - left->first);
 }
 
-StepTable::StepTable(std::vector<Point> points, bool has_sizes)
-    : points_(std::move(points)), has_sizes_(has_sizes) {
+StepTable::StepTable(std::vector<Point> points, int most_sized_rows)
+    : points_(std::move(points)), most_sized_rows_(most_sized_rows) {
   std::sort(points_.begin(), points_.end(), [](const Point& a, const Point& b) {
     return std::pair(a.num_seqs, a.num_rows) < std::pair(b.num_seqs, b.num_rows);
   });
@@ -48,7 +48,7 @@ StepTable::StepTable(std::vector<Point> points, bool has_sizes)
 
 StepTimes StepTable::of(int num_seqs) const {
   std::map<int, double> best;  // by rows
-  if (has_sizes_) {
+  if (most_sized_rows_ > 0) {
     // The first that has room for the sequences has the least of it.
     for (const Point& point : points_) {
       if (point.num_seqs >= num_seqs) best.try_emplace(point.num_rows, point.seconds);
@@ -62,7 +62,7 @@ StepTimes StepTable::of(int num_seqs) const {
       if (point.num_seqs == nearest) best.emplace(point.num_rows, point.seconds);
     }
   }
-  return StepTimes({best.begin(), best.end()}, has_sizes_);
+  return StepTimes({best.begin(), best.end()}, most_sized_rows_);
 }
 
 namespace {

@@ -29,13 +29,14 @@ class AcceptanceEstimate {
 };
 
 /// Seconds of a step by its number of rows; between the measured points a straight line, past the
-/// last one the slope of the last two. Where steps come in sizes, a count between two of them takes
-/// the time of the larger.
+/// last one the slope of the last two. As far as steps come in sizes, a count between two of them
+/// takes the time of the larger.
 class StepTimes {
  public:
   StepTimes() = default;
-  /// `points` are (rows, seconds) with rising rows. Times are made non-decreasing.
-  explicit StepTimes(std::vector<std::pair<int, double>> points, bool has_sizes = false);
+  /// `points` are (rows, seconds) with rising rows, up to `most_sized_rows` sizes. Times are made
+  /// non-decreasing.
+  explicit StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows = 0);
 
   bool empty() const { return points_.empty(); }
   double seconds(double num_rows) const;
@@ -45,7 +46,7 @@ class StepTimes {
 
  private:
   std::vector<std::pair<int, double>> points_;
-  bool has_sizes_ = false;
+  int most_sized_rows_ = 0;
 };
 
 /// Seconds of a step by its numbers of sequences and rows, measured on this machine.
@@ -56,16 +57,17 @@ class StepTable {
     double seconds;
   };
   StepTable() = default;
-  /// `has_sizes`: a step takes as long as the next larger one that has room for its sequences and
-  /// rows; else as one of the next smaller number of sequences.
-  StepTable(std::vector<Point> points, bool has_sizes);
+  /// `most_sized_rows`: up to so many rows a step takes as long as the next larger one that has
+  /// room for its sequences and rows; 0: it takes as long as one of the next smaller number of
+  /// sequences.
+  StepTable(std::vector<Point> points, int most_sized_rows);
 
   bool empty() const { return points_.empty(); }
   StepTimes of(int num_seqs) const;
 
  private:
   std::vector<Point> points_;  // by sequences, then rows
-  bool has_sizes_ = false;
+  int most_sized_rows_ = 0;
 };
 
 /// How steps differ from what was expected of them, by number of sequences and of drafts, in powers

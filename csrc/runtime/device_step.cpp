@@ -381,6 +381,15 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
   for (const auto& [shape, graph] : graphs_) {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
   }
+  // Larger steps have any size; drafts there stand beside prompts.
+  const RunnerConfig& config = context_.config;
+  for (int rows : {2 * row_sizes().back(), 4 * row_sizes().back()}) {
+    if (rows > config.max_num_batched_tokens) break;
+    kinds.insert({rows, {false, config.max_num_seqs}});
+    for (int num_seqs = config.max_num_seqs; is_costly && num_seqs > 1; num_seqs /= 4) {
+      if (2 * num_seqs <= rows) kinds.insert({rows, {true, num_seqs}});
+    }
+  }
   std::vector<StepKind> list;
   for (const auto& [rows, kind] : kinds) list.push_back({kind.second, rows, kind.first});
   return list;
@@ -429,7 +438,7 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
     shape = graph->first;
     break;
   }
-  start(0, shape, kind.num_rows);
+  start(0, shape, kind.proposes ? kind.num_rows : std::min(kind.num_seqs, kind.num_rows));
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);
 }

@@ -32,7 +32,7 @@ class DeviceStep final : public StepBackend {
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
-  bool has_sizes() const override { return true; }
+  int most_sized_rows() const override { return row_sizes().back(); }
   double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;

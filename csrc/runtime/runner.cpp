@@ -415,18 +415,20 @@ std::vector<double> Runner::time_steps(std::span<const StepBackend::StepKind> ki
     std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
   }
   const auto start = Clock::now();
-  constexpr int kTurns = 4;
+  const bool is_cuda = config_.device == Device::kCuda;
+  const int num_turns = is_cuda ? 2 : 4;
   std::vector<double> best(kinds.size(), 0.0);
   for (int repeat = 0; repeat < num_repeats; ++repeat) {
     for (size_t i = 0; i < kinds.size(); ++i) {
-      // However long they take, two points make a line.
+      // However long they take: two points make a line, and sizes all count.
       const bool is_needed =
-          kinds[i].num_seqs == 1 &&
-          (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.num_speculative_tokens);
+          is_cuda ||
+          (kinds[i].num_seqs == 1 &&
+           (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.num_speculative_tokens));
       if (seconds_since(start) > budget && (repeat > 0 || !is_needed)) continue;
       if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
       // In a row: the first find caches and clocks as a step of another kind has left them.
-      for (int turn = 0; turn < kTurns; ++turn) {
+      for (int turn = 0; turn < num_turns; ++turn) {
         const double seconds = backend_->time_step(kinds[i], slots);
         if (best[i] == 0.0 || seconds < best[i]) best[i] = seconds;
       }
@@ -450,8 +452,9 @@ StepTimes Runner::measure_step_times(double budget) {
     const StepTable::Point point{kinds[i].num_seqs, kinds[i].num_rows, seconds[i]};
     (kinds[i].proposes ? proposing : plain).push_back(point);
   }
-  const StepTable times(std::move(plain), backend_->has_sizes());
-  backend_->set_step_times(times, StepTable(std::move(proposing), backend_->has_sizes()));
+  const int most_sized_rows = backend_->most_sized_rows();
+  const StepTable times(std::move(plain), most_sized_rows);
+  backend_->set_step_times(times, StepTable(std::move(proposing), most_sized_rows));
   return times.of(1);
 }
 

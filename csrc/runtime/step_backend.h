@@ -56,8 +56,8 @@ class StepBackend {
   };
   /// The steps that are worth timing, in the order of their use.
   virtual std::vector<StepKind> step_kinds() const = 0;
-  /// Whether any other step takes as long as the next larger of these.
-  virtual bool has_sizes() const { return false; }
+  /// Up to so many rows any other step takes as long as the next larger of these.
+  virtual int most_sized_rows() const { return 0; }
   /// Seconds of one step of the sequences, which have pages for its rows and more; nothing is
   /// committed.
   virtual double time_step(const StepKind& kind, std::span<const int> slots) = 0;

@@ -104,15 +104,19 @@ TEST(a_step_table_knows_steps_by_sequences_and_rows) {
   const std::vector<StepTable::Point> points = {{1, 1, 1.0}, {1, 4, 2.0}, {4, 4, 3.0},
                                                 {4, 8, 4.0}, {2, 4, 2.5}, {8, 8, 5.0}};
   // In sizes: what has room for the sequences and the rows.
-  const StepTable sizes(points, /*has_sizes=*/true);
+  const StepTable sizes(points, /*most_sized_rows=*/8);
   CHECK_NEAR(sizes.of(1).seconds(1), 1.0, 1e-12);
   CHECK_NEAR(sizes.of(1).seconds(3), 2.0, 1e-12);
   CHECK_NEAR(sizes.of(2).seconds(2), 2.5, 1e-12);
   CHECK_NEAR(sizes.of(3).seconds(5), 4.0, 1e-12);
   CHECK_NEAR(sizes.of(5).seconds(8), 5.0, 1e-12);
   CHECK(sizes.of(9).empty());
+  // Up to a number of rows.
+  const StepTable some({{1, 1, 1.0}, {4, 4, 2.0}, {4, 8, 4.0}}, /*most_sized_rows=*/4);
+  CHECK_NEAR(some.of(1).seconds(2), 2.0, 1e-12);
+  CHECK_NEAR(some.of(1).seconds(6), 3.0, 1e-12);
   // Else the next smaller number of sequences, and a line between its points.
-  const StepTable lines(points, /*has_sizes=*/false);
+  const StepTable lines(points, /*most_sized_rows=*/0);
   CHECK_NEAR(lines.of(1).seconds(2.5), 1.5, 1e-12);
   CHECK_NEAR(lines.of(3).seconds(4), 2.5, 1e-12);
   CHECK_NEAR(lines.of(7).seconds(6), 3.5, 1e-12);
