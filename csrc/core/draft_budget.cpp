@@ -191,7 +191,8 @@ bool DraftGate::opens(double with_drafts, double without_drafts) {
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  if (++num_steps_ < interval_ * (is_clear ? kClearFactor : 1)) return pays;
+  const int factor = is_clear ? kClearFactor : pays ? kOpenFactor : 1;
+  if (++num_steps_ < factor * interval_) return pays;
   interval_ = std::min(2 * interval_, kLastInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;

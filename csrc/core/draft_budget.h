@@ -137,9 +137,10 @@ class DraftGate {
 
  private:
   static constexpr int kTrialSteps = 6;
-  // Steps between trials, doubled by each. Where drafts win clearly there is less to find out, and
-  // more to lose.
-  static constexpr int kFirstInterval = 64, kLastInterval = 512, kClearFactor = 4;
+  // Steps between trials, doubled by each. A trial of drafts may win much; where they win there is
+  // less to find out, and more to lose.
+  static constexpr int kFirstInterval = 16, kLastInterval = 512;
+  static constexpr int kOpenFactor = 4, kClearFactor = 16;
   static constexpr double kClearGain = 1.5;
   int interval_ = kFirstInterval;
   int num_steps_ = 0;  // since the last trial

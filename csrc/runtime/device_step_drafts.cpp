@@ -64,7 +64,7 @@ DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees
     offers.push_back({.num_drafts = request.max_drafts,
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .availability = num_steps_ahead() == 0 ? 1.0 : availability,
-                      .num_depths = config.num_depths()});
+                      .num_depths = expected_depths(context_)});
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
   bool proposes = num_drafts > 0 || !needs.is_costly;

@@ -81,7 +81,7 @@ bool HostStep::drafts_pay(StepLease& lease) {
   for (const SpanRequest& request : lease.requests) {
     offers.push_back({.num_drafts = request.max_drafts,
                       .ratio = context_.table.acceptance(request.slot).ratio(),
-                      .num_depths = config.num_depths()});
+                      .num_depths = expected_depths(context_)});
   }
   return StepBackend::drafts_pay(lease, offers, config.max_num_batched_tokens, host_seconds_);
 }

@@ -31,6 +31,14 @@ int StepBackend::most_kept_steps(const RunnerConfig& config) {
   return std::min(kMaxKeptRows, config.max_num_batched_tokens);
 }
 
+int StepBackend::expected_depths(const StepContext& context) {
+  const RunnerConfig& config = context.config;
+  // The best drafts of a tree that may be as deep as it has drafts stand about two to a level.
+  const int most = context.drafter.needs().makes_trees ? (config.num_speculative_tokens + 1) / 2
+                                                       : config.num_depths();
+  return std::min(config.num_depths(), most);
+}
+
 RowBudget StepBackend::plan_drafts(StepLease& lease, std::span<const DraftOffer> offers,
                                    bool proposes, int max_rows, double host_seconds) {
   proposes = proposes && !proposing_times_.empty();

@@ -88,6 +88,8 @@ class StepBackend {
   /// Steps whose rows can wait.
   static int most_kept_steps(const RunnerConfig& config);
 
+  /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
+  static int expected_depths(const StepContext& context);
   bool has_step_times() const { return !plain_times_.empty(); }
   /// How many of the drafts on offer, one offer a request, a step is to have that costs
   /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.

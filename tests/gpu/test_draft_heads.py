@@ -81,8 +81,10 @@ def draft_along(
     tokens = prompt + known
     counts, logits = [], []
     while len(tokens) < MAX_TOKENS:
-        counts.append(len(tokens))
         added = step(runner, slot, 1, 1)
+        if not runner.last_drafts()[0]:  # the last token that it may have needs none
+            break
+        counts.append(len(tokens))
         logits.append(torch.tensor(runner.last_draft_logits()[:vocab_size]))
         tokens += added
     return tokens[: counts[-1]], counts, torch.stack(logits)

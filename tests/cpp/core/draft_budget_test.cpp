@@ -187,13 +187,11 @@ TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
     return num_steps;
   };
   DraftGate closed, open, clear;
-  for (const int expected : {63, 127, 255, 511, 511}) {
-    CHECK_EQ(steps_to_trial(closed, 1.0, 1.0), expected);
-    CHECK_EQ(steps_to_trial(open, 1.2, 1.0), expected);
-  }
-  // Where drafts win clearly there is more to lose.
-  for (const int expected : {255, 511, 1023, 2047, 2047}) {
-    CHECK_EQ(steps_to_trial(clear, 2.0, 1.0), expected);
+  for (const int interval : {16, 32, 64, 128, 256, 512, 512}) {
+    CHECK_EQ(steps_to_trial(closed, 1.0, 1.0), interval - 1);
+    // Where drafts win there is more to lose.
+    CHECK_EQ(steps_to_trial(open, 1.2, 1.0), 4 * interval - 1);
+    CHECK_EQ(steps_to_trial(clear, 2.0, 1.0), 16 * interval - 1);
   }
   // Other numbers of sequences are another matter.
   DraftGates gates;
