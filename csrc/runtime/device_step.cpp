@@ -376,13 +376,16 @@ std::vector<int> DeviceStep::row_sizes() const {
 }
 
 std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
+  const RunnerConfig& config = context_.config;
   const bool is_costly = context_.drafter.needs().is_costly;
   std::set<std::pair<int, std::pair<bool, int>>> kinds;  // rows, whether it proposes, sequences
   for (const auto& [shape, graph] : graphs_) {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
+    // Drafts that cost nothing are verified in the graphs of as many sequences as rows.
+    const int num_drafting = std::max(1, shape.num_rows / (1 + config.num_speculative_tokens));
+    if (!is_costly) kinds.insert({shape.num_rows, {false, num_drafting}});
   }
   // Larger steps have any size; drafts there stand beside prompts.
-  const RunnerConfig& config = context_.config;
   for (int rows : {2 * row_sizes().back(), 4 * row_sizes().back()}) {
     if (rows > config.max_num_batched_tokens) break;
     kinds.insert({rows, {false, config.max_num_seqs}});

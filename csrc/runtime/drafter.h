@@ -107,7 +107,8 @@ class Drafter {
   /// Proposes for the sequences of a step. On CUDA what it launches is captured in a graph, so
   /// lengths come from `table`.
   virtual void propose(const ExecContext&, const TableView& /*table*/, const WantedDrafts&) {}
-  /// Learns from a step's committed rows, prompt rows included; `table` is that after the commit.
+  /// Learns from committed rows, prompt rows included: a step's, or where proposing is costly also
+  /// those of several steps in which it was left out. `table` is that after the commit.
   virtual void extend(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
 
   /// Where it keeps the logits of the drafts that it draws, by sequence of WantedDrafts, until the
