@@ -128,8 +128,7 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
                            const StepYield& yield = {});
 
 /// Whether to run a drafter that costs time, step by step: where it would not pay it is left out.
-/// At first, and then ever more rarely, a few steps in a row do the opposite, so that both are
-/// known.
+/// Now and then, ever more rarely, a few steps in a row do the opposite, so that both are known.
 class DraftGate {
  public:
   /// Expected tokens per second with and without drafts.
