@@ -146,7 +146,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
   drafter_->attach(target_, std::span(kv_layers_).subspan(num_layers));
   if (is_cuda) {
     // A drafter's layer has a place that is never written, which attention multiplies by zero; and
-    // what the target makes of places that were never written (time_rows) must not be NaN, or the
+    // what the target makes of places that were never written (time_steps) must not be NaN, or the
     // drafter would write that there.
     for (Buffer& buffer : kv_buffers_) device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
     device::synchronize(nullptr);
