@@ -382,8 +382,11 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
   for (const auto& [shape, graph] : graphs_) {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
     // Drafts that cost nothing are verified in the graphs of as many sequences as rows.
-    const int num_drafting = std::max(1, shape.num_rows / (1 + config.num_speculative_tokens));
-    if (!is_costly) kinds.insert({shape.num_rows, {false, num_drafting}});
+    const int least = std::max(1, shape.num_rows / (1 + config.num_speculative_tokens));
+    for (int num_seqs = shape.num_spans / 2; !is_costly && num_seqs > 0; num_seqs /= 2) {
+      kinds.insert({shape.num_rows, {false, std::max(num_seqs, least)}});
+      if (num_seqs <= least) break;
+    }
   }
   // Larger steps have any size; drafts there stand beside prompts.
   for (int rows : {2 * row_sizes().back(), 4 * row_sizes().back()}) {
