@@ -245,8 +245,13 @@ void DeviceStep::learn_kept(int ring_index) {
   const int num_steps = std::exchange(num_kept_steps_, 0);
   if (num_steps == 0) return;
   const KeptRows kept = kept_rows();
-  // Others' pages may be someone else's by now.
-  const std::vector<int> slots = context_.table.slots_in_use();
+  // Pages of sequences that left may be someone else's by now, and of slots that were written since
+  // the device still has the lengths from before.
+  std::vector<int> slots = context_.table.slots_in_use();
+  std::erase_if(slots, [&](int slot) {
+    return std::any_of(slot_updates_.begin(), slot_updates_.end(),
+                       [&](const SlotUpdate& update) { return update.slot == slot; });
+  });
   auto* list = kept_slots_.as<int32_t>() + ring_index * context_.config.max_num_seqs;
   std::copy(slots.begin(), slots.end(), list);
   if (slots.empty()) return;
