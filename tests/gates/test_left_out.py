@@ -52,3 +52,31 @@ def test_drafts_do_not_depend_on_what_was_left_out(method: str, num_plain: int) 
         expected.append(fresh.last_drafts()[0])
     assert drafts == expected
     assert all(len(chain) == NUM_DRAFTS for chain in drafts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_waited_for_a_sequence_that_left_spoils_no_others_prefix(method: str) -> None:
+    folders = (EMBEDDED_MODEL, EMBEDDED_MODEL / method)
+    options: dict[str, int | str] = {"device": harness.DEVICE, "max_model_len": 256}
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    shared = tokenizer.encode(" ".join(PROMPTS) * 4)[:80]
+    runner = make_runner(folders, method, NUM_DRAFTS, **options)
+    slot, _ = prefill(runner, shared)
+    runner.remove_sequence(slot)
+    slot, _ = prefill(runner, tokenizer.encode(PROMPTS[1]))
+    for _ in range(25):
+        step_all(runner, [(slot, 1, 0)])
+    runner.remove_sequence(slot)
+
+    # Its slot goes to one whose prefix is cached at the positions that waited.
+    reused = add(runner, shared)
+    assert reused == slot
+    assert runner.kv_len(reused) >= 32
+    fresh = make_runner(folders, method, NUM_DRAFTS, **options)
+    drafts = []
+    for each, taken in ((runner, reused), (fresh, add(fresh, shared))):
+        step_all(each, [(taken, len(shared) - 1 - each.kv_len(taken), 0)])
+        step_all(each, [(taken, 1, NUM_DRAFTS)])
+        drafts.append(each.last_drafts()[0])
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) == NUM_DRAFTS
