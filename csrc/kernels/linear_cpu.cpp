@@ -156,7 +156,8 @@ void Product::run(int first_tile, int last_tile, int first_panel, int last_panel
 int64_t num_column_tasks(const Product& product, int num_threads, int64_t num_row_blocks,
                          int64_t num_groups) {
   if (num_threads == 1) return 1;
-  constexpr int64_t kMinTaskCycles = 12000;
+  // Of less, too many panels end up in tiles narrower than the registers allow.
+  constexpr int64_t kMinTaskCycles = 24000;
   const int64_t line_cycles = 6 + 2 * product.params.num_rows;  // memory, or multiply-adds
   const int64_t cycles = product.num_panels * product.num_inputs() * line_cycles;
   int64_t tasks = min_of<int64_t>(cycles / kMinTaskCycles, 32 * num_threads);
