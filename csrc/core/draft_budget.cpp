@@ -95,12 +95,19 @@ void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
                         double expected_seconds, double tokens, double seconds) {
   constexpr double kMost = 4.0;              // a step that was held up says nothing of the next
   constexpr double kForgotten = 1.0 / 1024;  // per step, of what is not seen any more
+  if (common_ == Common::kPace) {
+    constexpr double kPaceWeight = 1.0 / 8;  // sooner than a kind's correction follows
+    const double predicted = expected_seconds + of(num_seqs, num_drafts).seconds;
+    const double slowness = std::clamp(seconds / predicted, 1.0 / kMost, kMost);
+    slowness_ += kPaceWeight * (slowness - slowness_);
+    seconds /= slowness_;
+  }
   const double late = seconds / expected_seconds - 1.0;
   const Correction correction = {
       std::min(tokens / expected_tokens, kMost),
       std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds};
   Load& load = loads_[power_of_two(num_seqs)];
-  load.all.learn(correction);
+  if (common_ == Common::kDelay) load.all.learn(correction);
   if (num_drafts > 0) load.with_drafts.learn(correction);
   const size_t own = power_of_two(num_drafts);
   for (size_t i = 0; i < load.by_drafts.size(); ++i) {

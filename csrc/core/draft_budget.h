@@ -76,6 +76,12 @@ class StepTable {
 /// sequences have in common counts.
 class StepYield {
  public:
+  /// What changes steps of all kinds alike. A delay: long contexts add the same seconds to each. The
+  /// pace: work beside the step makes all of them slower by a factor, which is no part of the
+  /// corrections, or a kind seen lately would be compared with what another took at another time.
+  enum class Common { kDelay, kPace };
+  explicit StepYield(Common common = Common::kDelay) : common_(common) {}
+
   struct Correction {
     double tokens = 1.0;   // factor
     double seconds = 0.0;  // to be added
@@ -96,6 +102,9 @@ class StepYield {
     std::array<Mean, 16> by_drafts;
   };
   static Correction common(const Load& load, bool has_drafts);
+
+  Common common_;
+  double slowness_ = 1.0;       // the pace: seconds that steps take, over those expected
   std::array<Load, 16> loads_;  // by sequences
 };
 
@@ -125,7 +134,7 @@ struct RowBudget {
 };
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
                            int max_rows, const StepTimes& times, double fixed_seconds,
-                           const StepYield& yield = {});
+                           const StepYield& yield = StepYield());
 
 /// Whether to run a drafter that costs time, step by step: where it would not pay it is left out.
 /// Now and then, ever more rarely, a few steps in a row do the opposite, so that both are known.

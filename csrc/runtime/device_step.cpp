@@ -94,7 +94,8 @@ size_t DeviceStep::scratch_bytes(const RunnerConfig& config) {
 }
 
 DeviceStep::DeviceStep(StepContext context)
-    : context_(std::move(context)),
+    : StepBackend(StepYield::Common::kDelay),
+      context_(std::move(context)),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
       input_(plan_input(context_.config)),
       scratch_at_(plan_scratch(context_.config)),

@@ -25,7 +25,8 @@ constexpr double kLongestHostGap = 0.02;
 }  // namespace
 
 HostStep::HostStep(StepContext context)
-    : context_(std::move(context)),
+    : StepBackend(StepYield::Common::kPace),
+      context_(std::move(context)),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_} {
   const RunnerConfig& config = context_.config;

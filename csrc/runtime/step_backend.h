@@ -29,6 +29,7 @@ struct StepContext {
 /// The middle of the transaction on one kind of device: propose, score, choose, accept.
 class StepBackend {
  public:
+  explicit StepBackend(StepYield::Common common) : yield_(common) {}
   virtual ~StepBackend() = default;
 
   /// Leases that may be launched before the first of them is collected, beyond one.

@@ -159,6 +159,28 @@ TEST(what_holds_up_every_step_says_nothing_against_drafts) {
   CHECK_NEAR(budget.seconds, 1.2, 1e-12);
 }
 
+TEST(the_pace_of_the_machine_says_nothing_about_what_was_not_seen_since) {
+  // Steps with drafts take half as long again as expected, others what is expected, until the
+  // machine's pace changes. Without it in the account the ratio would be 2.1 and 4.2 in the end.
+  for (const double slowness : {0.7, 1.4}) {
+    StepYield yield(StepYield::Common::kPace);
+    const auto ratio = [&] {
+      return (2.0 + yield.of(4, 8).seconds) / (1.0 + yield.of(4, 0).seconds);
+    };
+    for (int i = 0; i < 500; ++i) {
+      yield.observe(4, 8, 4.0, 2.0, 4.0, 3.0);
+      yield.observe(4, 0, 4.0, 1.0, 4.0, 1.0);
+    }
+    CHECK_NEAR(ratio(), 3.0, 0.1);
+    for (int i = 0; i < 300; ++i) yield.observe(4, 8, 4.0, 2.0, 4.0, 3.0 * slowness);
+    CHECK_NEAR(ratio(), 3.0, 0.5);
+  }
+  // Nor is what a kind takes too long held against another that was never seen.
+  StepYield yield(StepYield::Common::kPace);
+  for (int i = 0; i < 300; ++i) yield.observe(4, 8, 4.0, 2.0, 4.0, 3.0);
+  CHECK_NEAR(yield.of(4, 0).seconds, 0.0, 1e-12);
+}
+
 TEST(drafts_that_bring_less_than_expected_are_no_longer_taken) {
   const StepTimes times({{1, 1.0}, {2, 1.2}, {64, 64.0}});
   const std::vector<DraftOffer> offers{{1, 0.5}};
