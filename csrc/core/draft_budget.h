@@ -76,8 +76,8 @@ class StepTable {
 /// sequences have in common counts.
 class StepYield {
  public:
-  /// What changes steps of all kinds alike. A delay: long contexts add the same seconds to each. The
-  /// pace: work beside the step makes all of them slower by a factor, which is no part of the
+  /// What changes steps of all kinds alike. A delay: long contexts add the same seconds to each.
+  /// The pace: work beside the step makes all of them slower by a factor, which is no part of the
   /// corrections, or a kind seen lately would be compared with what another took at another time.
   enum class Common { kDelay, kPace };
   explicit StepYield(Common common = Common::kDelay) : common_(common) {}
