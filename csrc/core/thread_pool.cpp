@@ -80,8 +80,11 @@ void ThreadPool::drain() {
 }
 
 void ThreadPool::work() {
-  while (!stopping_.load()) {
+  while (true) {
+    // Before the look at stopping_ and at the ticket: what is set after that look raises the
+    // generation past `seen`, so that the wait below returns at once.
     const uint32_t seen = generation_.load(std::memory_order_seq_cst);
+    if (stopping_.load(std::memory_order_seq_cst)) return;
     // Looking before claiming keeps idle workers from running the index up.
     if (has_work(ticket_.load(std::memory_order_acquire))) {
       drain();
