@@ -42,12 +42,18 @@ class PythonDrafter final : public Drafter {
   void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
                        std::span<Draft> drafts) override {
     py::gil_scoped_acquire gil;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const std::span<const int32_t> known = table.tokens(requests[i].slot);
-      const py::list guesses = drafter_.attr("propose")(
-          requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
-          requests[i].num_wanted);
-      for (const py::handle guess : guesses) add_guess(drafts[i], guess);
+    try {
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const std::span<const int32_t> known = table.tokens(requests[i].slot);
+        const py::list guesses = drafter_.attr("propose")(
+            requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
+            requests[i].num_wanted);
+        for (const py::handle guess : guesses) add_guess(drafts[i], guess);
+      }
+    } catch (py::error_already_set& error) {
+      // Ctrl-C is no failure of the drafter: it is raised again where the step returns to Python.
+      if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+      PyErr_SetInterrupt();
     }
   }
 

@@ -122,7 +122,8 @@ DeviceStep::DeviceStep(StepContext context)
             .kept_begin = at<int32_t>(s.kept_begin)};
   for (int i = 0; i < config.max_num_seqs; ++i) {
     slot_params_.push_back({Buffer(kListBytes, Memory::kDevice),
-                            Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned)});
+                            Buffer(sizeof(SamplingParams) + kListBytes, Memory::kPinned),
+                            device::Event()});
   }
   const auto entries = index(kRing) * index(config.max_num_seqs);
   const auto samples = index(kRing) * index(config.max_num_batched_tokens);
@@ -147,7 +148,13 @@ DeviceStep::DeviceStep(StepContext context)
   }
 }
 
-DeviceStep::~DeviceStep() = default;
+DeviceStep::~DeviceStep() {
+  try {
+    synchronize();  // a step that was given up may still use what goes now
+  } catch (const DeviceError&) {
+    // Nothing runs any more.
+  }
+}
 
 int DeviceStep::num_steps_ahead() const {
   const bool has_drafts = context_.config.num_speculative_tokens > 0;
@@ -157,6 +164,8 @@ int DeviceStep::num_steps_ahead() const {
 void DeviceStep::synchronize() { device::synchronize(stream_.handle()); }
 
 // --- Sequences ---------------------------------------------------------------------------------
+
+void DeviceStep::await_slot(int slot) { slot_params_[index(slot)].uploaded.wait(); }
 
 void DeviceStep::add_sequence(int slot) {
   SequenceTable& table = context_.table;
@@ -169,6 +178,7 @@ void DeviceStep::add_sequence(int slot) {
                            pages.size_bytes(), stream_.handle());
   }
   upload_params(slot);
+  slot_params_[index(slot)].uploaded.record(stream_.handle());
   restore_sequence(slot);
 }
 
@@ -223,6 +233,7 @@ void DeviceStep::launch(StepLease& lease) {
   const RunnerConfig& config = context_.config;
   lease.ring_index = next_ring_;
   next_ring_ = (next_ring_ + 1) % kRing;
+  done_[index(lease.ring_index)].wait();  // for steps that were given up; any other is collected
   std::byte* input = input_at(lease.ring_index);
   const bool is_on_host = num_steps_ahead() == 0 && config.num_speculative_tokens > 0;
   const bool host_has_trees = is_on_host && propose_on_host(lease, input);

@@ -26,6 +26,7 @@ class DeviceStep final : public StepBackend {
 
   int num_steps_ahead() const override;
   void prepare() override;
+  void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
   void synchronize() override;
@@ -58,6 +59,7 @@ class DeviceStep final : public StepBackend {
   /// One slot's sampling parameters: lists on the device, and where the host writes them.
   struct SlotParams {
     Buffer lists, staging;
+    device::Event uploaded;  // what the sequence in the slot began with
   };
 
   static InputLayout plan_input(const RunnerConfig& config);

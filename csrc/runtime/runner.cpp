@@ -184,6 +184,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     OPENSPEC_CHECK_ARG(token >= 0 && token < config_.target.vocab_size, "token id ", token,
                        " is outside the vocabulary of ", config_.target.vocab_size);
   }
+  if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
   const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
   table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
   // Rows that score prompt tokens must run, cached or not.

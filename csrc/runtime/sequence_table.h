@@ -51,6 +51,8 @@ class SequenceTable {
 
   int num_slots() const { return static_cast<int>(sequences_.size()); }
   int num_free_slots() const { return static_cast<int>(free_slots_.size()); }
+  /// The slot that add() takes next; -1: none is free.
+  int next_slot() const { return free_slots_.empty() ? -1 : free_slots_.back(); }
   int max_model_len() const { return max_model_len_; }
   int page_size() const { return page_size_; }
 

@@ -37,6 +37,8 @@ class StepBackend {
   /// Called once all weights are there, and again after set_capture.
   virtual void prepare() {}
 
+  /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.
+  virtual void await_slot(int /*slot*/) {}
   /// A slot was given to a new sequence, with as much KV as a cached prefix has.
   virtual void add_sequence(int /*slot*/) {}
   /// What was launched for a sequence is given up: its lengths are the table's again.

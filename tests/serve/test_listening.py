@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
-from openspec.serve.listening import bound_socket
+import pytest
+
+from openspec.errors import ConfigError
+from openspec.serve.listening import allow_reuse, bound_socket
 from openspec.serve.serve_config import ServeConfig
 
 
@@ -25,3 +30,36 @@ def test_connections_do_not_wait_for_acknowledgements() -> None:
             return nodelay
 
     assert asyncio.run(nodelay_of_a_connection())
+
+
+def test_an_address_is_taken_before_anybody_listens() -> None:
+    with bound_socket(ServeConfig(port=0)) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match="in use"), bound_socket(ServeConfig(port=port)):
+            pass
+
+
+def test_a_restart_gets_the_address_of_old_connections() -> None:
+    with bound_socket(ServeConfig(port=0)) as sock:
+        port = sock.getsockname()[1]
+        allow_reuse(sock, True)  # as HttpServer.startup does
+        sock.listen()
+        client = socket.create_connection(("127.0.0.1", port))
+        connection, _ = sock.accept()
+        connection.close()  # the side that closes first keeps the address in TIME_WAIT
+        client.close()
+    with bound_socket(ServeConfig(port=port)) as sock:
+        allow_reuse(sock, True)
+        sock.listen()
+
+
+def test_a_unix_socket_is_removed_by_its_owner_alone(tmp_path: Path) -> None:
+    config = ServeConfig(uds=str(tmp_path / "sock"))
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(bound_socket(config))
+        # Nobody listens yet: to the second server it looks like one that is gone.
+        second.enter_context(bound_socket(config)).listen()
+        first.close()
+        assert Path(config.uds).is_socket()
+        second.close()
+        assert not Path(config.uds).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -144,6 +145,23 @@ def test_garbage_drafter(plain: list[object]) -> None:
     with LLM(num_speculative_tokens=4, drafter=Garbage(4), adaptive_speculation=False) as llm:
         assert essence(generate(llm)) == plain
         assert llm.stats().num_drafter_failures > 0
+
+
+def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> None:
+    class Interrupted(_C.Drafter):
+        is_armed = True
+
+        def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+            if self.is_armed:
+                self.is_armed = False
+                signal.raise_signal(signal.SIGINT)
+            return []
+
+    with LLM(num_speculative_tokens=4, drafter=Interrupted(4), adaptive_speculation=False) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            generate(llm)
+        assert llm.stats().num_drafter_failures == 0
+        assert essence(generate(llm)) == plain
 
 
 def test_a_fault_in_every_stage(plain: list[object]) -> None:

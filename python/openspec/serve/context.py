@@ -113,11 +113,13 @@ class ServerContext:
             )
 
     def check_capacity(self) -> None:
-        """Refuses a request while the queue is full or the engine gone.
+        """Refuses a request while the queue is full, the engine gone or the server ending.
 
         Raises:
             ApiError: 503.
         """
+        if self.lifecycle.is_ending:
+            raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
         if not self.engine.is_alive:
             raise overloaded("The engine is not running.", retry_after_s=10)
         limit = self.config.max_num_queued_reqs

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from openspec.serve.http_errors import error_bytes, to_api_error
 from openspec.serve.wire import DONE, KEEP_ALIVE
 
 KEEP_ALIVE_S = 15.0
@@ -38,11 +39,19 @@ async def abort_on_disconnect(
         watcher.cancel()
 
 
+async def _or_error(event: Awaitable[bytes | None]) -> bytes | None:
+    try:
+        return await event
+    except Exception as exc:
+        return b"data: " + error_bytes(to_api_error(exc)) + b"\n\n"
+
+
 class EventStream(Response):
     """A stream of events that are already encoded; ends with `[DONE]`.
 
     Every stream writes on its own, so one slow reader delays nobody; what the engine makes in the
-    meantime is joined into its next chunk. A comment is sent in long silences.
+    meantime is joined into its next chunk. A comment is sent in long silences. An error is a
+    refusal if it comes before everything else, within KEEP_ALIVE_S, and otherwise the last event.
     """
 
     def __init__(
@@ -63,11 +72,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             keep_alive = asyncio.create_task(self._keep_alive(send))
             try:
-                event = await first
+                event = await _or_error(first)
                 while event is not None:
                     self._num_sent += 1
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-                    event = await anext(self._events, None)
+                    event = await _or_error(anext(self._events, None))
             finally:
                 keep_alive.cancel()
                 await self._events.aclose()

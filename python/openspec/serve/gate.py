@@ -76,7 +76,9 @@ class Gate:
         started = time.monotonic()
         try:
             self._check(scope, headers)
-            await self._app(scope, receive, tagged_send)
+            is_work = scope["method"] == "POST"
+            with self._lifecycle.open_request() if is_work else contextlib.nullcontext():
+                await self._app(scope, receive, tagged_send)
         except Exception as exc:
             if is_complete:
                 return

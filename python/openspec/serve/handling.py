@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from openspec.serve.context import ServerContext
 from openspec.serve.generation import Job
-from openspec.serve.http_errors import error_bytes, to_api_error
 from openspec.serve.json_body import parse, read_body
 from openspec.serve.request_models import GenerationFields
 from openspec.serve.wire import encode
@@ -77,14 +76,7 @@ def json_response(value: object) -> Response:
 
 
 async def stream_events(job: Job, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The events of a job that runs while they are read; an error becomes the last event."""
-    is_started = False
-    try:
-        async with job:
-            async for event in events:
-                is_started = True
-                yield event
-    except Exception as exc:
-        if not is_started:
-            raise
-        yield b"data: " + error_bytes(to_api_error(exc)) + b"\n\n"
+    """The events of a job that runs while they are read."""
+    async with job:
+        async for event in events:
+            yield event

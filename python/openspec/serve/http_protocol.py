@@ -1,8 +1,9 @@
-"""uvicorn's HTTP/1.1 protocol, with a clock on request heads and errors in the OpenAI shape."""
+"""uvicorn's HTTP/1.1 protocol, with a clock on clients and errors in the OpenAI shape."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,14 +14,24 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection that does not bring a whole request head in time (slow loris)."""
+    """Closes connections of clients that do not go on.
 
-    head_timeout_s = 60.0
+    One that does not bring a whole request head in time (slow loris), and one that takes nothing of
+    its answer for so long, or is gone without a word: either would keep its place for ever.
+    """
+
+    timeout_s = 60.0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection: the clock starts."""
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # The system's own clock: megabytes lie in its buffers, and seen from here nothing moves
+            # while a slow client works through them.
+            milliseconds = round(self.timeout_s * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -54,7 +65,7 @@ class TimedProtocol(H11Protocol):
         if not is_waiting:
             self._stop_watch()
         elif self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
+            self._head_timer = self.loop.call_later(self.timeout_s, self.transport.close)
 
     def _stop_watch(self) -> None:
         if self._head_timer is not None:
@@ -62,6 +73,6 @@ class TimedProtocol(H11Protocol):
             self._head_timer = None
 
 
-def timed_protocol(head_timeout_s: float) -> type[TimedProtocol]:
+def timed_protocol(timeout_s: float) -> type[TimedProtocol]:
     """The protocol with this timeout."""
-    return type("_TimedProtocol", (TimedProtocol,), {"head_timeout_s": head_timeout_s})
+    return type("_TimedProtocol", (TimedProtocol,), {"timeout_s": timeout_s})

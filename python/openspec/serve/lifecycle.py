@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,10 @@ class Lifecycle:
         """From the first signal on: not ready any more."""
         self.is_refusing = False
         """From the end of the grace period on: new requests get 503."""
+        self.is_ending = False
+        """From the end of the drain's patience on: not even what came in before may start."""
         self._jobs: dict[str, Abortable] = {}
+        self._num_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -36,16 +41,25 @@ class Lifecycle:
         """Generation requests in flight."""
         return len(self._jobs)
 
-    def enter(self, job: Abortable) -> None:
-        """Registers a request."""
-        self._jobs[job.request_id] = job
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Holds up the end of the server, from a request's head until its answer is sent."""
+        self._num_open += 1
         self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._idle.set()
+
+    def enter(self, job: Abortable) -> None:
+        """Registers a request that generates, within its `open_request`."""
+        self._jobs[job.request_id] = job
 
     def leave(self, job: Abortable) -> None:
-        """Takes a request out."""
+        """Takes it out."""
         self._jobs.pop(job.request_id, None)
-        if not self._jobs:
-            self._idle.set()
 
     def abort(self, request_id: str) -> int:
         """Aborts the requests of this id, ours or the client's; returns how many."""
@@ -63,8 +77,14 @@ class Lifecycle:
             job.abort()
         return len(jobs)
 
+    def end_all(self) -> int:
+        """Aborts everything for good; returns how many requests are open."""
+        self.is_ending = True
+        self.abort_all()
+        return self._num_open
+
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Waits for the running requests, then ends them."""
+        """Waits for the open requests, then ends them."""
         self.is_draining = True
         if grace_s > 0:
             await asyncio.sleep(grace_s)
@@ -72,12 +92,12 @@ class Lifecycle:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except asyncio.TimeoutError:
-            logger.warning("ending %d requests that are still running", self.abort_all())
+            logger.warning("ending %d requests that are still open", self.end_all())
             await self.wait_idle(5.0)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Waits until no request is in flight, but not for ever."""
+        """Waits until no request is open, but not for ever."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except asyncio.TimeoutError:
-            logger.error("%d requests did not end", self.num_jobs)
+            logger.error("%d requests did not end", self._num_open)

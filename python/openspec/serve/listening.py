@@ -28,7 +28,7 @@ def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
     # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        allow_reuse(sock, True)
         try:
             sock.bind((config.host, config.port))
         except OSError as error:
@@ -37,6 +37,9 @@ def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
                 f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
                 "--host"
             ) from None
+        # Sockets that all allow it share an address until one of them listens: a second server
+        # would find out once its model is loaded.
+        allow_reuse(sock, False)
         yield sock
     finally:
         sock.close()
@@ -50,13 +53,15 @@ def _unix_socket(path: str) -> Iterator[socket.socket]:
         try:
             sock.bind(path)
             os.chmod(path, 0o660)
+            own = os.stat(path)
         except OSError as error:
             raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
         try:
             yield sock
         finally:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                if os.path.samestat(own, os.stat(path)):  # else another server has it by now
+                    os.unlink(path)
     finally:
         sock.close()
 
@@ -67,11 +72,17 @@ def _remove_stale(path: str) -> None:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)  # a server too busy to accept is there all the same
             probe.connect(path)
     except ConnectionRefusedError:
         os.unlink(path)
     except OSError:
         return
+
+
+def allow_reuse(sock: socket.socket, is_allowed: bool) -> None:
+    """Whether the address may be had while connections of an earlier server still time out."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_allowed)
 
 
 def address_of(sock: socket.socket, config: ServeConfig) -> str:

@@ -35,7 +35,7 @@ class ServeConfig:
     max_body_bytes: int = field(default=8 * 1024 * 1024, metadata=BYTES_METADATA)
     """Largest request body."""
     request_timeout_s: float = 60.0
-    """Seconds a client may take to send its request."""
+    """Seconds a client may take to send its request, or take nothing of its answer."""
     keep_alive_timeout_s: float = 30.0
     """Seconds an idle connection stays open."""
     drain_grace_s: float = 0.0

@@ -23,7 +23,7 @@ from openspec.model_config import ModelConfig
 from openspec.serve.app import build_app
 from openspec.serve.context import Engine, ServerContext
 from openspec.serve.http_protocol import MAX_HEAD_BYTES, timed_protocol
-from openspec.serve.listening import address_of, bound_socket
+from openspec.serve.listening import address_of, allow_reuse, bound_socket
 from openspec.serve.serve_config import ServeConfig
 from openspec.tokenizer import Tokenizer
 
@@ -151,6 +151,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to listen."""
+        for sock in sockets or ():
+            allow_reuse(sock, True)
         await super().startup(sockets)
         if self.on_listening is not None:
             self.on_listening()
@@ -168,7 +170,7 @@ async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals
         logger.warning("stopping now: %d requests are cut off", lifecycle.num_jobs)
         drain.cancel()
         lifecycle.is_refusing = True
-        lifecycle.abort_all()
+        lifecycle.end_all()
         await lifecycle.wait_idle(0.5)
         server.force_exit = True
     server.should_exit = True
@@ -203,7 +205,10 @@ class _Signals:
             return task.result()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            # It may end all the same, where it was about to when it was cancelled.
+            context = await task
+            context.text_pool.close()
+            await context.engine.close()
         return None
 
     def _on_signal(self) -> None:
