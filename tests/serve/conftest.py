@@ -22,6 +22,7 @@ from openspec.serve.server import http_server
 from openspec.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model
+from tests.serve.waiting import PATIENCE_S
 
 MODEL_NAME = "fake"
 
@@ -50,7 +51,7 @@ class RunningServer:
         async def run() -> object:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
 
     def complete(self, **body: object) -> dict:
         response = self.client.post("/v1/completions", json=body)
@@ -108,11 +109,11 @@ def run_fake_server(
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert is_started.wait(20)
-    with httpx.Client(base_url=url, timeout=30) as client:
+    assert is_started.wait(PATIENCE_S)
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         yield RunningServer(url, started["context"], started["engine"], started["loop"], client)
     started["server"].should_exit = True
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"
 
 

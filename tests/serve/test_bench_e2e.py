@@ -20,7 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
 
@@ -36,6 +36,7 @@ def test_benchmark(tmp_path: Path) -> None:
         "--max-tokens=24",
         "--input-len=20",
         "--repeats=1",
+        "--no-adaptive-speculation",  # or whether there are drafts depends on the machine's pace
         f"--json={out}",
     )
     assert done.returncode == 0, done.stdout + done.stderr

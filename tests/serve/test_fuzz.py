@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.serve.conftest import RunningServer
+from tests.serve.waiting import PATIENCE_S
 
 NUM_BODIES = 10_000
 SEED = 20261120
@@ -205,7 +206,7 @@ def test_no_body_breaks_the_server(server: RunningServer) -> None:
                 f"content-length: {len(body)}\r\n\r\n".encode()
                 + body
             )
-            status, headers, answer = await asyncio.wait_for(read_answer(reader), 20)
+            status, headers, answer = await asyncio.wait_for(read_answer(reader), PATIENCE_S)
             statuses[status] += 1
             problem = None
             if status >= 500:
@@ -216,7 +217,7 @@ def test_no_body_breaks_the_server(server: RunningServer) -> None:
                     problem = "shape"
             elif b'"error":' in answer[:20] or not answer:
                 problem = "error in a stream"
-            if time.monotonic() - started > 10:
+            if time.monotonic() - started > PATIENCE_S / 2:
                 problem = "slow"
             if problem:
                 failures.append(f"{problem}: {path} {body[:300]!r} -> {answer[:300]!r}")

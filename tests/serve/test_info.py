@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import httpx
 import pytest
 
 import openspec
 from tests.serve.conftest import MODEL_NAME, RunningServer
+from tests.serve.waiting import PATIENCE_S, wait_until
 
 
 def get(server: RunningServer, path: str) -> dict:
@@ -48,12 +48,11 @@ def test_health_tells_when_the_engine_is_gone(start_server) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while not server.engine.requests:
-        time.sleep(0.01)
+    wait_until(lambda: server.engine.requests)
     server.call(server.engine.die)
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert failures == [500]
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         assert client.get("/health").status_code == 503
         assert client.get("/ready").status_code == 503
         response = client.post("/v1/completions", json={"prompt": "a"})
@@ -150,17 +149,17 @@ def test_abort_by_either_id(start_server, name: str) -> None:
     answers: list[dict] = []
 
     def ask() -> None:
-        with httpx.Client(base_url=server.url, headers={"x-request-id": "mine"}) as client:
+        headers = {"x-request-id": "mine"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
             body = {"prompt": "a", "max_tokens": 2000, "n": 2}
             answers.append(client.post("/v1/completions", json=body).json())
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while len(server.engine.requests) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: len(server.engine.requests) == 2)
     assert get(server, "/load") == {"server_load": 1}
     assert server.client.post("/abort_request", json={name: "mine"}).json() == {"num_aborted": 1}
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert [choice["finish_reason"] for choice in answers[0]["choices"]] == ["abort"] * 2
     assert server.client.post("/abort_request", json={name: "mine"}).json() == {"num_aborted": 0}
     server.error("/abort_request")

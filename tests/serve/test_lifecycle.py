@@ -13,20 +13,21 @@ import pytest
 
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
+from tests.serve.waiting import PATIENCE_S, wait_until
 
 JSON = "content-type: application/json"
 
 
-def wait_until(condition, timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+def num_handled(server: RunningServer, path: str) -> float:
+    """Requests that the server is through with, answered or not."""
+    lines = server.client.get("/metrics").text.splitlines()
+    wanted = [line for line in lines if line.startswith("openspec:http_requests_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in wanted if f'path="{path}"' in line)
 
 
 def post(server: RunningServer, path: str, body: dict) -> socket.socket:
     data = json.dumps(body).encode()
-    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: {len(data)}\r\n\r\n"
     sock.sendall(head.encode() + data)
     return sock
@@ -35,8 +36,7 @@ def post(server: RunningServer, path: str, body: dict) -> socket.socket:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_disconnect_aborts_within_a_step(start_server, path: str, stream: bool) -> None:
-    step_s = 0.1
-    server = start_server({"step_s": step_s})
+    server = start_server({"step_s": 0.1})
     body = {"stream": stream, "n": 3, "max_tokens": 2000, "ignore_eos": True}
     body |= (
         {"prompt": "a"}
@@ -48,9 +48,10 @@ def test_disconnect_aborts_within_a_step(start_server, path: str, stream: bool) 
     if stream:
         assert sock.recv(100)
     sock.close()
-    started = time.monotonic()
+    # Counted in steps: what holds up the server's loop holds up the engine's steps in it too.
+    before = server.engine._stats.num_steps
     wait_until(lambda: len(server.engine.aborted) == 3)
-    assert time.monotonic() - started < 4 * step_s  # one step, and what a busy machine adds
+    assert server.engine._stats.num_steps - before < 4
     wait_until(lambda: server.context.lifecycle.num_jobs == 0)
     assert server.context.num_sequences == 0
     assert server.complete(prompt="a", max_tokens=2)
@@ -75,9 +76,10 @@ def test_many_disconnects_leave_nothing_behind(start_server) -> None:
         if number % 2:
             sock.recv(10)
         sock.close()
-    wait_until(lambda: server.context.num_sequences == 0, 20)
-    tasks = server.call(lambda: len(asyncio.all_tasks()))
-    assert tasks < 10
+    # All of them: between two requests there may be a moment with none.
+    wait_until(lambda: num_handled(server, "/v1/completions") == 200)
+    assert server.context.num_sequences == 0
+    wait_until(lambda: server.call(lambda: len(asyncio.all_tasks())) < 10)
     assert server.client.get("/load").json() == {"server_load": 0}
 
 
@@ -89,13 +91,14 @@ def test_a_slow_reader_stalls_nobody(start_server) -> None:
     started = time.monotonic()
     for _ in range(5):
         server.complete(prompt="b", max_tokens=20)
-    assert time.monotonic() - started < 10, "stalled, it would take for ever"
+    assert time.monotonic() - started < PATIENCE_S, "stalled, it would take for ever"
     # The engine has long finished; what was not read was joined, and nothing is lost.
-    wait_until(lambda: not server.engine._running, 20)
-    slow.settimeout(10)
-    answer = b""
-    while b"[DONE]" not in answer:
-        answer += slow.recv(1 << 20)
+    wait_until(lambda: not server.engine._running)
+    answer = bytearray()
+    while b"[DONE]" not in answer[-100:]:
+        chunk = slow.recv(1 << 20)
+        assert chunk
+        answer += chunk
     num_tokens = answer.count(b'"finish_reason":"length"')
     assert num_tokens == 8
     slow.close()
@@ -121,12 +124,14 @@ def test_queue_limit(start_server) -> None:
 
 
 def test_load_beyond_the_limit_loses_nothing(start_server) -> None:
-    server = start_server({"step_s": 0.001, "max_num_seqs": 4}, max_num_queued_reqs=4)
+    # Slow enough that a busy client has sent more than the limit before the first is done.
+    server = start_server({"step_s": 0.03, "max_num_seqs": 4}, max_num_queued_reqs=4)
     statuses: list[int] = []
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=30) as client:
+        options = {"limits": limits, "timeout": PATIENCE_S}
+        async with httpx.AsyncClient(base_url=server.url, **options) as client:
 
             async def one() -> None:
                 body = {"prompt": "a", "max_tokens": 30}
@@ -147,47 +152,52 @@ def test_drain(start_server) -> None:
     bodies: dict[str, bytes] = {}
 
     def read(name: str, max_tokens: int) -> None:
-        with httpx.Client(base_url=server.url, timeout=20) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
             body = {
                 "prompt": "a",
                 "max_tokens": max_tokens,
                 "stream": True,
                 "return_token_ids": True,
+                "speculative": {"enabled": False},
             }
             bodies[name] = client.post("/v1/completions", json=body).content
 
     threads = [
-        threading.Thread(target=read, args=("short", 60)),
+        threading.Thread(target=read, args=("short", 30)),
         threading.Thread(target=read, args=("long", 2000)),
     ]
     for thread in threads:
         thread.start()
     wait_until(lambda: len(server.engine.requests) == 2)
     lifecycle = server.context.lifecycle
-    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.0, 1.0), server.loop)
+    # Ten times what the short one takes, a fifth of what the long one would take.
+    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.0, 4.0), server.loop)
     wait_until(lambda: lifecycle.is_refusing)
     assert server.client.get("/ready").status_code == 503
     assert server.client.get("/health").status_code == 200
     response = server.client.post("/v1/completions", json={"prompt": "a"})
     assert response.status_code == 503
     assert response.headers["retry-after"] and response.headers["connection"] == "close"
-    drain.result(10)
+    drain.result(PATIENCE_S)
     for thread in threads:
-        thread.join(5)
+        thread.join(PATIENCE_S)
     short, long = parse_events(bodies["short"]), parse_events(bodies["long"])
     assert short[-1]["choices"][0]["finish_reason"] == "length"
-    assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in short) == 60
+    assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in short) == 30
     assert long[-1]["choices"][0]["finish_reason"] == "abort"
 
 
 def test_grace_period_still_accepts(start_server) -> None:
     server = start_server()
     lifecycle = server.context.lifecycle
-    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.5, 1.0), server.loop)
+    # One period that does not end during the request, and one that nobody has to wait for.
+    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(600.0, 1.0), server.loop)
     wait_until(lambda: lifecycle.is_draining)
     assert server.client.get("/ready").status_code == 503
     assert server.complete(prompt="a", max_tokens=1)
-    drain.result(5)
+    assert drain.cancel()
+    drain = asyncio.run_coroutine_threadsafe(lifecycle.drain(0.1, 1.0), server.loop)
+    drain.result(PATIENCE_S)
     assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
 
 
@@ -206,15 +216,17 @@ def test_large_prompts_do_not_hold_up_others(start_server) -> None:
     server = start_server()
     big = {"prompt": "the quick brown fox " * 100_000}
     thread = threading.Thread(
-        target=lambda: httpx.post(f"{server.url}/tokenize", json=big, timeout=60)
+        target=lambda: httpx.post(f"{server.url}/tokenize", json=big, timeout=PATIENCE_S)
     )
+    began = time.monotonic()
     thread.start()
     worst = 0.0
     while thread.is_alive():
         started = time.monotonic()
         assert server.client.get("/health").status_code == 200
         worst = max(worst, time.monotonic() - started)
-    assert worst < 1.0
+    # Held up, one would wait for about all of it.
+    assert worst < (time.monotonic() - began) / 2
 
 
 def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:

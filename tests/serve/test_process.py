@@ -13,35 +13,31 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.real_server import command, environment, is_running, real_server
+from tests.serve.real_server import (
+    RealServer,
+    command,
+    environment,
+    import_cpu_s,
+    is_running,
+    real_server,
+    run_to_its_end,
+)
 from tests.serve.sse import parse_events
+from tests.serve.waiting import PATIENCE_S, wait_until
 
-MAX_FAILURE_S = 10.0
-"""5 on an idle machine."""
+MAX_FAILURE_COST = 2.0
+"""In imports of the server, which take nearly all of it; an engine takes as much as two more."""
 
 LONG = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 
 
-def run_to_its_end(*arguments: str, **variables: str) -> tuple[int, str, float]:
-    started = time.monotonic()
-    done = subprocess.run(
-        command(arguments),
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        timeout=30,
-        check=False,
-    )
-    return done.returncode, done.stderr, time.monotonic() - started
-
-
 def fails_with_one_line(*arguments: str, says: str, **variables: str) -> None:
-    status, errors, seconds = run_to_its_end(*arguments, **variables)
+    status, errors, seconds = run_to_its_end(command(arguments), **variables)
     assert status == 1, errors
     lines = errors.strip().splitlines()
     assert lines[-1].startswith("openspec.serve: ") and says in lines[-1], errors
     assert "Traceback" not in errors and sum(": ERROR" in line for line in lines) == 0
-    assert seconds < MAX_FAILURE_S
+    assert seconds < MAX_FAILURE_COST * import_cpu_s()
 
 
 def test_port_in_use() -> None:
@@ -109,39 +105,37 @@ class TestRunning:
         )
         try:
             transport = httpx.HTTPTransport(uds=str(path))
-            with httpx.Client(transport=transport, base_url="http://x") as client:
-                deadline = time.monotonic() + 20
-                while True:
+            with httpx.Client(
+                transport=transport, base_url="http://x", timeout=PATIENCE_S
+            ) as client:
+
+                def answers() -> bool:
                     try:
-                        assert client.get("/ready").status_code == 200
-                        break
+                        return client.get("/ready").status_code == 200
                     except httpx.ConnectError:
-                        assert time.monotonic() < deadline
-                        time.sleep(0.05)
+                        assert process.poll() is None
+                        return False
+
+                wait_until(answers)
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(PATIENCE_S) == 0
             assert not path.exists()
         finally:
             process.kill()
 
     def test_sigterm_lets_streams_finish(self) -> None:
-        with real_server("--shutdown-timeout", "30") as server:
+        with real_server("--shutdown-timeout", "60") as server:
             engine = server.engine_pid
-            answers: list[bytes] = []
-
-            def ask() -> None:
-                body = {**LONG, "max_tokens": 400}
-                answers.append(server.client.post("/v1/completions", json=body).content)
-
-            thread = threading.Thread(target=ask)
-            thread.start()
-            _wait_for_load(server.url)
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.05)
-            _expect_refusal(server.url)
-            thread.join(30)
-            assert server.process.wait(10) == 0
-            assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "length"
+            body = {**LONG, "max_tokens": 400}
+            with server.client.stream("POST", "/v1/completions", json=body) as response:
+                chunks = response.iter_raw()
+                answer = next(chunks)
+                server.process.send_signal(signal.SIGTERM)
+                _wait_for_signal(server)
+                _expect_refusal(server.url)
+                answer += b"".join(chunks)
+            assert server.process.wait(PATIENCE_S) == 0
+            assert parse_events(answer)[-1]["choices"][0]["finish_reason"] == "length"
             assert not is_running(engine)
 
     def test_shutdown_timeout_ends_streams_with_abort(self) -> None:
@@ -154,28 +148,30 @@ class TestRunning:
 
             thread = threading.Thread(target=ask)
             thread.start()
-            _wait_for_load(server.url)
+            client = server.client
+            wait_until(lambda: client.get("/load").json()["server_load"] > 0)
             started = time.monotonic()
             assert server.stop() == 0
-            assert time.monotonic() - started < 4
-            thread.join(5)
+            assert time.monotonic() - started < server.end_s
+            thread.join(PATIENCE_S)
             assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "abort"
             assert not is_running(engine)
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_second_signal_ends_at_once(self, number: int) -> None:
-        with real_server("--shutdown-timeout", "60") as server:
+        with real_server("--shutdown-timeout", "600") as server:
             engine = server.engine_pid
             client = server.client
             with client.stream("POST", "/v1/completions", json=LONG) as response:
                 chunks = response.iter_raw()
                 next(chunks)
                 server.process.send_signal(number)
+                _wait_for_signal(server)  # two that it has not taken yet are one
                 time.sleep(0.3)
                 assert server.process.poll() is None
                 started = time.monotonic()
                 assert server.stop(number) == 0
-                assert time.monotonic() - started < 4
+                assert time.monotonic() - started < server.end_s
             assert not is_running(engine)
 
     def test_a_slow_reader_does_not_hold_up_the_end(self) -> None:
@@ -187,29 +183,26 @@ class TestRunning:
                 time.sleep(3)
                 started = time.monotonic()
                 assert server.stop() == 0
-                assert time.monotonic() - started < 15
+                assert time.monotonic() - started < 11 + server.end_s
 
     def test_sigterm_while_idle_and_while_loading(self) -> None:
         with real_server() as server:
             engine = server.engine_pid
             started = time.monotonic()
             assert server.stop() == 0
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < server.end_s
             assert not is_running(engine)
         process = subprocess.Popen(command(["--port", "0"]), env=environment())
         time.sleep(0.5)
         process.terminate()
-        assert process.wait(10) in (0, -signal.SIGTERM)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
 
     def test_the_engine_does_not_outlive_a_killed_server(self) -> None:
         with real_server() as server:
             engine = server.engine_pid
             server.process.kill()
-            server.process.wait(5)
-            deadline = time.monotonic() + 10
-            while is_running(engine):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            server.process.wait(PATIENCE_S)
+            wait_until(lambda: not is_running(engine))
 
     def test_a_killed_engine_shows(self) -> None:
         with real_server() as server:
@@ -227,17 +220,14 @@ class TestRunning:
             assert server.stop() == 0
 
 
-def _wait_for_load(url: str) -> None:
-    deadline = time.monotonic() + 10
-    while httpx.get(f"{url}/load").json()["server_load"] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def _wait_for_signal(server: RealServer) -> None:
+    wait_until(lambda: "stopping: " in server.log)
 
 
 def _expect_refusal(url: str) -> None:
     try:
-        assert httpx.get(f"{url}/ready").status_code == 503
-        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+        assert httpx.get(f"{url}/ready", timeout=PATIENCE_S).status_code == 503
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE_S)
         assert response.status_code == 503 and "retry-after" in response.headers
     except httpx.TransportError:
         pass  # already closed

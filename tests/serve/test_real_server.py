@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.serve.real_server import RealServer, real_server, resident_bytes
+from tests.serve.real_server import RealServer, import_cpu_s, real_server, resident_bytes
 from tests.serve.sse import parse_events, stream
+from tests.serve.waiting import wait_until
 
 pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
 
-MAX_READY_S = 5.0
+MAX_READY_COST = 3.0
+"""In imports of the front process, of which both processes take 1.5."""
+MAX_READY_S = 60.0
+"""3 on an idle machine."""
 MAX_IDLE_BYTES = 600e6
 REPEAT = "one two three four five six seven eight nine ten. " * 6
 
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[RealServer]:
-    with real_server("--kv-cache-memory", "128MiB") as server:
+    # Whether drafts pay depends on the machine's pace, and that there are drafts is tested here.
+    arguments = ("--kv-cache-memory", "128MiB", "--no-adaptive-speculation")
+    with real_server(*arguments) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log
 
 
-def test_ready_in_time_and_small(real: RealServer) -> None:
-    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-    assert real.seconds_to_ready < (4 if is_busy else 1) * MAX_READY_S
-    used = resident_bytes(real.process.pid) + resident_bytes(real.engine_pid)
-    assert used < MAX_IDLE_BYTES
+def test_ready_in_time_and_small() -> None:
+    with real_server("--kv-cache-memory", "128MiB") as server:
+        assert server.seconds_to_ready < MAX_READY_S
+        assert server.cpu_s_to_ready < MAX_READY_COST * import_cpu_s()
+        used = resident_bytes(server.process.pid) + resident_bytes(server.engine_pid)
+        assert used < MAX_IDLE_BYTES
 
 
 def test_chat_with_speculation_statistics(real: RealServer) -> None:
@@ -184,7 +189,7 @@ def test_metrics_follow_the_engine(real: RealServer) -> None:
         "/v1/completions",
         json={"prompt": REPEAT, "max_tokens": 32, "temperature": 0, "ignore_eos": True},
     )
-    time.sleep(0.2)
+    wait_until(lambda: real.metric("vllm:generation_tokens_total") - before >= 32)
     assert real.metric("vllm:generation_tokens_total") - before == 32
     assert real.metric("vllm:spec_decode_num_drafts_total") > 0
     assert real.metric("openspec:num_requests_running") == 0
@@ -198,17 +203,15 @@ def test_disconnect_frees_the_engine(real: RealServer) -> None:
         chunks = response.iter_raw()
         next(chunks)
         assert real.client.get("/load").json() == {"server_load": 1}
-    deadline = time.monotonic() + 5
-    while real.metric("openspec:num_requests_running") or real.metric("openspec:server_load"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    gauges = ("openspec:num_requests_running", "openspec:server_load")
+    wait_until(lambda: not any(real.metric(name) for name in gauges))
     assert real.metric("openspec:kv_cache_usage_perc") <= 1
 
 
 def test_many_streams_at_once(real: RealServer) -> None:
     async def run() -> list[list[dict]]:
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(base_url=real.url, limits=limits, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=real.url, limits=limits, timeout=300) as client:
 
             async def one(number: int) -> list[dict]:
                 body = {

@@ -1,7 +1,7 @@
 """The engine process with the fake runner: `python -m tests.unit.fake_engine_process FD`.
 
-`EngineConfig.model` tells it how to behave: "fake", "bad config", "bad start", "slow start",
-"dies" (at the tenth step) or "broken" (an invariant fails at the tenth step).
+`EngineConfig.model` tells it how to behave: "fake", "slow steps", "bad config", "bad start",
+"slow start", "dies" (at the tenth step) or "broken" (an invariant fails at the tenth step).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(config: EngineConfig) -> EngineCore:
     runner = FakeRunner(num_pages=4096, max_model_len=1024, max_num_seqs=config.max_num_seqs)
 
     def hook(stage: str) -> None:
-        time.sleep(0.0002)
+        time.sleep(0.01 if config.model == "slow steps" else 0.0002)
         if runner.stats.num_steps == 10 and config.model == "dies":
             os._exit(3)
         if runner.stats.num_steps == 10 and config.model == "broken":

@@ -25,6 +25,8 @@ class FakeServer:
     error_status: int | None = None
     split_writes: bool = False
     bodies: list[dict] = field(default_factory=list)
+    clock_s: float = 0.0
+    """Goes on by a step with every step: the time on a machine that does nothing else."""
 
     def answer(self, body: dict) -> list[int]:
         key = json.dumps(body.get("prompt", body.get("messages"))) + str(body["seed"])
@@ -69,6 +71,7 @@ class FakeServer:
         span, drafts, accepted, at = (1 if is_plain else self.span), 0, 0, 0
         while at < len(tokens):
             await asyncio.sleep(self.step_s)
+            self.clock_s += self.step_s
             piece = tokens[at : at + span]
             at += len(piece)
             drafts += not is_plain

@@ -225,7 +225,7 @@ def test_slow_templates_end(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     with pytest.raises(RequestError, match="takes too long"):
         ChatTemplate(nested, SPECIAL, {}).render([{"role": "user"}], None, False, {})
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60, "without a limit it would take for ever"
 
 
 def test_conveniences() -> None:

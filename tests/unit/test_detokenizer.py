@@ -65,8 +65,8 @@ def test_cost_does_not_grow_with_the_text() -> None:
     detokenizer = IncrementalDetokenizer(tokenizer)
     times = []
     for part in (ids[:20_000], ids[-20_000:]):
-        start = time.perf_counter()
+        start = time.process_time()  # whatever else the machine does
         for token_id in part:
             detokenizer.append(token_id)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert times[1] < 10 * times[0] + 0.1

@@ -105,7 +105,8 @@ def plain() -> Iterator[list[object]]:
         {"max_num_seqs": 5, "max_num_batched_tokens": 21, "adaptive_speculation": False},
         {"page_size": 3, "max_num_seqs": 7},
         {"max_model_len": 128, "num_pages": 8, "adaptive_speculation": False},
-        {"num_speculative_tokens": 1},
+        # At an unlucky pace of the machine a single draft never seems to pay.
+        {"num_speculative_tokens": 1, "adaptive_speculation": False},
         {"num_speculative_tokens": 8, "adaptive_speculation": False},
         {"enable_prefix_caching": False},
     ],

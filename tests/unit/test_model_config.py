@@ -330,7 +330,9 @@ ROPE = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=1000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(st.sampled_from(sorted(config_json())), JSON, max_size=3), JSON, ROPE)
 def test_fuzz_only_config_errors(
