@@ -14,7 +14,8 @@ import pytest
 from openspec.serve.server import _Signals
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
-from tests.serve.test_lifecycle import JSON, post, wait_until
+from tests.serve.test_lifecycle import JSON, post
+from tests.serve.waiting import PATIENCE_S, wait_until
 
 
 class HalfSent:
@@ -27,7 +28,7 @@ class HalfSent:
             f"content-length: {len(data)}\r\n\r\n"
         )
         self._rest = data[5:]
-        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         self._sock.sendall(head.encode() + data[:5])
         wait_until(lambda: server.context.lifecycle._num_open == 1)
 
@@ -53,13 +54,13 @@ def drain(server: RunningServer, timeout_s: float):
 def test_a_request_on_its_way_in_holds_up_the_end(start_server) -> None:
     server = start_server()
     request = HalfSent(server, {"prompt": "a", "max_tokens": 3})
-    draining = drain(server, 20.0)
+    draining = drain(server, PATIENCE_S)
     wait_until(lambda: server.context.lifecycle.is_refusing)
     time.sleep(0.1)
     assert not draining.done()
     status, body = request.send_rest()
     assert status == 200 and body["usage"]["completion_tokens"] == 3
-    draining.result(10)
+    draining.result(PATIENCE_S)
 
 
 def test_a_request_that_comes_in_too_late_does_not_start(start_server) -> None:
@@ -70,7 +71,7 @@ def test_a_request_that_comes_in_too_late_does_not_start(start_server) -> None:
     status, body = request.send_rest()
     assert status == 503 and "shutting down" in body["error"]["message"]
     assert not server.engine.requests
-    draining.result(10)
+    draining.result(PATIENCE_S)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such clock")
@@ -79,8 +80,8 @@ def test_a_client_that_takes_nothing_is_let_go(start_server) -> None:
     body = {"prompt": "a", "max_tokens": 2000, "stream": True, "n": 16, "logprobs": 20}
     sock = post(server, "/v1/completions", body)  # more than all buffers take
     wait_until(lambda: server.context.num_sequences == 16)
-    wait_until(lambda: server.engine.requests and not server.engine._running, 20)
-    wait_until(lambda: server.context.num_sequences == 0, 20)
+    wait_until(lambda: server.engine.requests and not server.engine._running)
+    wait_until(lambda: server.context.num_sequences == 0)
     assert server.client.get("/load").json() == {"server_load": 0}
     sock.close()
 
