@@ -200,6 +200,23 @@ def test_tool_results_and_past_calls_are_rendered(server: RunningServer) -> None
     assert CALL in prompt_text(server) and "<|im_start|>tool\n2<|im_end|>" in prompt_text(server)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_half_a_character_in_a_call(server: RunningServer, streamed: bool) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
+    server.engine.script = lambda _: call + "<|im_end|>"
+    if streamed:
+        chunks = stream(server.client, PATH, {"messages": HI, "tools": TOOLS})
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = [made for delta in deltas for made in delta.get("tool_calls", [])]
+    else:
+        calls = server.chat(tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    assert [made["function"]["arguments"] for made in calls] == ['{"a": "\\ud83d"}']
+    # It comes back as part of the conversation.
+    messages = [*HI, {"role": "assistant", "tool_calls": calls}]
+    server.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    assert call in prompt_text(server)
+
+
 def test_going_on_with_the_last_message(server: RunningServer) -> None:
     messages = [*HI, {"role": "assistant", "content": "one two"}]
     server.chat(messages=messages, continue_final_message=True, max_tokens=1)

@@ -134,6 +134,9 @@ def _arguments(given: str | dict[str, object] | None) -> JsonValue:
         return _plain(given or {})
     try:
         value: object = json.loads(given)
+        if "\\u" in given:
+            # An escape that is half a character is JSON, but only as an escape.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return given
     return _plain(value) if isinstance(value, dict) else given
