@@ -229,6 +229,25 @@ def test_going_on_with_the_last_message(server: RunningServer) -> None:
     assert prompt_text(server).endswith("one two<|im_end|>\n")
 
 
+@pytest.mark.parametrize(
+    "start", ["Answer: ", "def f():\n    ", "Sure!\n", "\n x", "<", "|", "end", "hi", "<|im_end|>"]
+)
+def test_any_start_can_be_gone_on_with(server: RunningServer, start: str) -> None:
+    # The end of a start may also occur in what the template puts behind it.
+    messages = [*HI, {"role": "assistant", "content": start}]
+    server.chat(messages=messages, continue_final_message=True, max_tokens=1)
+    assert prompt_text(server).endswith("<|im_start|>assistant\n" + start)
+    ids = server.engine.requests[-1].prompt_token_ids
+    assert ids.count(server.ids("<|im_end|>")[0]) == 1
+
+
+@pytest.mark.parametrize("start", ["", " \n"])
+def test_nothing_cannot_be_gone_on_with(server: RunningServer, start: str) -> None:
+    messages = [*HI, {"role": "assistant", "content": start}]
+    error = server.error(PATH, messages=messages, continue_final_message=True)
+    assert error["param"] == "continue_final_message"
+
+
 def test_limits_of_the_answer(server: RunningServer) -> None:
     assert server.chat(max_tokens=5, max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     usage = server.chat()["usage"]
