@@ -26,7 +26,7 @@ def check_admin(context: ServerContext, request: Request) -> None:
 
 async def abort_request(context: ServerContext, request: Request) -> Response:
     """POST /abort_request."""
-    body = await receive_json(context, request, AbortRequest)
+    body, _ = await receive_json(context, request, AbortRequest)
     if body.abort_all:
         check_admin(context, request)
         return json_response({"num_aborted": context.lifecycle.abort_all()})

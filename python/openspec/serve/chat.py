@@ -51,7 +51,9 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     """Handles a request."""
     arrival, body = await receive_request(context, request, ChatCompletionRequest)
     _check(body)
-    chat = await context.text_pool.run(_size(body), lambda: render_chat(context.tokenizer, body))
+    chat = await context.text_pool.run(
+        arrival.num_bytes, lambda: render_chat(context.tokenizer, body)
+    )
     info = context.engine.info
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
     room = room_for_output(context, len(token_ids))
@@ -266,14 +268,3 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
     if body.tool_choice == "auto" and not body.tools:
         raise RequestError("tool_choice 'auto' needs tools.", "tool_choice")
-
-
-def _size(body: ChatCompletionRequest) -> int:
-    size = 1000 * len(body.tools or ())
-    for message in body.messages:
-        content = message.content or ""
-        size += 100
-        size += (
-            len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content)
-        )
-    return size
