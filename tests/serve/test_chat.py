@@ -252,6 +252,8 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
     assert server.chat(max_tokens=5, max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     usage = server.chat()["usage"]
     assert usage["total_tokens"] == server.engine.info.max_model_len
+    error = server.error(PATH, messages=[{"role": "user", "content": "x y " * 2000}])
+    assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
 
 
 @pytest.mark.parametrize(

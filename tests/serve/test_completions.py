@@ -205,7 +205,9 @@ def test_prompt_ids_without_a_token_are_refused(server: RunningServer) -> None:
 def test_context_limit(server: RunningServer) -> None:
     limit = server.engine.info.max_model_len
     error = server.error(PATH, prompt=[5] * limit)
-    assert error["code"] == "context_length_exceeded"
+    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+    # By which LiteLLM and others know what is wrong.
+    assert error["message"].startswith(f"This model's maximum context length is {limit} tokens.")
     answer = server.complete(prompt=[5] * (limit - 3), max_tokens=100)
     assert answer["usage"]["completion_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] == "length"

@@ -56,7 +56,7 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     )
     info = context.engine.info
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
-    room = room_for_output(context, len(token_ids))
+    room = room_for_output(context, len(token_ids), "messages")
     limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
     # Without a limit the answer may fill the context, as far as there is memory for it.
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
