@@ -100,6 +100,8 @@ def test_wrong_keys(guarded: RunningServer, value: str) -> None:
     response = guarded.client.get("/v1/models", headers={"authorization": value})
     assert response.status_code == 401
     assert KEY not in response.text
+    # By which LiteLLM knows it from a bad request.
+    assert response.json()["error"]["message"].startswith("Incorrect API key provided")
 
 
 def test_two_authorization_headers_are_refused(guarded: RunningServer) -> None:
