@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.serve.conftest import MODEL_NAME, RunningServer
@@ -286,6 +288,18 @@ def test_characters_are_never_cut(server: RunningServer) -> None:
     pieces = [c["choices"][0]["text"] for c in stream(server.client, PATH, body)]
     assert whole == text == "".join(pieces)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_no_event_has_more_lines_than_one(server: RunningServer) -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x1cf\r\n\u2014é"
+    server.engine.script = lambda _: text + "<|im_end|>"
+    body = {"prompt": "a", "max_tokens": 50, "stream": True}
+    # As httpx cuts lines, and who builds on it.
+    with server.client.stream("POST", PATH, json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(event["choices"][0]["text"] for event in events) == text
 
 
 def test_request_error_before_a_stream_is_no_stream(server: RunningServer) -> None:
