@@ -179,13 +179,14 @@ def test_cors_is_off_unless_asked_for(server: RunningServer, start_server) -> No
     preflight = {
         "origin": "https://app.example",
         "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type,authorization",
+        "access-control-request-headers": "content-type,authorization,x-stainless-retry-count",
     }
     response = server.client.options("/v1/completions", headers=preflight)
     assert response.status_code == 405
     assert "access-control-allow-origin" not in response.headers
     allowed = start_server(allowed_origins=["https://app.example"], api_key=[KEY])
     response = allowed.client.options("/v1/completions", headers=preflight)
+    assert response.status_code == 200, response.text
     assert response.headers["access-control-allow-origin"] == "https://app.example"
     evil = {**preflight, "origin": "https://evil.example"}
     response = allowed.client.options("/v1/completions", headers=evil)
