@@ -308,6 +308,43 @@ def test_harmless_fields_are_accepted(server: RunningServer) -> None:
     )
 
 
+def test_vllms_defaults_are_accepted(server: RunningServer) -> None:
+    # Proxies that are built on vLLM's own request classes send every field.
+    server.chat(
+        **dict.fromkeys(
+            "logit_bias response_format seed stream_options temperature top_p tools top_k min_p "
+            "reasoning_effort repetition_penalty truncate_prompt_tokens prompt_logprobs documents "
+            "allowed_token_ids chat_template chat_template_kwargs mm_processor_kwargs user "
+            "structured_outputs kv_transfer_params vllm_xargs thinking_token_budget".split()
+        ),
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        logprobs=False,
+        top_logprobs=0,
+        n=1,
+        stop=[],
+        stop_token_ids=[],
+        bad_words=[],
+        stream=False,
+        tool_choice="none",
+        parallel_tool_calls=True,
+        include_reasoning=True,
+        use_beam_search=False,
+        length_penalty=1.0,
+        include_stop_str_in_output=False,
+        ignore_eos=False,
+        min_tokens=0,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        echo=False,
+        add_generation_prompt=True,
+        continue_final_message=False,
+        add_special_tokens=False,
+        priority=0,
+        max_tokens=1,
+    )
+
+
 def test_deeply_nested_tools_are_refused_quickly(server: RunningServer) -> None:
     deep: object = 1
     for _ in range(500):

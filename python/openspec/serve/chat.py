@@ -254,7 +254,7 @@ class _Answer:
 def _check(body: ChatCompletionRequest) -> None:
     refuse_unsupported(body)
     check_stream_options(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
