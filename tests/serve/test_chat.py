@@ -200,6 +200,14 @@ def test_tool_results_and_past_calls_are_rendered(server: RunningServer) -> None
     assert CALL in prompt_text(server) and "<|im_start|>tool\n2<|im_end|>" in prompt_text(server)
 
 
+@pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
+def test_past_calls_without_arguments(server: RunningServer, arguments: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    server.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    assert '{"name": "add", "arguments": {}}' in prompt_text(server)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_half_a_character_in_a_call(server: RunningServer, streamed: bool) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'

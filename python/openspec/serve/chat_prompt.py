@@ -136,6 +136,8 @@ def _arguments(given: str | dict[str, object] | None) -> JsonValue:
     """As an object where it is one: templates write objects as JSON and texts as they are."""
     if not isinstance(given, str):
         return _plain(given or {})
+    if not given.strip():
+        return {}  # how some clients write that there are none
     try:
         value: object = json.loads(given)
         if "\\u" in given:
