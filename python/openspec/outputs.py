@@ -137,7 +137,8 @@ class RequestOutputProcessor:
         self.request = request
         self.index = index
         self.num_cached_tokens = 0
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._prompt_entries: list[TokenLogprobs] | None = None
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._tokenizer = tokenizer
         self._params = request.sampling
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -168,6 +169,18 @@ class RequestOutputProcessor:
         return self._finish_reason is not None
 
     @property
+    def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
+        """One for each prompt token, None for the first; None while there are none.
+
+        Described where they are first read: for a long prompt that takes seconds, which the server
+        spends in a thread.
+        """
+        if self._prompt_entries is not None:
+            entries, self._prompt_entries = self._prompt_entries, None
+            self._prompt_logprobs = [None, *(self._describe(entry) for entry in entries)]
+        return self._prompt_logprobs
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens so far: the completion tokens of the usage."""
         return len(self._token_ids)
@@ -180,8 +193,7 @@ class RequestOutputProcessor:
             return OutputDelta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
-            entries = [self._describe(entry) for entry in output.prompt_logprobs]
-            self.prompt_logprobs = [None, *entries]
+            self._prompt_entries = output.prompt_logprobs
         first = len(self._token_ids)
         text, stop = self._read_tokens(output)
         finish_reason = output.finish_reason

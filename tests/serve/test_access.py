@@ -108,6 +108,8 @@ def test_wrong_keys(guarded: RunningServer, value: str) -> None:
     response = guarded.client.get("/v1/models", headers={"authorization": value})
     assert response.status_code == 401
     assert KEY not in response.text
+    # By which LiteLLM knows it from a bad request.
+    assert response.json()["error"]["message"].startswith("Incorrect API key provided")
 
 
 def test_two_authorization_headers_are_refused(guarded: RunningServer) -> None:
@@ -185,13 +187,14 @@ def test_cors_is_off_unless_asked_for(server: RunningServer, start_server) -> No
     preflight = {
         "origin": "https://app.example",
         "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type,authorization",
+        "access-control-request-headers": "content-type,authorization,x-stainless-retry-count",
     }
     response = server.client.options("/v1/completions", headers=preflight)
     assert response.status_code == 405
     assert "access-control-allow-origin" not in response.headers
     allowed = start_server(allowed_origins=["https://app.example"], api_key=[KEY])
     response = allowed.client.options("/v1/completions", headers=preflight)
+    assert response.status_code == 200, response.text
     assert response.headers["access-control-allow-origin"] == "https://app.example"
     evil = {**preflight, "origin": "https://evil.example"}
     response = allowed.client.options("/v1/completions", headers=evil)

@@ -200,6 +200,31 @@ def test_tool_results_and_past_calls_are_rendered(server: RunningServer) -> None
     assert CALL in prompt_text(server) and "<|im_start|>tool\n2<|im_end|>" in prompt_text(server)
 
 
+@pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
+def test_past_calls_without_arguments(server: RunningServer, arguments: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    server.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    assert '{"name": "add", "arguments": {}}' in prompt_text(server)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_half_a_character_in_a_call(server: RunningServer, streamed: bool) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
+    server.engine.script = lambda _: call + "<|im_end|>"
+    if streamed:
+        chunks = stream(server.client, PATH, {"messages": HI, "tools": TOOLS})
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = [made for delta in deltas for made in delta.get("tool_calls", [])]
+    else:
+        calls = server.chat(tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    assert [made["function"]["arguments"] for made in calls] == ['{"a": "\\ud83d"}']
+    # It comes back as part of the conversation.
+    messages = [*HI, {"role": "assistant", "tool_calls": calls}]
+    server.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    assert call in prompt_text(server)
+
+
 def test_going_on_with_the_last_message(server: RunningServer) -> None:
     messages = [*HI, {"role": "assistant", "content": "one two"}]
     server.chat(messages=messages, continue_final_message=True, max_tokens=1)
@@ -212,10 +237,31 @@ def test_going_on_with_the_last_message(server: RunningServer) -> None:
     assert prompt_text(server).endswith("one two<|im_end|>\n")
 
 
+@pytest.mark.parametrize(
+    "start", ["Answer: ", "def f():\n    ", "Sure!\n", "\n x", "<", "|", "end", "hi", "<|im_end|>"]
+)
+def test_any_start_can_be_gone_on_with(server: RunningServer, start: str) -> None:
+    # The end of a start may also occur in what the template puts behind it.
+    messages = [*HI, {"role": "assistant", "content": start}]
+    server.chat(messages=messages, continue_final_message=True, max_tokens=1)
+    assert prompt_text(server).endswith("<|im_start|>assistant\n" + start)
+    ids = server.engine.requests[-1].prompt_token_ids
+    assert ids.count(server.ids("<|im_end|>")[0]) == 1
+
+
+@pytest.mark.parametrize("start", ["", " \n"])
+def test_nothing_cannot_be_gone_on_with(server: RunningServer, start: str) -> None:
+    messages = [*HI, {"role": "assistant", "content": start}]
+    error = server.error(PATH, messages=messages, continue_final_message=True)
+    assert error["param"] == "continue_final_message"
+
+
 def test_limits_of_the_answer(server: RunningServer) -> None:
     assert server.chat(max_tokens=5, max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     usage = server.chat()["usage"]
     assert usage["total_tokens"] == server.engine.info.max_model_len
+    error = server.error(PATH, messages=[{"role": "user", "content": "x y " * 2000}])
+    assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
 
 
 @pytest.mark.parametrize(
@@ -266,6 +312,43 @@ def test_harmless_fields_are_accepted(server: RunningServer) -> None:
         service_tier="auto",
         chat_template=None,
         stop=None,
+        max_tokens=1,
+    )
+
+
+def test_vllms_defaults_are_accepted(server: RunningServer) -> None:
+    # Proxies that are built on vLLM's own request classes send every field.
+    server.chat(
+        **dict.fromkeys(
+            "logit_bias response_format seed stream_options temperature top_p tools top_k min_p "
+            "reasoning_effort repetition_penalty truncate_prompt_tokens prompt_logprobs documents "
+            "allowed_token_ids chat_template chat_template_kwargs mm_processor_kwargs user "
+            "structured_outputs kv_transfer_params vllm_xargs thinking_token_budget".split()
+        ),
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        logprobs=False,
+        top_logprobs=0,
+        n=1,
+        stop=[],
+        stop_token_ids=[],
+        bad_words=[],
+        stream=False,
+        tool_choice="none",
+        parallel_tool_calls=True,
+        include_reasoning=True,
+        use_beam_search=False,
+        length_penalty=1.0,
+        include_stop_str_in_output=False,
+        ignore_eos=False,
+        min_tokens=0,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        echo=False,
+        add_generation_prompt=True,
+        continue_final_message=False,
+        add_special_tokens=False,
+        priority=0,
         max_tokens=1,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.serve.conftest import MODEL_NAME, RunningServer
@@ -205,7 +207,9 @@ def test_prompt_ids_without_a_token_are_refused(server: RunningServer) -> None:
 def test_context_limit(server: RunningServer) -> None:
     limit = server.engine.info.max_model_len
     error = server.error(PATH, prompt=[5] * limit)
-    assert error["code"] == "context_length_exceeded"
+    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+    # By which LiteLLM and others know what is wrong.
+    assert error["message"].startswith(f"This model's maximum context length is {limit} tokens.")
     answer = server.complete(prompt=[5] * (limit - 3), max_tokens=100)
     assert answer["usage"]["completion_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -284,6 +288,18 @@ def test_characters_are_never_cut(server: RunningServer) -> None:
     pieces = [c["choices"][0]["text"] for c in stream(server.client, PATH, body)]
     assert whole == text == "".join(pieces)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_no_event_has_more_lines_than_one(server: RunningServer) -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x1cf\r\n\u2014é"
+    server.engine.script = lambda _: text + "<|im_end|>"
+    body = {"prompt": "a", "max_tokens": 50, "stream": True}
+    # As httpx cuts lines, and who builds on it.
+    with server.client.stream("POST", PATH, json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(event["choices"][0]["text"] for event in events) == text
 
 
 def test_request_error_before_a_stream_is_no_stream(server: RunningServer) -> None:

@@ -229,6 +229,38 @@ def test_large_prompts_do_not_hold_up_others(start_server) -> None:
     assert worst < (time.monotonic() - began) / 2
 
 
+BIG = "the quick brown fox " * 1000
+HI = {"role": "user", "content": "hi"}
+BIG_TOOL = {"function": {"name": "x", "description": BIG}}
+BIG_CALL = {"function": {"name": "x", "arguments": BIG}}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": BIG}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": BIG}]}]},
+        {"messages": [HI], "tools": [BIG_TOOL]},
+        {"messages": [HI, {"role": "assistant", "tool_calls": [BIG_CALL]}]},
+        {"messages": [HI, {"role": "assistant", "content": "a", "reasoning": BIG}]},
+    ],
+    ids=["text", "parts", "tools", "calls", "reasoning"],
+)
+def test_large_chats_are_rendered_in_a_thread(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict
+) -> None:
+    tokenizer, threads = server.context.tokenizer, []
+
+    def render_chat(*args: object, **options: object) -> object:
+        threads.append(threading.current_thread().name)
+        return type(tokenizer).render_chat(tokenizer, *args, **options)
+
+    monkeypatch.setattr(tokenizer, "render_chat", render_chat)
+    server.client.post(path, json={**body, "max_tokens": 1})
+    assert len(threads) == 1 and threads[0].startswith("openspec-text")
+
+
 def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
     server = start_server({"step_s": 0.02})
     sock = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import Counter
 
 import pytest
 
@@ -112,6 +114,20 @@ def test_prompt_logprobs(server: RunningServer) -> None:
     chunks = stream(server.client, PATH, {"prompt": ids, "prompt_logprobs": 2, "max_tokens": 3})
     assert chunks[0]["choices"][0]["prompt_logprobs"] == entries
     assert "prompt_logprobs" not in chunks[-1]["choices"][0]
+
+
+def test_long_prompts_are_described_in_a_thread(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, threads = server.context.tokenizer, Counter()
+
+    def token_text(token_id: int) -> str:
+        threads[threading.current_thread().name.startswith("openspec-text")] += 1
+        return type(tokenizer).token_text(tokenizer, token_id)
+
+    monkeypatch.setattr(tokenizer, "token_text", token_text)
+    server.complete(prompt=[5] * 1000, max_tokens=1, echo=True, logprobs=2)
+    assert threads[True] >= 999 * 2 and threads[False] <= 3
 
 
 def test_tokens_as_ids(server: RunningServer) -> None:

@@ -84,6 +84,20 @@ def test_calls_are_json_and_nothing_else() -> None:
     assert parse_call("[" * 100_000) is None
     assert parse_call('{"name": "f"}').arguments == "{}"
     assert parse_call('{"name": "f", "arguments": "x"}').arguments == "x"
+    # Python's parser reads these, others do not.
+    assert parse_call('{"name": "f", "arguments": {"x": NaN}}') is None
+    assert parse_call('{"name": "f", "arguments": {"x": [-1e999]}}') is None
+
+
+def test_half_a_character_stays_an_escape() -> None:
+    assert parse_call(r'{"name": "f", "arguments": {"é": "\ud83d"}}').arguments == (
+        r'{"\u00e9": "\ud83d"}'
+    )
+    assert parse_call(r'{"name": "f", "arguments": {"a": "\ud83d\ude00"}}').arguments == (
+        '{"a": "😀"}'
+    )
+    assert parse_call(r'{"name": "f\ud83d"}') is None
+    assert parse_call(r'{"name": "f", "arguments": "\ud83d"}') is None
 
 
 def test_held_back() -> None:

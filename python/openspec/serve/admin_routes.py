@@ -21,12 +21,16 @@ def check_admin(context: ServerContext, request: Request) -> None:
     """
     key = context.config.admin_api_key
     if key is not None and not is_authorised(request.scope["headers"], [key.encode()]):
-        raise ApiError(401, "This endpoint needs the admin API key.", code="invalid_api_key")
+        raise ApiError(
+            401,
+            "Incorrect API key provided; this endpoint needs the admin API key.",
+            code="invalid_api_key",
+        )
 
 
 async def abort_request(context: ServerContext, request: Request) -> Response:
     """POST /abort_request."""
-    body = await receive_json(context, request, AbortRequest)
+    body, _ = await receive_json(context, request, AbortRequest)
     if body.abort_all:
         check_admin(context, request)
         return json_response({"num_aborted": context.lifecycle.abort_all()})

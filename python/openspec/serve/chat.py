@@ -51,10 +51,12 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     """Handles a request."""
     arrival, body = await receive_request(context, request, ChatCompletionRequest)
     _check(body)
-    chat = await context.text_pool.run(_size(body), lambda: render_chat(context.tokenizer, body))
+    chat = await context.text_pool.run(
+        arrival.num_bytes, lambda: render_chat(context.tokenizer, body)
+    )
     info = context.engine.info
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
-    room = room_for_output(context, len(token_ids))
+    room = room_for_output(context, len(token_ids), "messages")
     limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
     # Without a limit the answer may fill the context, as far as there is memory for it.
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
@@ -252,7 +254,7 @@ class _Answer:
 def _check(body: ChatCompletionRequest) -> None:
     refuse_unsupported(body)
     check_stream_options(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
@@ -266,14 +268,3 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
     if body.tool_choice == "auto" and not body.tools:
         raise RequestError("tool_choice 'auto' needs tools.", "tool_choice")
-
-
-def _size(body: ChatCompletionRequest) -> int:
-    size = 1000 * len(body.tools or ())
-    for message in body.messages:
-        content = message.content or ""
-        size += 100
-        size += (
-            len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content)
-        )
-    return size

@@ -70,19 +70,23 @@ def _reopened(
     tokenizer: Tokenizer, text: str, token_ids: list[int], last: dict[str, JsonValue]
 ) -> tuple[str, list[int]]:
     """The chat without what the template puts after the last message's content."""
-    content = last.get("content")
-    body = content.strip() if isinstance(content, str) else ""
-    start = text.rfind(body) if body else -1
-    suffix = text[start + len(body) :]
-    closing = tokenizer.encode(suffix, parse_special=True)
-    # The closing starts with a special token, so the content's last token ends where it starts.
-    is_clean = start >= 0 and closing and token_ids[-len(closing) :] == closing
-    if not is_clean or closing[0] not in tokenizer.special_tokens.values():
+    given = last.get("content")
+    content = given.lstrip() if isinstance(given, str) else ""
+    # The closing starts with a special token, the last one of all, so the content's last token ends
+    # where it starts. It is not looked for by the content, which may be in the closing: "|", "end".
+    special = frozenset(tokenizer.special_tokens.values())
+    start = max((i for i, token_id in enumerate(token_ids) if token_id in special), default=0)
+    closing = token_ids[start:]
+    end = text.rfind(tokenizer.token_text(closing[0])) if closing else -1
+    body = text[: max(end, 0)]
+    is_clean = tokenizer.encode(text[len(body) :], parse_special=True) == closing
+    # Templates may trim the end of a message, or keep it: spaces there are the client's to choose.
+    if not (is_clean and content and body.endswith((content, content.rstrip()))):
         raise RequestError(
             "continue_final_message: the template leaves no way to go on with this message.",
             "continue_final_message",
         )
-    return text[: start + len(body)], token_ids[: -len(closing)]
+    return body, token_ids[:start]
 
 
 def _message(message: ChatMessage) -> dict[str, JsonValue]:
@@ -132,8 +136,13 @@ def _arguments(given: str | dict[str, object] | None) -> JsonValue:
     """As an object where it is one: templates write objects as JSON and texts as they are."""
     if not isinstance(given, str):
         return _plain(given or {})
+    if not given.strip():
+        return {}  # how some clients write that there are none
     try:
         value: object = json.loads(given)
+        if "\\u" in given:
+            # An escape that is half a character is JSON, but only as an escape.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return given
     return _plain(value) if isinstance(value, dict) else given

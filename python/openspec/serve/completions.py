@@ -240,7 +240,7 @@ def _prompts(context: ServerContext, body: CompletionRequest) -> list[Prompt]:
         else:
             raise RequestError("prompt mixes token ids with something else", "prompt")
         cut = truncated(token_ids, body.truncate_prompt_tokens, context.engine.info.max_model_len)
-        room_for_output(context, len(cut))
+        room_for_output(context, len(cut), "prompt")
         text = one if isinstance(one, str) and len(cut) == len(token_ids) else None
         prompts.append(Prompt(cut, text))
     return prompts

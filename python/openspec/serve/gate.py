@@ -107,9 +107,10 @@ class Gate:
         if scope["path"] in PUBLIC_PATHS:
             return
         if self._keys and not is_authorised(headers, self._keys):
+            # OpenAI's words: LiteLLM takes any other "invalid_request_error" for a bad request.
             raise ApiError(
                 401,
-                "Missing or wrong API key; send it as 'Authorization: Bearer KEY'.",
+                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -30,10 +30,14 @@ class Arrival:
     unique: str
     external_id: str
     """What the client calls it: `request_id` in the body, else X-Request-Id."""
+    num_bytes: int
+    """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
 
 
-async def receive_json(context: ServerContext, request: Request, model: type[ModelT]) -> ModelT:
-    """Reads and checks a body.
+async def receive_json(
+    context: ServerContext, request: Request, model: type[ModelT]
+) -> tuple[ModelT, int]:
+    """Reads and checks a body; also returns its size in bytes.
 
     Raises:
         ApiError: it cannot be read.
@@ -43,7 +47,7 @@ async def receive_json(context: ServerContext, request: Request, model: type[Mod
     body = await read_body(
         request, max_bytes=config.max_body_bytes, timeout_s=config.request_timeout_s
     )
-    return await context.text_pool.run(len(body), lambda: parse(model, body))
+    return await context.text_pool.run(len(body), lambda: parse(model, body)), len(body)
 
 
 async def receive_request(
@@ -52,10 +56,10 @@ async def receive_request(
     """Reads a generation request, and turns it away early where the server is full."""
     now = time.monotonic()
     context.check_capacity()
-    body = await receive_json(context, request, model)
+    body, num_bytes = await receive_json(context, request, model)
     context.check_model(body.model)
     external_id = body.request_id or str(request.scope["state"]["request_id"])
-    return Arrival(now, uuid.uuid4().hex, external_id), body
+    return Arrival(now, uuid.uuid4().hex, external_id, num_bytes), body
 
 
 def answer_size(job: Job) -> int:

@@ -78,20 +78,21 @@ def check_stream_options(request: GenerationFields) -> None:
             raise RequestError("stream_options needs stream to be true", "stream_options")
 
 
-def room_for_output(context: ServerContext, num_prompt_tokens: int) -> int:
-    """Tokens that may follow a prompt.
+def room_for_output(context: ServerContext, num_prompt_tokens: int, param: str) -> int:
+    """Tokens that may follow a prompt, which came in the field `param`.
 
     Raises:
         RequestError: the prompt is empty or fills the context.
     """
     info = context.engine.info
     if num_prompt_tokens == 0:
-        raise RequestError("The prompt is empty.", "prompt")
+        raise RequestError("The prompt is empty.", param)
     if num_prompt_tokens >= info.max_model_len:
+        # OpenAI's words: clients such as LiteLLM know by them that a shorter prompt would do.
         raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens, but the context holds "
-            f"{info.max_model_len}, the answer included.",
-            "prompt",
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your "
+            f"{param} resulted in {num_prompt_tokens} tokens, and the answer needs room too.",
+            param,
             "context_length_exceeded",
         )
     return info.max_model_len - num_prompt_tokens

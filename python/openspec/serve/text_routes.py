@@ -15,37 +15,37 @@ from openspec.tokenizer import Tokenizer
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """POST /tokenize."""
-    body = await receive_json(context, request, TokenizeRequest)
+    body, num_bytes = await receive_json(context, request, TokenizeRequest)
     context.check_model(body.model)
     tokenizer = context.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", "prompt")
-    if body.prompt is None:
-        size = sum(len(message.content or "") for message in body.messages or ()) * 64
-        token_ids = (
-            await context.text_pool.run(size, lambda: render_chat(tokenizer, body))
-        ).token_ids
-    else:
-        text, adds_special = body.prompt, body.add_special_tokens is not False
-        token_ids = await context.text_pool.run(
-            len(text),
-            lambda: tokenizer.encode(text, parse_special=True, add_special_tokens=adds_special),
+
+    def answer() -> Response:
+        if body.prompt is None:
+            token_ids = render_chat(tokenizer, body).token_ids
+        else:
+            adds_special = body.add_special_tokens is not False
+            token_ids = tokenizer.encode(
+                body.prompt, parse_special=True, add_special_tokens=adds_special
+            )
+        return json_response(
+            {
+                "count": len(token_ids),
+                "max_model_len": context.engine.info.max_model_len,
+                "tokens": token_ids,
+                "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids]
+                if body.return_token_strs
+                else None,
+            }
         )
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": context.engine.info.max_model_len,
-            "tokens": token_ids,
-            "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids]
-            if body.return_token_strs
-            else None,
-        }
-    )
+
+    return await context.text_pool.run(num_bytes, answer)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """POST /detokenize."""
-    body = await receive_json(context, request, DetokenizeRequest)
+    body, _ = await receive_json(context, request, DetokenizeRequest)
     context.check_model(body.model)
     tokens = body.tokens
 

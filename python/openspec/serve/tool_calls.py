@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from openspec.serve.reasoning import held_back
 TOOL_OPEN = "<tool_call>"
 TOOL_CLOSE = "</tool_call>"
 MAX_CALL_CHARS = 1 << 20
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,21 @@ def parse_call(text: str) -> ParsedCall | None:
     """The call in `{"name": ..., "arguments": {...}}`, or None."""
     try:
         value: object = json.loads(text)
+        if not isinstance(value, dict):
+            return None
+        name, arguments = value.get("name"), value.get("arguments", {})
+        if not isinstance(name, str) or not name:
+            return None
+        if not isinstance(arguments, str):
+            arguments = _json_text(arguments)
+        # Escapes can spell half a character, which no answer can hold.
+        (name + arguments).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return None
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
     return ParsedCall(f"call_{secrets.token_hex(12)}", name, arguments)
+
+
+def _json_text(value: object) -> str:
+    """JSON for clients: no NaN or Infinity, which Python reads and writes but others do not."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if _LONE_SURROGATE.search(text) else text

@@ -8,6 +8,9 @@ from msgspec import UNSET, UnsetType
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
+# They end no line of an event, but httpx, and so LiteLLM, reads lines as str.splitlines does, which
+# cuts there: the client would lose the event.
+_LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in ("\x85", "\u2028", "\u2029")]
 
 
 def encode(value: object) -> bytes:
@@ -20,6 +23,9 @@ def event(value: object) -> bytes:
     buffer = bytearray(b"data: ")
     _encoder.encode_into(value, buffer, 6)
     buffer += b"\n\n"
+    for end, escaped in _LINE_ENDS:
+        if end in buffer:
+            buffer = buffer.replace(end, escaped)
     return bytes(buffer)
 
 
