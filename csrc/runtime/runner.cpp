@@ -382,7 +382,7 @@ void Runner::commit(StepLease& lease) {
     lease.pages[i].keep(num_kept);
     table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
     if (request.max_drafts > 0 && !result.token_ids.empty()) learn(result);
-    if (config_.enable_prefix_caching) publish_pages(slot);
+    if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->show_committed(lease);
   ++stats_.num_steps;
@@ -397,12 +397,13 @@ void Runner::learn(const SpanResult& result) {
   acceptance_.observe(result.num_judged, result.num_right);
 }
 
-void Runner::publish_pages(int slot) {
+void Runner::publish_pages(int slot, int num_waiting) {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
   const auto page_size = static_cast<size_t>(config_.page_size);
   const std::span<const int32_t> tokens = table_.tokens(slot);
   const std::span<const PageId> pages = table_.pages(slot);
-  while ((hashes.size() + 1) * page_size <= static_cast<size_t>(table_.kv_len(slot))) {
+  const auto num_ready = static_cast<size_t>(std::max(0, table_.kv_len(slot) - num_waiting));
+  while ((hashes.size() + 1) * page_size <= num_ready) {
     const size_t page = hashes.size();
     hashes.push_back(hasher_.extend(page == 0 ? table_.root(slot) : hashes.back(),
                                     tokens.subspan(page * page_size, page_size)));
