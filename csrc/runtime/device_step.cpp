@@ -242,6 +242,7 @@ void DeviceStep::launch(StepLease& lease) {
     learn_kept(lease.ring_index);
   }
   num_kept_steps_ += shape.keeps_rows;
+  lease.num_waiting = num_kept_steps_;
   const int num_samples = num_samples_of(lease, shape);
   const bool takes_drafts = shape.proposes || is_on_host;
 

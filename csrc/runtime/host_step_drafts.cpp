@@ -42,6 +42,7 @@ void HostStep::offer_drafts(StepLease& lease) {
   std::vector<Draft> drafts;
   try {
     if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) learn_kept();
+    lease.num_waiting = keeps_rows_ ? num_kept_steps_ + 1 : 0;
     if (!has_proposed_) return;
     drafts = proposals(wanted);
   } catch (const std::exception& error) {

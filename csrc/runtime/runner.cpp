@@ -270,14 +270,23 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
   OPENSPEC_CHECK_ARG(!requests.empty(), "a step needs at least one span");
   auto lease = std::make_unique<StepLease>();
   lease->on_abandon = [this](StepLease& abandoned) { abandon(abandoned); };
+  std::vector<bool> is_in_step(static_cast<size_t>(table_.num_slots()));
   for (const SpanRequest& request : requests) {
     table_.check_slot(request.slot);
     SequenceTable::InFlight& in_flight = table_.in_flight(request.slot);
+    const auto slot = static_cast<size_t>(request.slot);
+    OPENSPEC_CHECK_ARG(!is_in_step[slot], "slot ", request.slot, " is in the step twice");
+    is_in_step[slot] = true;
+    OPENSPEC_CHECK_ARG(request.max_drafts >= 0, "slot ", request.slot, ": max_drafts is ",
+                       request.max_drafts);
     const int begin = table_.kv_len(request.slot) + in_flight.num_new_tokens;
     const int num_tokens = table_.num_tokens(request.slot);
+    OPENSPEC_CHECK_ARG(num_tokens < config_.max_model_len, "slot ", request.slot, " has ",
+                       num_tokens, " tokens, all that a context of ", config_.max_model_len,
+                       " has room for");
     // Behind a step in flight that chooses a token, that token is the one to compute.
     const int num_known = std::max(num_tokens, in_flight.num_new_tokens > 0 ? begin + 1 : 0);
-    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && begin + request.num_new_tokens <= num_known,
+    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && request.num_new_tokens <= num_known - begin,
                        "slot ", request.slot, " has ", num_known - begin,
                        " tokens to compute, asked for ", request.num_new_tokens);
     const bool is_sampled = begin + request.num_new_tokens >= num_tokens;
@@ -298,6 +307,8 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
     const auto row =
         table_.page_row(request.slot)
             .subspan(static_cast<size_t>(table_.num_pages(request.slot) + in_flight.num_pages));
+    OPENSPEC_CHECK_ARG(pages.pages().size() <= row.size(), "slot ", request.slot,
+                       " is in more steps than may be under way");
     std::copy(pages.pages().begin(), pages.pages().end(), row.begin());
     in_flight.num_new_tokens += request.num_new_tokens;
     in_flight.num_rows += num_rows;
@@ -371,7 +382,7 @@ void Runner::commit(StepLease& lease) {
     lease.pages[i].keep(num_kept);
     table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
     if (request.max_drafts > 0 && !result.token_ids.empty()) learn(result);
-    if (config_.enable_prefix_caching) publish_pages(slot);
+    if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->show_committed(lease);
   ++stats_.num_steps;
@@ -386,12 +397,13 @@ void Runner::learn(const SpanResult& result) {
   acceptance_.observe(result.num_judged, result.num_right);
 }
 
-void Runner::publish_pages(int slot) {
+void Runner::publish_pages(int slot, int num_waiting) {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
   const auto page_size = static_cast<size_t>(config_.page_size);
   const std::span<const int32_t> tokens = table_.tokens(slot);
   const std::span<const PageId> pages = table_.pages(slot);
-  while ((hashes.size() + 1) * page_size <= static_cast<size_t>(table_.kv_len(slot))) {
+  const auto num_ready = static_cast<size_t>(std::max(0, table_.kv_len(slot) - num_waiting));
+  while ((hashes.size() + 1) * page_size <= num_ready) {
     const size_t page = hashes.size();
     hashes.push_back(hasher_.extend(page == 0 ? table_.root(slot) : hashes.back(),
                                     tokens.subspan(page * page_size, page_size)));

@@ -121,7 +121,9 @@ class Runner {
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
   void learn(const SpanResult& result);
-  void publish_pages(int slot);
+  /// Full pages, the drafter's entries included: it has yet to learn from the last `num_waiting`
+  /// tokens.
+  void publish_pages(int slot, int num_waiting);
 
   RunnerConfig config_;
   PrefixHasher hasher_;

@@ -76,7 +76,10 @@ struct StepLease {
 
   int num_rows = 0;      // laid out, at most
   double seconds = 0.0;  // that the device worked on it
-  int ring_index = 0;    // a device step's place in its rings
+  // Steps up to this one, each with a row of a sequence at most, from whose rows the drafter has
+  // yet to learn.
+  int num_waiting = 0;
+  int ring_index = 0;  // a device step's place in its rings
 
   enum class State : uint8_t { kReserved, kLaunched, kClosed };
   State state = State::kReserved;

@@ -55,6 +55,8 @@ def record_draft(
     counters.num_accepted_tokens += num_accepted_tokens
     per_pos = counters.num_accepted_tokens_per_pos
     num_positions = num_draft_tokens if depth is None else min(num_draft_tokens, depth)
+    # A drafter in the place of a method's that makes trees may draft a chain as long as the tree.
+    num_positions = max(num_positions, num_accepted_tokens)
     per_pos.extend([0] * (num_positions - len(per_pos)))
     for position in range(num_accepted_tokens):
         per_pos[position] += 1

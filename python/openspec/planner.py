@@ -82,7 +82,8 @@ class _MixedStep:
             admitted = queue.admit(self._num_free())
             if admitted is None:
                 break
-            self._place_chunk(admitted)
+            # It may rank before sequences that are placed already: those keep what they have.
+            self._place_chunk(admitted, may_preempt=False)
 
         self._rows_left += rows_for_drafts + num_kept
         return StepPlan(self._spans_with_drafts(), self._requests)
@@ -109,7 +110,7 @@ class _MixedStep:
                 return
         self._place(request, 1, needed)
 
-    def _place_chunk(self, request: Request) -> None:
+    def _place_chunk(self, request: Request, may_preempt: bool = True) -> None:
         """As much of the prompt as rows and pages allow, perhaps nothing."""
         num_new = self._chunk_rows(request)
         if num_new <= 0:
@@ -118,7 +119,7 @@ class _MixedStep:
         fits = self._largest_fit(request, num_new)
         while fits == 0:
             last = self._queue.running[-1]
-            if last is request:
+            if last is request or not may_preempt:
                 return
             self._queue.preempt(last)
             fits = self._largest_fit(request, num_new)

@@ -80,3 +80,29 @@ def test_what_waited_for_a_sequence_that_left_spoils_no_others_prefix(method: st
         drafts.append(each.last_drafts()[0])
     assert drafts[0] == drafts[1]
     assert len(drafts[0]) == NUM_DRAFTS
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_that_was_left_in_plain_steps_is_taken_up_again(method: str) -> None:
+    """What waits when a sequence leaves is in no page that is handed on."""
+    folders = (EMBEDDED_MODEL, EMBEDDED_MODEL / method)
+    options: dict[str, int | str] = {"device": harness.DEVICE, "max_model_len": 256}
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    prompt = tokenizer.encode(" ".join(PROMPTS))
+    runner = make_runner(folders, method, NUM_DRAFTS, **options)
+    slot, known = prefill(runner, prompt)
+    text = prompt + known
+    for _ in range(60):
+        text += step_all(runner, [(slot, 1, 0)])[0]
+    runner.remove_sequence(slot)
+    taken_up, fresh = runner, make_runner(folders, method, NUM_DRAFTS, **options)
+    drafts = []
+    for each in (taken_up, fresh):
+        slot = add(each, text)
+        assert (each.kv_len(slot) >= len(prompt)) == (each is taken_up)
+        step_all(each, [(slot, len(text) - 1 - each.kv_len(slot), 0)])
+        step_all(each, [(slot, 1, NUM_DRAFTS)])
+        logits = each.last_draft_logits() if harness.DEVICE == "cpu" else []
+        drafts.append((each.last_drafts()[0], logits))
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0][0]) == NUM_DRAFTS

@@ -29,6 +29,8 @@ def test_a_tree_has_fewer_positions_than_drafts() -> None:
     stats = SpecDecodeStats()
     record_draft(stats, 15, 2, depth=4)
     assert (stats.num_draft_tokens, stats.num_accepted_tokens_per_pos) == (15, [1, 1, 0, 0])
+    record_draft(stats, 15, 6, depth=4)  # a chain where trees were expected
+    assert stats.num_accepted_tokens_per_pos == [2, 2, 1, 1, 1, 1]
 
 
 def test_add_counters() -> None:

@@ -165,6 +165,28 @@ def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised(num_steps_ahead
 
 
 @both_depths
+def test_a_newcomer_of_higher_rank_preempts_nobody_of_the_same_step(num_steps_ahead: int) -> None:
+    runner = FakeRunner(
+        num_steps_ahead=num_steps_ahead,
+        num_pages=16,
+        max_num_batched_tokens=64,
+        num_speculative_tokens=0,
+        enable_prefix_caching=False,
+    )
+    core = make_core(runner)
+    # At their first decode each of these needs a page, which together are all that are left.
+    requests = [make_request(f"late-{i}", [i] * 12, priority=1, max_tokens=4) for i in range(4)]
+    urgent = make_request("urgent", [9])
+    seen = run(
+        core, requests, before_step=lambda step: core.add_request(urgent) if step == 1 else None
+    )
+    assert core.stats().num_step_failures == 0
+    for request in (*requests, urgent):
+        one = seen[request.request_id]
+        assert (one.token_ids, one.finish_reason) == expected(request, 64)
+
+
+@both_depths
 def test_drafts_shrink_before_anyone_is_preempted(num_steps_ahead: int) -> None:
     runner = FakeRunner(
         num_pages=10, page_size=4, enable_prefix_caching=False, num_steps_ahead=num_steps_ahead

@@ -1,5 +1,7 @@
 #include "runtime/runner.h"
 
+#include <limits>
+
 #include "check_test.h"
 #include "core/check.h"
 #include "runtime/runner_testing.h"
@@ -199,6 +201,33 @@ TEST(too_few_pages_take_nothing) {
   CHECK_EQ(runner.num_pages_needed(slot, 20), 5);
   CHECK_THROWS(runner.reserve(request), OutOfPages, "needs 5 pages");
   CHECK_EQ(runner.num_free_pages(), 4);
+}
+
+TEST(spans_that_cannot_be_are_refused) {
+  RunnerConfig config = small_config();
+  config.max_model_len = 24;
+  Runner runner(config, 60);
+  load_random_weights(runner);
+  SequenceParams params;
+  params.max_tokens = 1000;
+  const int slot = runner.add_sequence(random_prompt(1, 20), 20, params, {});
+  const auto reserve = [&](const std::vector<SpanRequest>& spans) { return runner.reserve(spans); };
+  const auto step = [&](int num_new_tokens) {
+    const auto lease = reserve({{slot, num_new_tokens, 0}});
+    runner.launch(*lease);
+    runner.collect(*lease);
+    runner.commit(*lease);
+  };
+  step(19);
+  constexpr int kMost = std::numeric_limits<int>::max(), kLeast = std::numeric_limits<int>::min();
+  CHECK_THROWS(reserve({{slot, 1, -1}}), ArgumentError, "max_drafts is -1");
+  CHECK_THROWS(reserve({{slot, 1, kLeast}}), ArgumentError, "max_drafts is");
+  CHECK_THROWS(reserve({{slot, kMost, 0}}), ArgumentError, "has 1 tokens to compute");
+  CHECK_THROWS(reserve({{slot, 1, 0}, {slot, 1, 0}}), ArgumentError, "in the step twice");
+  runner.check_integrity();
+  for (int num_tokens = 20; num_tokens < 24; ++num_tokens) step(1);
+  CHECK_THROWS(reserve({{slot, 1, 0}}), ArgumentError, "24 tokens, all that a context of 24");
+  runner.check_integrity();
 }
 
 TEST(stop_inside_an_accepted_run_ends_it) {
