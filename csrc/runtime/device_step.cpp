@@ -22,7 +22,8 @@ size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config) {
+DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config,
+                                               const DrafterNeeds& needs) {
   InputLayout at{};
   const auto take = [&](size_t count, size_t bytes) {
     const size_t offset = at.total;
@@ -30,8 +31,10 @@ DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config) {
     return offset;
   };
   const auto seqs = index(config.max_num_seqs);
+  // Of every sequence: its part of the step's rows, and the entries behind these.
+  const size_t pages_behind = index(config.num_lookahead(needs) / config.page_size + 2);
   const size_t num_page_updates =
-      index(config.max_num_batched_tokens) / index(config.page_size) + 2 * seqs + 64;
+      index(config.max_num_batched_tokens / config.page_size) + seqs * pages_behind;
   at.header = take(1, sizeof(StepHeader));
   at.spans = take(seqs, sizeof(StepSpan));
   at.slot_updates = take(seqs, sizeof(SlotUpdate));
@@ -43,7 +46,8 @@ DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config) {
   return at;
 }
 
-DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
+DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config,
+                                             const DrafterNeeds& needs) {
   Scratch at{};
   const auto take = [&](size_t count, size_t bytes) {
     const size_t offset = at.total;
@@ -53,8 +57,8 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   const auto seqs = index(config.max_num_seqs);
   const auto rows = index(config.max_num_batched_tokens);
   const auto num_drafts = index(std::max(1, config.num_speculative_tokens));
-  const size_t pages_per_seq =
-      (index(config.limits().max_tokens) + index(config.page_size) - 1) / index(config.page_size);
+  const size_t pages_per_seq = index(SequenceTable::pages_per_sequence(
+      config.max_model_len, config.page_size, config.num_lookahead(needs)));
   at.tokens = take(seqs * index(config.max_model_len), sizeof(int32_t));
   for (size_t* array :
        {&at.num_tokens, &at.kv_len, &at.prompt_len, &at.max_num_tokens, &at.is_active, &at.seq,
@@ -68,7 +72,7 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   at.sample_begin = take(seqs + 1, sizeof(int32_t));
   at.pages = take(seqs * pages_per_seq, sizeof(int32_t));
   at.sampling = take(seqs, sizeof(SamplingParams));
-  at.input = take(1, plan_input(config).total);
+  at.input = take(1, plan_input(config, needs).total);
   for (size_t* array : {&at.drafts, &at.parents, &at.scores}) {
     *array = take(seqs * num_drafts, sizeof(int32_t));
   }
@@ -89,16 +93,16 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config) {
   return at;
 }
 
-size_t DeviceStep::scratch_bytes(const RunnerConfig& config) {
-  return plan_scratch(config).total + index(config.max_num_seqs) * kListBytes;
+size_t DeviceStep::scratch_bytes(const RunnerConfig& config, const DrafterNeeds& needs) {
+  return plan_scratch(config, needs).total + index(config.max_num_seqs) * kListBytes;
 }
 
 DeviceStep::DeviceStep(StepContext context)
     : StepBackend(StepYield::Common::kDelay),
       context_(std::move(context)),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
-      input_(plan_input(context_.config)),
-      scratch_at_(plan_scratch(context_.config)),
+      input_(plan_input(context_.config, context_.drafter.needs())),
+      scratch_at_(plan_scratch(context_.config, context_.drafter.needs())),
       scratch_(scratch_at_.total, Memory::kDevice) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",

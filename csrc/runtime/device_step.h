@@ -41,7 +41,7 @@ class DeviceStep final : public StepBackend {
   std::vector<Draft> last_drafts() override;
 
   /// Bytes on the device beside weights, pages and the forward pass's scratch.
-  static size_t scratch_bytes(const RunnerConfig& config);
+  static size_t scratch_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
 
  private:
   /// Offsets into one block of memory.
@@ -62,8 +62,8 @@ class DeviceStep final : public StepBackend {
     device::Event uploaded;  // what the sequence in the slot began with
   };
 
-  static InputLayout plan_input(const RunnerConfig& config);
-  static Scratch plan_scratch(const RunnerConfig& config);
+  static InputLayout plan_input(const RunnerConfig& config, const DrafterNeeds& needs);
+  static Scratch plan_scratch(const RunnerConfig& config, const DrafterNeeds& needs);
   template <typename T>
   T* at(size_t offset) {
     return reinterpret_cast<T*>(scratch_.at(offset));

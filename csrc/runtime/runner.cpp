@@ -33,19 +33,14 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
 }
 
 // Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
-int num_lookahead(const RunnerConfig& config) {
+int num_step_lookahead(const RunnerConfig& config) {
   const int num_steps = config.device == Device::kCuda ? 2 : 1;
   return num_steps * (1 + config.num_speculative_tokens) + 1;  // a drafter's last entry
 }
 
-// Entries that a sequence may need pages for beyond its known tokens.
-int num_lookahead(const RunnerConfig& config, const DrafterNeeds& needs) {
-  return std::max(num_lookahead(config), needs.num_draft_rows);
-}
-
 // The target's context plus the rows that a step may lay beyond it.
 int longest_context(const RunnerConfig& config) {
-  return config.max_model_len + num_lookahead(config);
+  return config.max_model_len + num_step_lookahead(config);
 }
 
 }  // namespace
@@ -87,6 +82,10 @@ ForwardLimits RunnerConfig::limits() const {
           .max_tokens = longest_context(*this)};
 }
 
+int RunnerConfig::num_lookahead(const DrafterNeeds& needs) const {
+  return std::max(num_step_lookahead(*this), needs.num_draft_rows);
+}
+
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
@@ -94,10 +93,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   plan.weight_bytes = Qwen3::weight_bytes(config.target, config.device);
   plan.scratch_bytes = Qwen3::scratch_bytes(config.target, config.dtype, config.device,
                                             config.limits(), config.num_threads) +
-                       (config.device == Device::kCuda ? DeviceStep::scratch_bytes(config)
+                       (config.device == Device::kCuda ? DeviceStep::scratch_bytes(config, needs)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
-                                                config.page_size, num_lookahead(config, needs));
+                                                config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *
                            static_cast<size_t>(config.target.hidden_size) *
                            dtype_bytes(config.dtype);
@@ -117,7 +116,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
       pool_(num_pages),
       table_(config.max_num_seqs, config.max_model_len, config.page_size,
-             num_lookahead(config, drafter_->needs()),
+             config.num_lookahead(drafter_->needs()),
              config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
   const bool is_cuda = config_.device == Device::kCuda;
   OPENSPEC_CHECK_ARG(

@@ -32,6 +32,8 @@ struct RunnerConfig {
   int num_depths() const { return draft_depth > 0 ? draft_depth : num_speculative_tokens; }
   DrafterConfig drafter() const;
   ForwardLimits limits() const;
+  /// Entries that a sequence may need pages for beyond its known tokens.
+  int num_lookahead(const DrafterNeeds& needs) const;
 };
 
 }  // namespace openspec

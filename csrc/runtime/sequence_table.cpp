@@ -6,11 +6,9 @@
 
 namespace openspec {
 
-namespace {
-int pages_per_sequence(int max_model_len, int page_size, int num_lookahead) {
+int SequenceTable::pages_per_sequence(int max_model_len, int page_size, int num_lookahead) {
   return (max_model_len + num_lookahead + page_size - 1) / page_size;
 }
-}  // namespace
 
 SequenceTable::SequenceTable(int max_num_seqs, int max_model_len, int page_size, int num_lookahead,
                              Memory memory)

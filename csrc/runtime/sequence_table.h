@@ -111,6 +111,7 @@ class SequenceTable {
 
   std::vector<int> slots_in_use() const;
   static size_t table_bytes(int max_num_seqs, int max_model_len, int page_size, int num_lookahead);
+  static int pages_per_sequence(int max_model_len, int page_size, int num_lookahead);
 
  private:
   struct Sequence {

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openspec.messages import SpeculativeOptions
-from tests.gates.conftest import Reference, drafter_settings
+from tests.gates.conftest import TREES, Reference, drafter_settings
 from tests.gates.harness import Job, kv_memory, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
@@ -51,6 +51,14 @@ def test_number_of_drafts(drafter_name: str, num_drafts: int, reference: Referen
     batch = as_jobs("mixed", 8)
     settings = drafter_settings(drafter_name, num_drafts) | {"adaptive_speculation": False}
     assert texts(run(make_core(**settings), batch)) == texts(reference(batch))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_widest_trees(name: str, reference: Reference) -> None:
+    """Drafting may write many more entries than there are drafts, in every slot."""
+    batch = as_jobs("mixed", 16)
+    settings = drafter_settings(name, 8) | {"draft_top_k": 10, "adaptive_speculation": False}
+    assert texts(run(make_core(**settings, max_num_seqs=16), batch)) == texts(reference(batch))
 
 
 def test_prefix_hit_equals_miss(drafter_name: str, reference: Reference) -> None:
