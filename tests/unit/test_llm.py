@@ -148,6 +148,15 @@ def test_garbage_drafter(plain: list[object]) -> None:
         assert llm.stats().num_drafter_failures > 0
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Raises KeyboardInterrupt, also where tests run in processes that ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> None:
     class Interrupted(_C.Drafter):
         is_armed = True
