@@ -43,6 +43,13 @@ __device__ __forceinline__ Strategy strategy_of(int index, int tile_pairs) {
 }
 
 // kIsCut: wide tiles, an item for each segment.
+/// Partial results of so many rows with so many slots each, or one more than `most`.
+__device__ __forceinline__ int count_pair_slots(const PlanArgs& args, int num_slots, int num_rows,
+                                                int most) {
+  const int64_t count = int64_t{num_slots} * num_rows * args.group * args.num_kv_heads;
+  return static_cast<int>(min(count, int64_t{most} + 1));
+}
+
 enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4, kIsCut = 8 };
 
 /// A span's rows cut by a strategy.
@@ -164,8 +171,8 @@ __device__ void mark_wide_spans(const PlanArgs& args, const SpanTable& spans) {
     atomicAdd(&num_blocks, cut.num_tiles * mean_blocks);
     atomicAdd(&num_segments, cut.num_tiles * ceil_div(mean_blocks, kSegmentBlocks));
     atomicMax(&longest, cut.num_blocks);
-    atomicAdd(&num_pair_slots, min(cut.num_slots * num_rows * args.group * args.num_kv_heads,
-                                   args.workspace.num_pair_slots + 1));
+    atomicAdd(&num_pair_slots,
+              count_pair_slots(args, cut.num_slots, num_rows, args.workspace.num_pair_slots));
   }
   __syncthreads();
   if (num_tiles == 0 || num_pair_slots > args.workspace.num_pair_slots) return;
@@ -220,8 +227,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
     mine.most_slots = max(mine.most_slots, cut.num_slots);
     const int num_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
     mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + num_tails));
-    mine.num_pair_slots +=
-        min(cut.num_slots * num_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+    mine.num_pair_slots += count_pair_slots(args, cut.num_slots, num_rows, kMaxPairSlots);
   }
   StrategyTotals& all = totals[lane];
   atomicAdd(&all.num_items, mine.num_items);

@@ -235,12 +235,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     int num_slots = 0;
     if (is_split) {
       const SpanCut cut(strategy, span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
-      num_slots =
-          min(cut.num_slots * span_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+      num_slots = count_pair_slots(args, cut.num_slots, span_rows, kMaxPairSlots);
     } else if (is_span) {
       const WideCut cut(span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
-      num_slots =
-          min(cut.num_slots * span_rows * args.group * args.num_kv_heads, kMaxPairSlots + 1);
+      num_slots = count_pair_slots(args, cut.num_slots, span_rows, kMaxPairSlots);
     }
     int total;
     const int slot = slot_end + sum_before(num_slots, warp_sums, total);

@@ -202,8 +202,9 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.wide_items,
        has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads
                 : 0);
-  // Of tiles of a row or more, kMaxGroup pairs of a KV head or less to each.
-  take(workspace.wide_merges, has_wide ? rows : 0);
+  // A tile has kWideTilePairs / kMaxGroup of them or fewer, the last one of a span too; and a wide
+  // span has half as many rows for each of its tiles or more.
+  take(workspace.wide_merges, has_wide ? 2 * rows : 0);
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
   take(workspace.ancestors, rows * kAncestorWords);

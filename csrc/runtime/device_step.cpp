@@ -440,12 +440,13 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
                 .num_new_tokens = num_new_tokens,
                 .max_drafts = num_drafts,
                 .acceptance = 0.5f};
-    updates[i] = {.slot = slot,
-                  .num_tokens = context,
-                  .kv_len = context - num_new_tokens,
-                  .prompt_len = context,
-                  .max_num_tokens = context + num_drafts + 2,
-                  .is_active = 1};
+    updates[i] = {
+        .slot = slot,
+        .num_tokens = context,
+        .kv_len = context - num_new_tokens,
+        .prompt_len = context,
+        .max_num_tokens = std::min(context + num_drafts + 2, context_.config.max_model_len),
+        .is_active = 1};
     const auto row = context_.table.page_row(slot);
     device::copy_to_device(table_.pages + int64_t{slot} * table_.max_pages_per_seq, row.data(),
                            row.size_bytes(), stream_.handle());

@@ -10,7 +10,7 @@ namespace openspec {
 NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
     : config_(config),
       has_noise_(config.flag("draft_noise", true)),
-      window_(config.integer("draft_window", 0, 0, 1 << 24)) {
+      window_(std::min(config.integer("draft_window", 0, 0, 1 << 24), config.max_model_len)) {
   needs_.num_speculative_tokens = config.num_speculative_tokens;
   needs_.is_costly = true;
   needs_.keeps_logits = config.acceptance == Acceptance::kRejection;

@@ -55,6 +55,8 @@ void RunnerConfig::validate() const {
   positive("max_model_len", max_model_len);
   positive("max_num_batched_tokens", max_num_batched_tokens);
   positive("max_num_logits_rows", max_num_logits_rows);
+  OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
+                     "on CUDA page_size must be a multiple of 8, got ", page_size);
   OPENSPEC_CHECK_ARG(num_speculative_tokens >= 0, "num_speculative_tokens must not be negative");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= num_speculative_tokens,
                      "draft_depth must be in [0, num_speculative_tokens], got ", draft_depth);

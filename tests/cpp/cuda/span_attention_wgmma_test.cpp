@@ -108,6 +108,19 @@ TEST(rows_behind_a_long_prefix_equal_steps_of_few_rows) {
   }
 }
 
+// Each has a second tile of a single row, which merges as many segments as a full one.
+TEST(many_chains_behind_long_prefixes_equal_steps_of_few_rows) {
+  Rng rng(6);
+  const Shape shape = {64, 8};
+  constexpr int kFirst = 3000, kRows = 17;
+  const Sequence whole = random_sequence(rng, shape, 0, kFirst + kRows);
+  const Bits expected = expected_rows(rng, shape, whole, kFirst, kFirst + kRows);
+  const std::vector<Sequence> batch(10, chunk_of(shape, whole, kFirst, kRows));
+  const Bits out = run(rng, shape, batch, with_pages(16));
+  for (size_t i = 0; i < batch.size(); ++i)
+    check_same_rows(shape, out, i * kRows, expected, 0, kRows);
+}
+
 // A layer without entries for the first tokens.
 TEST(prompts_behind_hidden_tokens_equal_steps_of_few_rows) {
   Rng rng(5);
