@@ -411,3 +411,11 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
         v.options for v in checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
     ]
     assert {"draft_anchor": "drop"} not in options
+    # With the last token's row as well a block is one deeper, which the tree has to have room for.
+    trees: dict[str, OptionValue] = {"draft_top_k": 8, "draft_tree_size": 15}
+    options = [v.options for v in checkup(target, zlab(), "dflash", **trees).variants]
+    assert {"draft_anchor": "first", "draft_tree_size": 16} in options
+    spec = get_drafter("dflash")
+    for one in options:
+        folder = target.folder.parent / "draft"
+        spec.validate(config_of(target, folder, "dflash", **{**trees, **one}), target)
