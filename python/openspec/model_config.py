@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from dataclasses import dataclass
@@ -99,6 +100,16 @@ class ModelConfig:
             str(path / "generation_config.json"),
         )
         return _parse(path, keys, generation)
+
+    def with_eos_token(self, token_id: int | None) -> ModelConfig:
+        """The same model, ending at the tokenizer's eos_token too, as in vLLM and SGLang.
+
+        Models tuned for chats from a base model often keep its generation_config.json, which does
+        not name the token that ends their turns.
+        """
+        if token_id is None or token_id in self.eos_token_ids or token_id >= self.vocab_size:
+            return self
+        return dataclasses.replace(self, eos_token_ids=(*self.eos_token_ids, token_id))
 
     def target_config(self) -> TargetConfig:
         """The same geometry for the C++ core."""
