@@ -230,6 +230,15 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
     assert ("anchor-first" if expected["anchor_drafts"] else "anchor-drop") in shown
 
 
+@pytest.mark.parametrize("name", ["causal_head", "is_causal", "causal"])
+def test_names_of_causal_blocks(target: ModelConfig, name: str) -> None:
+    config, tensors = zlab()
+    config["dflash_config"] |= {name: True}
+    assert read(target, (config, tensors)).options["is_causal"] is True
+    config["dflash_config"] |= {name: False}
+    assert read(target, (config, tensors)).options["is_causal"] is False
+
+
 def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
     """The target ties its head, so a copy of the embedding is a copy of the head."""
     model = read(target, deepspec())
