@@ -246,7 +246,10 @@ def _parse_rope(keys: JsonKeys, head_dim: int, max_positions: int) -> tuple[Rope
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
         key = "rope_type" if rope.get("rope_type") else "type"
         rope.refuse(key, '"default", "linear" or "yarn"; remove it or convert it to YaRN')
-    theta_source = keys if rope.get("rope_theta") is None else rope
+    # Who adds rope_scaling to a newer file, as Qwen3's card says, leaves the base where it stood.
+    newer = keys.object("rope_parameters") or rope
+    places = [place for place in (rope, keys, newer) if place.get("rope_theta") is not None]
+    theta_source = places[0] if places else keys
     if theta_source.get("rope_theta") is None:
         keys.refuse("rope_theta", "the RoPE base, at top level or in rope_parameters")
     theta = theta_source.number("rope_theta", 1.0 + 1e-6, 1e30)

@@ -130,6 +130,9 @@ def test_yarn_dialects(tmp_path: Path) -> None:
     new = load(
         tmp_path, config_json(rope_theta="absent", rope_parameters={**yarn, "rope_theta": 1000000})
     )
+    base = {"rope_type": "default", "rope_theta": 1000000}
+    both = config_json(rope_theta="absent", rope_parameters=base, rope_scaling=yarn)
+    assert load(tmp_path, both).rope == old.rope
     oldest = load(
         tmp_path,
         config_json(
