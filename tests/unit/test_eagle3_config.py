@@ -344,6 +344,7 @@ def test_folders_that_are_no_head(target: ModelConfig, tmp_path: Path) -> None:
     [
         (tokenizer_json(149), "expected 150 tokens, as the target's, found 149; the draft model"),
         (tokenizer_json(t3=4, t4=3), "token 't3': expected id 3, as the target's, found 4"),
+        (tokenizer_json(151), "expected 150 tokens, as the target's, found 151; the draft model"),
         ({"model": {}}, "model: expected an object with vocab"),
     ],
 )
@@ -353,6 +354,12 @@ def test_another_tokenizer(
     folder = write_draft(tmp_path / "draft", *classic())
     write_json(folder / "tokenizer.json", tokenizer_json())
     assert "tokenizer: the target's and the draft model's are the same, 150 tokens" in (
+        read(target, folder).details
+    )
+    with_mask = tokenizer_json()
+    with_mask["added_tokens"] += [{"id": 150, "content": "<|MASK|>", "special": True}]
+    write_json(folder / "tokenizer.json", with_mask)
+    assert "tokenizer: the target's 150 tokens and behind them <|MASK|>" in (
         read(target, folder).details
     )
     write_json(folder / "tokenizer.json", tokenizer)
