@@ -227,6 +227,15 @@ def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptu
     assert "--capture-layers 1,17,32" in caplog.text
 
 
+def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
+    read_format(target, classic, **keys)
+    assert "window of 2048 tokens; --draft-window 2048" in caplog.text
+    caplog.clear()
+    read_format(target, classic, layer_types=["full_attention"], sliding_window=2048)
+    assert not caplog.text
+
+
 # ---- What cannot work ---------------------------------------------------------------------------
 
 

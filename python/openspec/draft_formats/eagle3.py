@@ -158,6 +158,7 @@ def describe(checkpoint: DraftCheckpoint, options: Options, target: ModelConfig)
     }
     names = _tensor_names(prefix, has_qk_norm, has_embedding, has_token_map)
     _warn_of_unusual_layers(checkpoint.folder, layers, target.num_layers)
+    _warn_of_window(checkpoint.folder, layer, options)
     return DraftModel(
         folder=checkpoint.folder,
         description=f"EAGLE-3 head {checkpoint.folder.name}, format {dialect.name}, "
@@ -209,3 +210,15 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
                 listed(usual),
                 ",".join(map(str, usual)),
             )
+
+
+def _warn_of_window(folder: Path, layer: JsonKeys, options: Options) -> None:
+    """A head that was trained to look no further back accepts little in long texts if it does."""
+    types, window = layer.get("layer_types"), layer.get("sliding_window")
+    if types == ["sliding_attention"] and isinstance(window, int) and not options["draft_window"]:
+        logger.warning(
+            "%s: was trained with a window of %d tokens; --draft-window %d gives it one",
+            folder,
+            window,
+            window,
+        )
