@@ -32,8 +32,8 @@ def find_file(folder: Path, name: str) -> Path | None:
     """The regular file `name` of a folder from `open_folder`, or None if there is none.
 
     A link may lead elsewhere in the folder, or to the `blobs` of the Hugging Face cache that the
-    folder is a snapshot of (`models--x/snapshots/<revision>`); any other is refused, so that a
-    downloaded folder cannot make the server read files outside of it.
+    folder is a snapshot of, or lies in one (`models--x/snapshots/<revision>/head`); any other is
+    refused, so that a downloaded folder cannot make the server read files outside of it.
 
     Raises:
         ConfigError: not a plain name, a link out of the folder, or not a regular file.
@@ -48,9 +48,8 @@ def find_file(folder: Path, name: str) -> Path | None:
         return None
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{link}: cannot be opened: {error}") from None
-    roots = [folder]
-    if folder.parent.name == "snapshots":
-        roots.append(folder.parent.parent / "blobs")
+    snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
+    roots = [folder, *(parent.parent / "blobs" for parent in snapshots[:1])]
     if not any(path.is_relative_to(root) for root in roots):
         raise ConfigError(
             f"{link} is a link to {path}, outside of the model folder; copy the file there, "

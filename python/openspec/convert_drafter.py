@@ -76,8 +76,8 @@ def _read(root: Path) -> dict[str, torch.Tensor]:
         raise ConfigError("the conversion needs torch; install it, or convert elsewhere") from None
 
     found = sorted(root.glob(PICKLED_PATTERN))
-    if not found:
-        return _read_safetensors(root)
+    if not found or any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
+        return _read_safetensors(root)  # beside a pickle, the same weights: no need to open that
     tensors: dict[str, torch.Tensor] = {}
     for entry in found:
         file = find_file(root, entry.name)
@@ -87,9 +87,10 @@ def _read(root: Path) -> dict[str, torch.Tensor]:
             # weights_only: tensors and plain containers; whatever would run code is refused.
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # the library raises many things for a broken or hostile file
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # Its text is not shown: it tells how to load the file with the code in it.
             raise ConfigError(
-                f"{entry}: torch does not load it as weights only: {reason:.200}"
+                f"{entry}: torch does not load it as weights only ({type(error).__name__}): it is "
+                "broken, or holds more than tensors; take the head from another source"
             ) from None
         if not isinstance(content, dict) or not all(
             isinstance(name, str) and isinstance(tensor, torch.Tensor)

@@ -142,8 +142,10 @@ def _are_equal(left: memoryview, right: memoryview, chunk_bytes: int = 1 << 22) 
 def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     """Compares the tokenizers, if the draft folder brings one; returns a line that says so.
 
+    Training may have added tokens behind the target's, such as a mask for blocks.
+
     Raises:
-        ConfigError: they differ in size, or an id is a different token.
+        ConfigError: tokens are missing or new among the target's, or an id is a different token.
     """
     draft_file = find_file(draft_folder, "tokenizer.json")
     target_file = find_file(target_folder, "tokenizer.json")
@@ -152,6 +154,11 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     draft, target = _token_ids(draft_file), _token_ids(target_file)
     if draft == target:
         return f"tokenizer: the target's and the draft model's are the same, {len(target)} tokens"
+    added = [token for token in draft if token not in target]
+    if all(draft.get(token) == target[token] for token in target) and all(
+        draft[token] > max(target.values()) for token in added
+    ):
+        return f"tokenizer: the target's {len(target)} tokens and behind them {name_some(added)}"
     remedy = "the draft model belongs to another target; give one that was trained for this one"
     if len(draft) != len(target):
         raise ConfigError(

@@ -49,8 +49,9 @@ class LLM:
         if model is not None:
             settings["model"] = model
         self.config = config_from_settings(settings)
-        self.model_config = ModelConfig.from_folder(self.config.model_path)
+        model_config = ModelConfig.from_folder(self.config.model_path)
         self.tokenizer = Tokenizer.from_folder(self.config.model_path)
+        self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
         self._num_requests = 0
 

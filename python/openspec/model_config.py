@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from dataclasses import dataclass
@@ -99,6 +100,16 @@ class ModelConfig:
             str(path / "generation_config.json"),
         )
         return _parse(path, keys, generation)
+
+    def with_eos_token(self, token_id: int | None) -> ModelConfig:
+        """The same model, ending at the tokenizer's eos_token too, as in vLLM and SGLang.
+
+        Models tuned for chats from a base model often keep its generation_config.json, which does
+        not name the token that ends their turns.
+        """
+        if token_id is None or token_id in self.eos_token_ids or token_id >= self.vocab_size:
+            return self
+        return dataclasses.replace(self, eos_token_ids=(*self.eos_token_ids, token_id))
 
     def target_config(self) -> TargetConfig:
         """The same geometry for the C++ core."""
@@ -235,7 +246,10 @@ def _parse_rope(keys: JsonKeys, head_dim: int, max_positions: int) -> tuple[Rope
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
         key = "rope_type" if rope.get("rope_type") else "type"
         rope.refuse(key, '"default", "linear" or "yarn"; remove it or convert it to YaRN')
-    theta_source = keys if rope.get("rope_theta") is None else rope
+    # Who adds rope_scaling to a newer file, as Qwen3's card says, leaves the base where it stood.
+    newer = keys.object("rope_parameters") or rope
+    places = [place for place in (rope, keys, newer) if place.get("rope_theta") is not None]
+    theta_source = places[0] if places else keys
     if theta_source.get("rope_theta") is None:
         keys.refuse("rope_theta", "the RoPE base, at top level or in rope_parameters")
     theta = theta_source.number("rope_theta", 1.0 + 1e-6, 1e30)

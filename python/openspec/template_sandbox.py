@@ -13,6 +13,8 @@ from typing import NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -39,7 +41,7 @@ def compile_template(source: str) -> jinja2.Template:
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
     )
     for name in PADDING_FILTERS:
         del environment.filters[name]
@@ -134,6 +136,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "+":
             check_size(sum(len(value) for value in sized))
         return super().call_binop(context, operator, left, right)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`, with which training marks what the model writes; here just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """A scope of its own, as transformers'."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 class _LimitChecks(NodeTransformer):

@@ -149,7 +149,8 @@ def _load(part: _Part, info: TensorInfo, data: memoryview) -> None:
     try:
         part.load(part.runner_names[info.name], data, info.dtype)
     except ValueError as error:  # a type that the runner does not take for this tensor
-        raise ConfigError(f"{info.path}: {info.name}: {error}") from None
+        remedy = f": {part.remedy}" if info.dtype == "F32" else ""
+        raise ConfigError(f"{info.path}: {info.name}: {error}{remedy}") from None
 
 
 def _check_tensors(part: _Part) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import MODEL_NAME, RunningServer
+from openspec.tokenizer import Tokenizer
+from tests.serve.conftest import MODEL_NAME, RunningServer, run_fake_server
 from tests.serve.fake_engine import CYCLE
+from tests.serve.fake_model import write_fake_model
 from tests.serve.sse import stream
 
 PATH = "/v1/completions"
@@ -91,6 +94,18 @@ def test_end_of_sequence_is_the_models_unless_ignored(server: RunningServer) -> 
     assert "three" in ignored["choices"][0]["text"]
     shown = server.complete(prompt="a", max_tokens=20, ignore_eos=True, skip_special_tokens=False)
     assert "<|im_end|>" in shown["choices"][0]["text"]
+
+
+def test_the_tokenizers_end_token_ends_too(tmp_path: Path) -> None:
+    """As in models tuned for chats that kept the base model's generation_config.json."""
+    model = write_fake_model(tmp_path / "model")
+    base = Tokenizer.from_folder(model).special_tokens["<|endoftext|>"]
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": base}))
+    with run_fake_server(model) as server:
+        server.engine.script = lambda _: server.ids("one two<|im_end|>three")
+        choice = server.complete(prompt="a", max_tokens=60)["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
+        assert choice["stop_reason"] is None
 
 
 def test_null_means_default(server: RunningServer) -> None:

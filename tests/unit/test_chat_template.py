@@ -238,3 +238,22 @@ def test_conveniences() -> None:
     assert [s.text for s in segments] == ['012%{"a": "<é>"}1', "<|im_end|>"]
     with pytest.raises(ConfigError, match="more than"):
         ChatTemplate("x" * (2**20 + 1), SPECIAL, {})
+
+
+def test_marks_of_training_are_no_text() -> None:
+    """Templates that came with a fine-tuned model; the text is transformers'."""
+    source = (
+        "{%- set x = 1 %}\n{%- for m in messages %}\n<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' %}\n{% generation %}\n{% set x = 2 %}\n"
+        "{{ m.content }}{{ x }}\n{% endgeneration %}\n{% endif %}\n{{ x }}<|im_end|>\n{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    segments = ChatTemplate(source, SPECIAL, {}).render(messages, None, False, {})
+    assert "".join(segment.text for segment in segments) == (
+        "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\nb2\n1<|im_end|>\n"
+    )
+    endless = "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
+    with pytest.raises(RequestError, match="longer than"):
+        ChatTemplate(f"{{% generation %}}{endless}{{% endgeneration %}}", SPECIAL, {}).render(
+            messages, None, False, {}
+        )

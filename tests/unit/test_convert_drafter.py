@@ -68,6 +68,12 @@ def test_safetensors_of_another_type(source: Path) -> None:
     assert found["b"] == ("I32", (2,), b"\1" * 8)
 
 
+def test_a_pickle_beside_safetensors_is_not_opened(source: Path) -> None:
+    write_safetensors(source / "model.safetensors", {"a": ("F16", [1], b"\x00\x3c")})
+    (source / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert converted(source)["a"] == ("BF16", (1,), b"\x80\x3f")
+
+
 class Command:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch gotcha",)
@@ -80,7 +86,9 @@ def test_code_in_a_pickle_is_not_run(
     for content in (Command(), {"a": Command()}):
         (source / "pytorch_model.bin").write_bytes(pickle.dumps(content))
         assert convert_drafter.main([str(source), str(source.parent / "new")]) == 2
-        assert "torch does not load it as weights only" in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert "torch does not load it as weights only" in shown
+        assert "weights_only" not in shown, "no advice to load it with the code in it"
         torch.save(content, source / "pytorch_model.bin")
         assert convert_drafter.main([str(source), str(source.parent / "new")]) == 2
     assert not (source / "gotcha").exists() and not (source.parent / "new").exists()

@@ -230,6 +230,15 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
     assert ("anchor-first" if expected["anchor_drafts"] else "anchor-drop") in shown
 
 
+@pytest.mark.parametrize("name", ["causal_head", "is_causal", "causal"])
+def test_names_of_causal_blocks(target: ModelConfig, name: str) -> None:
+    config, tensors = zlab()
+    config["dflash_config"] |= {name: True}
+    assert read(target, (config, tensors)).options["is_causal"] is True
+    config["dflash_config"] |= {name: False}
+    assert read(target, (config, tensors)).options["is_causal"] is False
+
+
 def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
     """The target ties its head, so a copy of the embedding is a copy of the head."""
     model = read(target, deepspec())
@@ -411,3 +420,11 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
         v.options for v in checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
     ]
     assert {"draft_anchor": "drop"} not in options
+    # With the last token's row as well a block is one deeper, which the tree has to have room for.
+    trees: dict[str, OptionValue] = {"draft_top_k": 8, "draft_tree_size": 15}
+    options = [v.options for v in checkup(target, zlab(), "dflash", **trees).variants]
+    assert {"draft_anchor": "first", "draft_tree_size": 16} in options
+    spec = get_drafter("dflash")
+    for one in options:
+        folder = target.folder.parent / "draft"
+        spec.validate(config_of(target, folder, "dflash", **{**trees, **one}), target)

@@ -130,7 +130,8 @@ def test_mismatch_is_named_as_in_the_file(
 
 def test_type_that_the_drafter_refuses(folders: tuple[Path, Path]) -> None:
     write_draft(folders[1], {}, {**DRAFT, "layers.0.fc": tensor("F32", [4, 8])})
-    with pytest.raises(ConfigError, match=r"layers\.0\.fc: expected BF16, got F32"):
+    message = r"layers\.0\.fc: expected BF16, got F32: python -m openspec\.convert_drafter"
+    with pytest.raises(ConfigError, match=message):
         load_weights(Sink(), folders[0], draft_model=draft_model(folders[1]))
 
 

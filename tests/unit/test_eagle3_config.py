@@ -227,6 +227,15 @@ def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptu
     assert "--capture-layers 1,17,32" in caplog.text
 
 
+def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
+    read_format(target, classic, **keys)
+    assert "window of 2048 tokens; --draft-window 2048" in caplog.text
+    caplog.clear()
+    read_format(target, classic, layer_types=["full_attention"], sliding_window=2048)
+    assert not caplog.text
+
+
 # ---- What cannot work ---------------------------------------------------------------------------
 
 
@@ -251,6 +260,9 @@ def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptu
         (speculators, {"norm_before_fc": True}, "norm_before_fc: expected false, found true; this"),
         (speculators, {"fc_norm": True}, "fc_norm: expected false"),
         (speculators, {"norm_output": True}, "norm_output: expected false"),
+        (classic, {"norm_output": True}, "norm_output: expected false, found true; this variant"),
+        (classic, {"fc_norm": True}, "fc_norm: expected false"),
+        (specforge, {"eagle_config": {"norm_output": True}}, "eagle_config: norm_output: exp"),
         (speculators, {"speculators_model_type": "dflash"}, 'type: expected "eagle3", found "df'),
         (speculators, {"transformer_layer_config": None}, "transformer_layer_config: expected an"),
     ],
@@ -341,6 +353,7 @@ def test_folders_that_are_no_head(target: ModelConfig, tmp_path: Path) -> None:
     [
         (tokenizer_json(149), "expected 150 tokens, as the target's, found 149; the draft model"),
         (tokenizer_json(t3=4, t4=3), "token 't3': expected id 3, as the target's, found 4"),
+        (tokenizer_json(151), "expected 150 tokens, as the target's, found 151; the draft model"),
         ({"model": {}}, "model: expected an object with vocab"),
     ],
 )
@@ -350,6 +363,12 @@ def test_another_tokenizer(
     folder = write_draft(tmp_path / "draft", *classic())
     write_json(folder / "tokenizer.json", tokenizer_json())
     assert "tokenizer: the target's and the draft model's are the same, 150 tokens" in (
+        read(target, folder).details
+    )
+    with_mask = tokenizer_json()
+    with_mask["added_tokens"] += [{"id": 150, "content": "<|MASK|>", "special": True}]
+    write_json(folder / "tokenizer.json", with_mask)
+    assert "tokenizer: the target's 150 tokens and behind them <|MASK|>" in (
         read(target, folder).details
     )
     write_json(folder / "tokenizer.json", tokenizer)

@@ -102,6 +102,13 @@ def test_generation_config(tmp_path: Path) -> None:
     assert (config.eos_token_ids, config.sampling.temperature) == ((7,), 0.0)
 
 
+def test_the_tokenizers_end_token_counts_too(tmp_path: Path) -> None:
+    config = load(tmp_path, config_json(), {"eos_token_id": 151643})
+    assert config.with_eos_token(151645).eos_token_ids == (151643, 151645)
+    for known in (None, 151643, config.vocab_size):
+        assert config.with_eos_token(known) is config
+
+
 def test_newer_dialect(tmp_path: Path) -> None:
     changes = {
         "rope_theta": "absent",
@@ -123,6 +130,9 @@ def test_yarn_dialects(tmp_path: Path) -> None:
     new = load(
         tmp_path, config_json(rope_theta="absent", rope_parameters={**yarn, "rope_theta": 1000000})
     )
+    base = {"rope_type": "default", "rope_theta": 1000000}
+    both = config_json(rope_theta="absent", rope_parameters=base, rope_scaling=yarn)
+    assert load(tmp_path, both).rope == old.rope
     oldest = load(
         tmp_path,
         config_json(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from openspec.checkpoint_folder import find_file
 from openspec.errors import ConfigError
 from openspec.safetensors_reader import (
     DTYPE_BITS,
@@ -334,6 +335,17 @@ def test_hugging_face_cache_layout(tmp_path: Path) -> None:
     assert sink.loaded == expected_data()
     (tmp_path / "link").symlink_to(snapshot)
     load_weights(Sink(TENSORS), tmp_path / "link")
+    # A head that came with the model lies in a folder of the snapshot, its files in the same blobs.
+    inner = snapshot / "eagle3"
+    inner.mkdir()
+    for path in list(snapshot.iterdir()):
+        if path.is_symlink():
+            (inner / path.name).symlink_to(os.path.relpath(path.resolve(), inner))
+    load_weights(Sink(TENSORS), inner)
+    (inner / "config.json").symlink_to("../../../../secret.json")
+    (tmp_path / "secret.json").touch()
+    with pytest.raises(ConfigError, match="outside of the model folder"):
+        find_file(inner, "config.json")
 
 
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def _read_dialect(keys: JsonKeys) -> _Dialect:
     | z-lab, SpecForge | dflash_config | outputs | with num_anchors or a Markov head |
     | JetSpec | dflash_config: causal_head | outputs | no; block rows are causal |
 
+    vLLM and SGLang read `causal` in dflash_config, z-lab `is_causal`.
+
     Raises:
         ConfigError: none of those known, or a variant whose computation is another one.
     """
@@ -126,7 +128,9 @@ def _read_dialect(keys: JsonKeys) -> _Dialect:
     _check_block(block)
     markov_rank = block.integer("markov_rank", 0, 1 << 16, 0)
     has_anchors = block.get("num_anchors") is not None or markov_rank > 0
-    is_causal = block.boolean("causal_head", block.boolean("is_causal", False))
+    is_causal = block.boolean(
+        "causal_head", block.boolean("is_causal", block.boolean("causal", False))
+    )
     name = "DeepSpec" if inner is None else "JetSpec" if is_causal else "z-lab"
     return _Dialect(
         name=name,

@@ -77,6 +77,8 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> Dialect:
     eagle = keys.object("eagle_config") or JsonKeys({}, f"{keys.source}: eagle_config")
     if not eagle.boolean("use_aux_hidden_state", True):
         eagle.refuse("use_aux_hidden_state", "true", "without it this is no EAGLE-3 head")
+    _check_variant(keys)
+    _check_variant(eagle)
     inner = layer_ids_at(eagle, LAYER_IDS_KEY, "output")
     outer = layer_ids_at(keys, LAYER_IDS_KEY, "entering")
     if inner and outer and [i + 1 for i in inner.ids] != list(outer.ids):
@@ -87,9 +89,8 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> Dialect:
     return Dialect("classic (AngelSlim, SpecForge)", keys, keys, inner or outer)
 
 
-def _speculators(keys: JsonKeys) -> Dialect:
-    if keys.get("speculators_model_type") != "eagle3":
-        keys.refuse("speculators_model_type", '"eagle3"')
+def _check_variant(keys: JsonKeys) -> None:
+    """Refuses what makes the head another one, in any format."""
     for name in ("norm_before_fc", "fc_norm", "norm_output"):
         if keys.boolean(name, False):
             keys.refuse(
@@ -98,6 +99,12 @@ def _speculators(keys: JsonKeys) -> Dialect:
                 "this variant of the head computes something else, which is not supported; give a "
                 "head without it",
             )
+
+
+def _speculators(keys: JsonKeys) -> Dialect:
+    if keys.get("speculators_model_type") != "eagle3":
+        keys.refuse("speculators_model_type", '"eagle3"')
+    _check_variant(keys)
     layer_ids = layer_ids_at(keys, LAYER_IDS_KEY, "entering")
     return Dialect("speculators", keys, speculators_layer(keys), layer_ids)
 
@@ -151,6 +158,7 @@ def describe(checkpoint: DraftCheckpoint, options: Options, target: ModelConfig)
     }
     names = _tensor_names(prefix, has_qk_norm, has_embedding, has_token_map)
     _warn_of_unusual_layers(checkpoint.folder, layers, target.num_layers)
+    _warn_of_window(checkpoint.folder, layer, options)
     return DraftModel(
         folder=checkpoint.folder,
         description=f"EAGLE-3 head {checkpoint.folder.name}, format {dialect.name}, "
@@ -202,3 +210,15 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
                 listed(usual),
                 ",".join(map(str, usual)),
             )
+
+
+def _warn_of_window(folder: Path, layer: JsonKeys, options: Options) -> None:
+    """A head that was trained to look no further back accepts little in long texts if it does."""
+    types, window = layer.get("layer_types"), layer.get("sliding_window")
+    if types == ["sliding_attention"] and isinstance(window, int) and not options["draft_window"]:
+        logger.warning(
+            "%s: was trained with a window of %d tokens; --draft-window %d gives it one",
+            folder,
+            window,
+            window,
+        )

@@ -29,6 +29,7 @@ from openspec.drafters import (
     DrafterOption,
     DrafterSpec,
     Options,
+    OptionValue,
     Variant,
     check_rejection,
     check_trees,
@@ -73,12 +74,16 @@ def _plan_checkup(
     model = draft_model.options
     variants = [*layer_variants(draft_model, target)]
     anchor = DROP if model["anchor_drafts"] else FIRST
-    given = config.num_speculative_tokens
-    if anchor == FIRST or given is None or given < int(model["block_size"]):
+    given, block_size = config.num_speculative_tokens, int(model["block_size"])
+    if anchor == FIRST or given is None or given < block_size:
+        options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
+        tree_size = int(spec.complete_options(config.method_options)[DRAFT_TREE_SIZE])
+        if anchor == FIRST and given is None and 0 < tree_size < block_size:
+            options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
         variants.append(
             Variant(
                 label=f"anchor-{anchor} blocks",
-                options={DRAFT_ANCHOR: anchor},
+                options=options,
                 advice=f"the head was trained with the other rows drafting: use --draft-anchor "
                 f"{anchor} or mend config.json (num_anchors, sample_from_anchor)",
             )

@@ -84,6 +84,7 @@ class ServerContext:
     _stats_task: asyncio.Task[EngineStats] | None = None
 
     def __post_init__(self) -> None:
+        self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
         self.metrics = ServerMetrics(self.model_name, self.engine.info)
         self.text_pool = TextPool(self.config.num_text_threads)
 
