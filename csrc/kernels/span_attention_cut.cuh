@@ -42,7 +42,6 @@ __device__ __forceinline__ Strategy strategy_of(int index, int tile_pairs) {
   return {tile_pairs, kRanges[index]};
 }
 
-// kIsCut: wide tiles, an item for each segment.
 /// Partial results of so many rows with so many slots each, or one more than `most`.
 __device__ __forceinline__ int count_pair_slots(const PlanArgs& args, int num_slots, int num_rows,
                                                 int most) {
@@ -50,6 +49,7 @@ __device__ __forceinline__ int count_pair_slots(const PlanArgs& args, int num_sl
   return static_cast<int>(min(count, int64_t{most} + 1));
 }
 
+// kIsCut: wide tiles, an item for each segment.
 enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4, kIsCut = 8 };
 
 /// A span's rows cut by a strategy.
