@@ -400,9 +400,9 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
     // Drafts that cost nothing are verified in the graphs of as many sequences as rows.
     const int least = std::max(1, shape.num_rows / (1 + config.num_speculative_tokens));
-    for (int num_seqs = shape.num_spans / 2; !is_costly && num_seqs > 0; num_seqs /= 2) {
-      kinds.insert({shape.num_rows, {false, std::max(num_seqs, least)}});
-      if (num_seqs <= least) break;
+    for (int num_seqs = shape.num_spans; !is_costly && num_seqs > least;) {
+      num_seqs = std::max(least, num_seqs / 2);
+      kinds.insert({shape.num_rows, {false, num_seqs}});
     }
   }
   // Larger steps have any size; drafts there stand beside prompts.
