@@ -73,22 +73,15 @@ size_t power_of_two(int count) {
 
 }  // namespace
 
-void StepYield::Mean::learn(const Correction& correction) {
+void StepYield::Mean::learn(double observed) {
   constexpr int kFirst = 3, kLast = 32;  // steps that make the mean, about: at first and later
-  const double weight = 1.0 / std::min(kFirst + num_observed, kLast);
+  value += (observed - value) / std::min(kFirst + num_observed, kLast);
   num_observed = std::min(num_observed + 1, kLast);
-  value.tokens += weight * (correction.tokens - value.tokens);
-  value.seconds += weight * (correction.seconds - value.seconds);
-}
-
-StepYield::Correction StepYield::common(const Load& load, bool has_drafts) {
-  return {has_drafts ? load.with_drafts.value.tokens : 1.0, load.all.value.seconds};
 }
 
 StepYield::Correction StepYield::of(int num_seqs, int num_drafts) const {
   const Load& load = loads_[power_of_two(num_seqs)];
-  const Mean& mean = load.by_drafts[power_of_two(num_drafts)];
-  return mean.num_observed > 0 ? mean.value : common(load, num_drafts > 0);
+  return {num_drafts > 0 ? load.tokens.value : 1.0, load.seconds[power_of_two(num_drafts)].value};
 }
 
 void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
@@ -103,24 +96,20 @@ void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
     seconds /= slowness_;
   }
   const double late = seconds / expected_seconds - 1.0;
-  const Correction correction = {
-      std::min(tokens / expected_tokens, kMost),
-      std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds};
+  const double delay = std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds;
   Load& load = loads_[power_of_two(num_seqs)];
-  if (common_ == Common::kDelay) load.all.learn(correction);
-  if (num_drafts > 0) load.with_drafts.learn(correction);
-  const size_t own = power_of_two(num_drafts);
-  for (size_t i = 0; i < load.by_drafts.size(); ++i) {
-    Mean& mean = load.by_drafts[i];
-    const Correction usual = common(load, i > 0);
-    if (mean.num_observed == 0) {
-      mean.value = usual;
-    } else if (i != own) {
-      mean.value.tokens += kForgotten * (usual.tokens - mean.value.tokens);
-      mean.value.seconds += kForgotten * (usual.seconds - mean.value.seconds);
-    }
+  if (common_ == Common::kDelay) load.common_seconds.learn(delay);
+  Mean& own = load.seconds[power_of_two(num_drafts)];
+  for (Mean& mean : load.seconds) {
+    const double weight = mean.num_observed == 0 ? 1.0 : &mean == &own ? 0.0 : kForgotten;
+    mean.value += weight * (load.common_seconds.value - mean.value);
   }
-  load.by_drafts[own].learn(correction);
+  own.learn(delay);
+  if (num_drafts > 0) {
+    load.tokens.learn(std::min(tokens / expected_tokens, kMost));
+  } else {
+    load.tokens.value += kForgotten * (1.0 - load.tokens.value);
+  }
 }
 
 namespace {

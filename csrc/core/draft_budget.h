@@ -70,10 +70,11 @@ class StepTable {
   int most_sized_rows_ = 0;
 };
 
-/// How steps differ from what was expected of them, by number of sequences and of drafts, in powers
-/// of two: what no measurement at the start can know, such as long contexts, work beside the step,
-/// how good this text's estimates are. Of a kind of step that was not seen, what all of as many
-/// sequences have in common counts.
+/// How steps differ from what was expected of them: what no measurement at the start can know.
+/// Seconds (long contexts, work beside the step) by number of sequences and of drafts, in powers of
+/// two; of a kind of step that was not seen, what all of as many sequences have in common counts.
+/// Tokens (how good this text's estimates are) by number of sequences alone: a step brings few or
+/// many by chance, and a number of drafts that met with bad luck would not be tried again.
 class StepYield {
  public:
   /// What changes steps of all kinds alike. A delay: long contexts add the same seconds to each.
@@ -93,15 +94,15 @@ class StepYield {
 
  private:
   struct Mean {
-    Correction value;
+    double value;
     int num_observed = 0;
-    void learn(const Correction& correction);
+    void learn(double observed);
   };
   struct Load {
-    Mean all, with_drafts;
-    std::array<Mean, 16> by_drafts;
+    Mean tokens{1.0};  // of steps with drafts
+    Mean common_seconds{0.0};
+    std::array<Mean, 16> seconds{};  // by drafts
   };
-  static Correction common(const Load& load, bool has_drafts);
 
   Common common_;
   double slowness_ = 1.0;       // the pace: seconds that steps take, over those expected

@@ -189,6 +189,28 @@ TEST(drafts_that_bring_less_than_expected_are_no_longer_taken) {
   CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0, yield).num_drafts, 0);
   CHECK_NEAR(yield.of(1, 7).tokens, 1.1 / 1.5, 1e-3);
   CHECK_NEAR(yield.of(1, 0).tokens, 1.0, 1e-12);
+  // In time they are tried again.
+  for (int i = 0; i < 2000; ++i) yield.observe(1, 0, 1.0, 1.0, 1.0, 1.0);
+  CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0, yield).num_drafts, 1);
+}
+
+TEST(a_number_of_drafts_that_met_with_bad_luck_is_taken_again) {
+  // Four drafts are all right, but in the first steps, before the estimates knew, they were not.
+  const StepTimes times({{1, 1.0}, {4, 1.02}, {5, 1.04}});
+  StepYield yield;
+  AcceptanceEstimate acceptance;
+  int num_whole = 0;
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<DraftOffer> offers{{4, acceptance.ratio()}};
+    const RowBudget budget = spend_row_budget(offers, 1, 1, 5, times, 0.0, yield);
+    // A step judges one draft more than it verifies.
+    const int num_judged = std::min(4, budget.num_drafts + 1);
+    acceptance.observe(num_judged, i < 3 ? 0 : num_judged);
+    yield.observe(1, budget.num_drafts, budget.tokens, budget.seconds,
+                  i < 3 ? 1 : 1 + budget.num_drafts, budget.seconds);
+    num_whole += budget.num_drafts == 4;
+  }
+  CHECK_GT(num_whole, 30);
 }
 
 TEST(a_correction_is_a_mean_that_one_held_up_step_does_not_spoil) {
