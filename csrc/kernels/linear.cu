@@ -52,29 +52,39 @@ int prepare(Kernel* kernel) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 Variant fixed_variant() {
-  constexpr auto kKernel = fixed_kernel<kTiles, kSteps>();
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords>();
   static const int error = prepare(kKernel);
-  return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps>(), 0, 0, error};
+  return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
+}
+
+template <int kTiles, int kSteps>
+Variant fixed_variant(bool is_wide) {
+  return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true)>()
+                 : fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false)>();
 }
 
 template <int kTiles, int... kSteps>
-Variant fixed_variant(int num_steps) {
+Variant fixed_variant(int num_steps, bool is_wide) {
   Variant found;
-  (void)((num_steps == kSteps && (found = fixed_variant<kTiles, kSteps>(), true)) || ...);
+  (void)((num_steps == kSteps && (found = fixed_variant<kTiles, kSteps>(is_wide), true)) || ...);
   return found;
 }
 
 /// For the chains of the Qwen3 models and their draft models, as far as their activations fit into
 /// registers; else none.
-Variant fixed_variant(int num_tiles, int num_steps) {
-  if (num_tiles == 1) {
-    return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40, 60, 100>(num_steps);
+Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+  switch (num_tiles) {
+    case 1:
+      return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40, 60, 100>(num_steps, is_wide);
+    case 2:
+      return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+    case 3:
+      return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps, is_wide);
+    case 4:
+      return fixed_variant<4, 4, 6, 8, 16, 19, 20>(num_steps, is_wide);
   }
-  if (num_tiles == 2) return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32, 40>(num_steps);
-  if (num_tiles == 3) return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps);
-  if (num_tiles == 4) return fixed_variant<4, 4, 6, 8, 16, 19, 20>(num_steps);
   return {};
 }
 
@@ -120,7 +130,10 @@ Variant fixed_variant(const LinearParams& params) {
   const int num_chains = weight.num_splits * kLinearChains;
   const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
   if (!has_one_split || num_steps % num_chains != 0) return {};
-  const Variant found = fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains);
+  const bool is_wide = params.partials != nullptr &&
+                       device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
+  const Variant found =
+      fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains, is_wide);
   return found.shared_bytes <= shared_limit() ? found : Variant{};
 }
 

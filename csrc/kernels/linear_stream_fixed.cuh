@@ -5,15 +5,16 @@
 /// warp does between two chains keeps weights from being under way, so it does as little as
 /// possible.
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/linear_stream.cuh"
 
 namespace openspec::cuda {
 
-/// A warp's ring: records of a whole chain or, of a long one, an even part.
+/// Records of a warp's ring, each of a whole chain or, of a long one, an even part.
 template <int kSteps>
-struct ChainRing {
+struct ChainRecord {
   static constexpr int kParts = (kSteps + 24) / 25;  // of a chain
   static constexpr int kPartSteps = kSteps / kParts;
   static_assert(kSteps % kParts == 0);
@@ -27,10 +28,7 @@ struct ChainRing {
   /// Weights, then the barriers of their slots. A copy between addresses that lie differently
   /// within lines of 128 bytes takes up to a quarter longer.
   static constexpr int kRecordBytes = (kPartBytes + kSlots * kSlotBarrierBytes + 127) / 128 * 128;
-  static constexpr int kRecords = kParts == 1 && kRecordBytes * 2 * kStreamWarps <= (84 << 10)
-                                      ? (84 << 10) / (kRecordBytes * kStreamWarps)
-                                      : 1;
-  static constexpr int kBytes = kRecords * kRecordBytes;
+  static constexpr int kBlockBytes = kRecordBytes * kStreamWarps;
 
   static constexpr int slot_begin(int slot) { return slot * kSlotSteps; }
   static constexpr int slot_end(int slot) {
@@ -39,18 +37,36 @@ struct ChainRing {
   static constexpr int barrier(int slot) { return kPartBytes + slot * kSlotBarrierBytes; }
 };
 
-inline constexpr int kClaimBytes = 16;
+/// Of an SM's shared memory, what the blocks of two matrices have for themselves at least if their
+/// rings are to be wide.
+inline constexpr int kWideSharedBytes = 226 << 10;
 
+/// How many of them a ring has. `is_wide`: where a block takes more than half of an SM's shared
+/// memory anyway (see linear_stream), up to three, as long as one of the next matrix fits beside
+/// it: more of the weights are there when the input comes.
 template <int kTiles, int kSteps>
-constexpr int fixed_shared_bytes() {
-  return SumLayout<kTiles, 2>::kBytes + kStreamWarps * ChainRing<kSteps>::kBytes + kClaimBytes;
+constexpr int num_records(bool is_wide) {
+  constexpr int kRingBytes = 84 << 10;
+  constexpr int kRoom = kWideSharedBytes - kRingBytes - 2 * SumLayout<kTiles, 2>::kBytes;
+  using Record = ChainRecord<kSteps>;
+  if (Record::kParts > 1) return 1;
+  const int usual = std::max(1, kRingBytes / Record::kBlockBytes);
+  return is_wide ? std::max(usual, std::min(3, kRoom / Record::kBlockBytes)) : usual;
 }
 
-template <int kTiles, int kSteps>
+inline constexpr int kClaimBytes = 16;
+
+template <int kTiles, int kSteps, int kRecords>
+constexpr int fixed_shared_bytes() {
+  return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kSteps>::kBlockBytes + kClaimBytes;
+}
+
+template <int kTiles, int kSteps, int kRecords>
 __device__ __forceinline__ void stream_fixed(const LinearParams& params,
                                              const StreamGeometry& geometry) {
   allow_next_kernel();
-  using Ring = ChainRing<kSteps>;
+  using Ring = ChainRecord<kSteps>;
+  constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
   using Sums = SumLayout<kTiles, 2>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
@@ -65,7 +81,7 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   // first ones are this block's by its number, for their weights are to be under way before the
   // kernel before this one is done; which block multiplies the others is decided by who comes
   // first. So a block that shares its SM with another one, or starts late, takes fewer.
-  constexpr int kAhead = Ring::kRecords;
+  constexpr int kAhead = kRecords;
   int units[kAhead + 1];
 #pragma unroll
   for (int i = 0; i <= kAhead; ++i) units[i] = first_unit + i * unit_stride;
@@ -75,12 +91,12 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t sums = shared_address(shared);
   // The next claim, in two places by turns: one is read while the other is written.
-  auto* const claim = reinterpret_cast<int*>(shared + Sums::kBytes + kStreamWarps * Ring::kBytes);
+  auto* const claim = reinterpret_cast<int*>(shared + Sums::kBytes + kStreamWarps * kRingBytes);
   const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
-  const uint32_t ring = sums + Sums::kBytes + warp * Ring::kBytes;
+  const uint32_t ring = sums + Sums::kBytes + warp * kRingBytes;
   if (lane == 0) {
 #pragma unroll
-    for (int record = 0; record < Ring::kRecords; ++record) {
+    for (int record = 0; record < kRecords; ++record) {
 #pragma unroll
       for (int slot = 0; slot < Ring::kSlots; ++slot) {
         init_slot_barrier(ring + record * Ring::kRecordBytes + Ring::barrier(slot));
@@ -180,11 +196,11 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
         __syncwarp();  // every lane is done with the slot
         if (refills) fill(record, slot);
       }
-      if constexpr (Ring::kRecords == 1) {
+      if constexpr (kRecords == 1) {
         parity ^= 1;
       } else {
         record += Ring::kRecordBytes;
-        if (record == ring + Ring::kBytes) {
+        if (record == ring + kRingBytes) {
           record = ring;
           parity ^= 1;
         }
@@ -229,46 +245,46 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 // them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
 // neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
 // memory as the weights. (__maxnreg__ takes no template's constant.)
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(120) fixed_kernel_120(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(168) fixed_kernel_168(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 __global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps>(params, geometry);
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
 
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kRecords>
 constexpr auto fixed_kernel() {
   constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
   if constexpr (kHeld <= 40 && kTiles > 1) {
-    return fixed_kernel_72<kTiles, kSteps>;
+    return fixed_kernel_72<kTiles, kSteps, kRecords>;
   } else if constexpr (kHeld <= 46) {
-    return fixed_kernel_80<kTiles, kSteps>;
+    return fixed_kernel_80<kTiles, kSteps, kRecords>;
   } else if constexpr (kHeld <= 72) {
-    return fixed_kernel_112<kTiles, kSteps>;
+    return fixed_kernel_112<kTiles, kSteps, kRecords>;
   } else if constexpr (kHeld <= 88) {
-    return fixed_kernel_120<kTiles, kSteps>;
+    return fixed_kernel_120<kTiles, kSteps, kRecords>;
   } else if constexpr (kHeld <= 136) {
-    return fixed_kernel_168<kTiles, kSteps>;
+    return fixed_kernel_168<kTiles, kSteps, kRecords>;
   } else {
-    return fixed_kernel_240<kTiles, kSteps>;
+    return fixed_kernel_240<kTiles, kSteps, kRecords>;
   }
 }
 
