@@ -71,6 +71,8 @@ size_t power_of_two(int count) {
   return std::min<size_t>(std::bit_width(static_cast<unsigned>(count)), 15);
 }
 
+constexpr double kForgotten = 1.0 / 1024;  // per step, of what is not seen any more
+
 }  // namespace
 
 void StepYield::Mean::learn(double observed) {
@@ -79,15 +81,26 @@ void StepYield::Mean::learn(double observed) {
   num_observed = std::min(num_observed + 1, kLast);
 }
 
+void StepYield::Kinds::learn(int num_drafts, double observed, bool is_common) {
+  if (is_common) common.learn(observed);
+  Mean& own = by_drafts[power_of_two(num_drafts)];
+  for (Mean& mean : by_drafts) {
+    const double weight = mean.num_observed == 0 ? 1.0 : &mean == &own ? 0.0 : kForgotten;
+    mean.value += weight * (common.value - mean.value);
+  }
+  own.learn(observed);
+}
+
 StepYield::Correction StepYield::of(int num_seqs, int num_drafts) const {
   const Load& load = loads_[power_of_two(num_seqs)];
-  return {num_drafts > 0 ? load.tokens.value : 1.0, load.seconds[power_of_two(num_drafts)].value};
+  const size_t own = power_of_two(num_drafts);
+  const Mean& tokens = tokens_ == Tokens::kAlike ? load.tokens.common : load.tokens.by_drafts[own];
+  return {num_drafts > 0 ? tokens.value : 1.0, load.seconds.by_drafts[own].value};
 }
 
 void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
                         double expected_seconds, double tokens, double seconds) {
-  constexpr double kMost = 4.0;              // a step that was held up says nothing of the next
-  constexpr double kForgotten = 1.0 / 1024;  // per step, of what is not seen any more
+  constexpr double kMost = 4.0;  // a step that was held up says nothing of the next
   if (common_ == Common::kPace) {
     constexpr double kPaceWeight = 1.0 / 8;  // sooner than a kind's correction follows
     const double predicted = expected_seconds + of(num_seqs, num_drafts).seconds;
@@ -98,17 +111,11 @@ void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
   const double late = seconds / expected_seconds - 1.0;
   const double delay = std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds;
   Load& load = loads_[power_of_two(num_seqs)];
-  if (common_ == Common::kDelay) load.common_seconds.learn(delay);
-  Mean& own = load.seconds[power_of_two(num_drafts)];
-  for (Mean& mean : load.seconds) {
-    const double weight = mean.num_observed == 0 ? 1.0 : &mean == &own ? 0.0 : kForgotten;
-    mean.value += weight * (load.common_seconds.value - mean.value);
-  }
-  own.learn(delay);
+  load.seconds.learn(num_drafts, delay, common_ == Common::kDelay);
   if (num_drafts > 0) {
-    load.tokens.learn(std::min(tokens / expected_tokens, kMost));
+    load.tokens.learn(num_drafts, std::min(tokens / expected_tokens, kMost), true);
   } else {
-    load.tokens.value += kForgotten * (1.0 - load.tokens.value);
+    load.tokens.common.value += kForgotten * (1.0 - load.tokens.common.value);
   }
 }
 

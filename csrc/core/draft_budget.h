@@ -71,17 +71,21 @@ class StepTable {
 };
 
 /// How steps differ from what was expected of them: what no measurement at the start can know.
-/// Seconds (long contexts, work beside the step) by number of sequences and of drafts, in powers of
-/// two; of a kind of step that was not seen, what all of as many sequences have in common counts.
-/// Tokens (how good this text's estimates are) by number of sequences alone: a step brings few or
-/// many by chance, and a number of drafts that met with bad luck would not be tried again.
+/// Seconds (long contexts, work beside the step) and tokens (how good this text's estimates are) by
+/// number of sequences and of drafts, in powers of two; of a kind of step that was not seen, what
+/// all of as many sequences have in common counts.
 class StepYield {
  public:
   /// What changes steps of all kinds alike. A delay: long contexts add the same seconds to each.
   /// The pace: work beside the step makes all of them slower by a factor, which is no part of the
   /// corrections, or a kind seen lately would be compared with what another took at another time.
   enum class Common { kDelay, kPace };
-  explicit StepYield(Common common = Common::kDelay) : common_(common) {}
+  /// Whether tokens are corrected by number of drafts: where the last drafts of a block or a tree
+  /// are worse than the first ones let expect. Otherwise steps differ by chance, and a number of
+  /// drafts that met with bad luck would not be tried again: one correction for all.
+  enum class Tokens { kAlike, kByDrafts };
+  explicit StepYield(Common common = Common::kDelay, Tokens tokens = Tokens::kAlike)
+      : common_(common), tokens_(tokens) {}
 
   struct Correction {
     double tokens = 1.0;   // factor
@@ -98,13 +102,19 @@ class StepYield {
     int num_observed = 0;
     void learn(double observed);
   };
+  /// What one number of sequences has in common, and by drafts.
+  struct Kinds {
+    Mean common;
+    std::array<Mean, 16> by_drafts;
+    explicit Kinds(double value) : common{value} { by_drafts.fill({value}); }
+    void learn(int num_drafts, double observed, bool is_common);
+  };
   struct Load {
-    Mean tokens{1.0};  // of steps with drafts
-    Mean common_seconds{0.0};
-    std::array<Mean, 16> seconds{};  // by drafts
+    Kinds tokens{1.0}, seconds{0.0};
   };
 
   Common common_;
+  Tokens tokens_;
   double slowness_ = 1.0;       // the pace: seconds that steps take, over those expected
   std::array<Load, 16> loads_;  // by sequences
 };

@@ -98,7 +98,7 @@ size_t DeviceStep::scratch_bytes(const RunnerConfig& config, const DrafterNeeds&
 }
 
 DeviceStep::DeviceStep(StepContext context)
-    : StepBackend(StepYield::Common::kDelay),
+    : StepBackend(context, StepYield::Common::kDelay),
       context_(std::move(context)),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
       input_(plan_input(context_.config, context_.drafter.needs())),

@@ -25,7 +25,7 @@ constexpr double kLongestHostGap = 0.02;
 }  // namespace
 
 HostStep::HostStep(StepContext context)
-    : StepBackend(StepYield::Common::kPace),
+    : StepBackend(context, StepYield::Common::kPace),
       context_(std::move(context)),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_} {

@@ -29,7 +29,9 @@ struct StepContext {
 /// The middle of the transaction on one kind of device: propose, score, choose, accept.
 class StepBackend {
  public:
-  explicit StepBackend(StepYield::Common common) : yield_(common) {}
+  StepBackend(const StepContext& context, StepYield::Common common)
+      : yield_(common, context.drafter.needs().is_costly ? StepYield::Tokens::kByDrafts
+                                                         : StepYield::Tokens::kAlike) {}
   virtual ~StepBackend() = default;
 
   /// Leases that may be launched before the first of them is collected, beyond one.

@@ -213,6 +213,18 @@ TEST(a_number_of_drafts_that_met_with_bad_luck_is_taken_again) {
   CHECK_GT(num_whole, 30);
 }
 
+TEST(the_last_drafts_of_a_block_may_be_worse_than_the_first_let_expect) {
+  StepYield yield(StepYield::Common::kDelay, StepYield::Tokens::kByDrafts);
+  for (int i = 0; i < 300; ++i) {
+    yield.observe(1, 4, 3.0, 1.0, 3.0, 1.0);
+    yield.observe(1, 15, 6.0, 1.0, 3.0, 1.0);
+  }
+  CHECK_NEAR(yield.of(1, 4).tokens, 1.0, 0.01);
+  CHECK_NEAR(yield.of(1, 15).tokens, 0.5, 0.01);
+  // What was not seen lies between them.
+  CHECK_NEAR(yield.of(1, 1).tokens, 0.75, 0.05);
+}
+
 TEST(a_correction_is_a_mean_that_one_held_up_step_does_not_spoil) {
   StepYield yield;
   for (int i = 0; i < 200; ++i) yield.observe(2, 3, 4.0, 1.0, i % 2 == 0 ? 6.0 : 2.0, 1.25);
