@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 MAX_TOKENS = 72
-DRAFT_VOCAB = {"eagle3": 3072, "dflash": 4096, "dspark": 4096}
+DRAFT_VOCAB = {"eagle3": 2048, "dflash": 4096, "dspark": 4096}
 
 
 class StoresBfloat16(TorchFunctionMode):

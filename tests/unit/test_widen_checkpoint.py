@@ -18,6 +18,7 @@ from tests.golden.eagle3_reference import Eagle3Reference, captured_layers
 from tests.golden.make_eagle3 import TINY, load
 from tests.golden.target_reference import forward
 
+DRAFT_VOCAB = load(TINY / "eagle3")[0]["draft_vocab_size"]
 TOKENS = [7, 1, 900, 33, 2048, 5, 5, 61, 4072, 300, 12, 777]
 # Twice the embedded model, once with a shared LM head and once with its own.
 SHAPES = {
@@ -39,7 +40,7 @@ def test_widened_computes_the_same(
 ) -> None:
     monkeypatch.setitem(widen_checkpoint.SHAPES, "double", SHAPES[tied])
     widen_checkpoint.widen(TINY, tmp_path, "double")
-    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, 3500)
+    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, DRAFT_VOCAB + 428)
 
     small, big = load(TINY), load_shards(tmp_path)
     small_logits, small_states = forward(*small, TOKENS)
@@ -51,7 +52,7 @@ def test_widened_computes_the_same(
     assert float(added.max()) < math.log(1e-2)
 
     heads = load(TINY / "eagle3"), load_shards(tmp_path / "eagle3")
-    assert heads[1][0]["draft_vocab_size"] == len(heads[1][1]["d2t"]) == 3500
+    assert heads[1][0]["draft_vocab_size"] == len(heads[1][1]["d2t"]) == DRAFT_VOCAB + 428
     drafts = []
     for head, target, states in ((heads[0], small, small_states), (heads[1], big, big_states)):
         layers = captured_layers(head[0], target[0]["num_hidden_layers"])
@@ -61,7 +62,7 @@ def test_widened_computes_the_same(
         chain = reference.chain(cache, rows[-1], 6)
         drafts.append((chain, reference.tree(cache, rows[-1], 4, 4, 15), reference.logits(rows)))
     (chain, tree, logits), (big_chain, big_tree, big_draft_logits) = drafts
-    torch.testing.assert_close(big_draft_logits[:, :3072], logits, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(big_draft_logits[:, :DRAFT_VOCAB], logits, rtol=1e-4, atol=1e-3)
     # The added rows do not shift what a tree compares.
     added = big_draft_logits.logsumexp(-1) - logits.logsumexp(-1)
     assert float(added.abs().max()) < 1e-2
@@ -107,13 +108,13 @@ def test_draft_ids_of_added_rows_have_no_text(
 ) -> None:
     monkeypatch.setitem(widen_checkpoint.SHAPES, "double", SHAPES[True])
     widen_checkpoint.widen(TINY, tmp_path, "double")
-    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, 3500)
+    widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "eagle3", tmp_path, DRAFT_VOCAB + 428)
     _, weights = load_shards(tmp_path / "eagle3")
-    ids = torch.arange(3500) + weights["d2t"]
+    ids = torch.arange(DRAFT_VOCAB + 428) + weights["d2t"]
     assert torch.equal(weights["t2d"].nonzero()[:, 0], ids)
-    assert ids[3072:].tolist() == list(range(4096, 4096 + 428))
+    assert ids[DRAFT_VOCAB:].tolist() == list(range(4096, 4096 + 428))
     with pytest.raises(SystemExit, match="at most"):
-        widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "x", tmp_path, 3072 + 905)
+        widen_checkpoint.widen_eagle3(TINY / "eagle3", tmp_path / "x", tmp_path, DRAFT_VOCAB + 905)
 
 
 def test_states_keep_the_published_names_where_they_can() -> None:

@@ -29,7 +29,10 @@ from .prompts import GROUPS, LIMITS, MODEL
 
 LONGEST_CHAIN = 15
 # Depth, top k, nodes; the first for all kinds of text, the others for greedy answers to problems.
-TREES = ((8, 4, 15), (5, 4, 7), (6, 4, 15), (12, 4, 15), (8, 4, 31), (8, 8, 59))
+TREES = (
+    (8, 4, 15), (5, 4, 7), (6, 4, 15), (10, 4, 15), (12, 4, 15), (15, 4, 15),
+    (8, 4, 31), (8, 8, 59),
+)  # fmt: skip
 
 TEMPERATURES = {"problems": (0.0, 0.6, 1.0), "thinking": (0.0, 0.6)}  # of the others: 0
 

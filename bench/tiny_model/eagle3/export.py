@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..model import TinyConfig
 from .head import Eagle3Head, head_config
 from .prompts import MODEL
 
@@ -24,17 +23,17 @@ from .prompts import MODEL
 def export(weights: Path, folder: Path) -> None:
     """Write config and weights into `folder`."""
     trained = torch.load(weights, map_location="cpu", weights_only=True)
-    vocabulary, config = trained["vocabulary"], TinyConfig()
-    head = Eagle3Head(config, len(vocabulary))
+    vocabulary = trained["vocabulary"]
+    head = Eagle3Head(len(vocabulary))
     head.load_state_dict(trained["head"])
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in head.state_dict().items()}
     tensors["d2t"] = vocabulary - torch.arange(len(vocabulary))
-    tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+    tensors["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool)
     tensors["t2d"][vocabulary] = True
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.safetensors"
     save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt"})
-    text = json.dumps(head_config(config, len(vocabulary)), indent=2) + "\n"
+    text = json.dumps(head_config(len(vocabulary)), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     parameters = sum(parameter.numel() for parameter in head.parameters())
     print(f"{folder}: {parameters:,} parameters, {path.stat().st_size / 1e6:.1f} MB")
@@ -45,7 +44,7 @@ def load_head(folder: Path) -> tuple[Eagle3Head, torch.Tensor]:
     tensors = load_file(folder / "model.safetensors")
     draft_to_target = tensors.pop("d2t")
     del tensors["t2d"]
-    head = Eagle3Head(TinyConfig(), len(draft_to_target))
+    head = Eagle3Head(len(draft_to_target))
     head.load_state_dict(tensors)
     vocabulary = draft_to_target + torch.arange(len(draft_to_target))
     return head.eval().requires_grad_(False), vocabulary

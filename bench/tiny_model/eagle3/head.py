@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from ..model import MLP, RMSNorm, TinyConfig, rotary_tables, rotate
 
 AFTER_LAYERS = (0, 1, 2)
-DRAFT_VOCAB = 3072
+# Drafting K tokens reads the head K times, so that beside a small target it has to be slim: half of
+# the target's MLP, half of its vocabulary.
+GEOMETRY = TinyConfig(intermediate_size=608)
+DRAFT_VOCAB = 2048
 
 Tables = tuple[Tensor, Tensor]
 
@@ -96,10 +99,10 @@ class Midlayer(nn.Module):
 class Eagle3Head(nn.Module):
     """fc, one layer, norm and an LM head over the draft vocabulary; embeddings are the target's."""
 
-    def __init__(self, config: TinyConfig | None = None, draft_vocab: int = DRAFT_VOCAB) -> None:
+    def __init__(self, draft_vocab: int = DRAFT_VOCAB, config: TinyConfig = GEOMETRY) -> None:
         super().__init__()
-        self.config = config or TinyConfig()
-        size = self.config.hidden_size
+        self.config = config
+        size = config.hidden_size
         self.midlayer = Midlayer(self.config)
         self.fc = nn.Linear(len(AFTER_LAYERS) * size, size, bias=False)
         self.norm = RMSNorm(size, self.config.rms_norm_eps)
@@ -161,7 +164,7 @@ def chain_mask(places: Tensor) -> Tensor:
     return visible & ((places > 0)[:, None, :] | (row[:, None] == row))
 
 
-def head_config(config: TinyConfig, draft_vocab: int) -> dict[str, Any]:
+def head_config(draft_vocab: int, config: TinyConfig = GEOMETRY) -> dict[str, Any]:
     """config.json, in the classic format.
 
     The layer ids in `eagle_config` count outputs: id i is the state after layer i.

@@ -154,14 +154,10 @@ class Trainer:
         self.vocabulary = vocabulary.to(device)
         self.to_draft = torch.full((target.config.vocab_size,), -1, device=device)
         self.to_draft[self.vocabulary] = torch.arange(len(vocabulary), device=device)
-        self.head = Eagle3Head(target.config, len(vocabulary)).to(device)
+        self.head = Eagle3Head(len(vocabulary)).to(device)
         with torch.no_grad():  # where the head's parts have a counterpart, it begins as that
-            last = target.model.layers[-1]
             self.head.lm_head.weight.copy_(target.model.embed_tokens.weight[self.vocabulary])
             self.head.norm.load_state_dict(target.model.norm.state_dict())
-            self.head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
-            norm = last.post_attention_layernorm.state_dict()
-            self.head.midlayer.post_attention_layernorm.load_state_dict(norm)
             self.head.fc.weight[:, -target.config.hidden_size :].fill_diagonal_(1)
         self.steps = [torch.tensor(step, device=device) for step in range(1, STEPS)]
 
