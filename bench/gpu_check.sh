@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
-# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. By default build, tests, gates,
-# kernels and step, meant for under 10 minutes on an H200, of which the gates take 3.5; the other stages have calls of
-# their own (serve and methods 5 minutes together).
+# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. By default build, tests, kernels
+# and step, in under 10 minutes on an H200; the other stages have calls of their own (serve and methods 5 minutes
+# together). `tests` is cpp_tests, py_tests and gates side by side, for they time nothing.
 #
-#   bench/gpu_check.sh [STAGE ...]   stages: build tests gates kernels step; sanitizer equality serve methods
+#   bench/gpu_check.sh [STAGE ...]   stages: build tests kernels step; cpp_tests py_tests gates sanitizer equality serve methods
 #
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
@@ -36,16 +36,36 @@ build() {
   cmake --build "$BUILD" --target cuda_tests bench_cuda
 }
 
-tests() {
+cpp_tests() {
   say "C++ tests on the GPU"
   local test
   for test in "$BUILD"/tests/cpp/test.cuda.*; do
     printf '%s: ' "$(basename "$test")"
     "$test" | tail -n 1
   done
+}
+
+py_tests() {
   say "Python tests on the GPU"
   "$PYTHON" -c 'from openspec import ops; assert ops.has_cuda(), "built, but no CUDA device is usable"'
   "$PYTHON" -m pytest tests/gpu tests/ops -q -p no:cacheprovider
+}
+
+# Several engines at a time: one alone waits for its host most of the time.
+gates() {
+  say "exactness gates on the GPU"
+  "$PYTHON" -m pytest tests/gates --device cuda -q -p no:cacheprovider -x -n 4
+}
+
+tests() {
+  local stage pids=() failed=0
+  for stage in cpp_tests py_tests gates; do
+    "$stage" >"$RESULTS/$stage.log" 2>&1 &
+    pids+=($!)
+  done
+  for stage in "${pids[@]}"; do wait "$stage" || failed=1; done
+  cat "$RESULTS"/{cpp_tests,py_tests,gates}.log
+  return $failed
 }
 
 # Under the sanitizer a kernel takes many times as long: of the runner's tests a part, of the others the short ones.
@@ -61,11 +81,6 @@ sanitizer() {
     printf '%s: ' "$(basename "$test")"
     compute-sanitizer --tool memcheck --error-exitcode 1 "$test" "$@" | tail -n 1
   done
-}
-
-gates() {
-  say "exactness gates on the GPU"
-  "$PYTHON" -m pytest tests/gates --device cuda -q -p no:cacheprovider -x
 }
 
 kernels() {
@@ -133,10 +148,10 @@ methods() {
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
-for stage in "${@:-build tests gates kernels step}"; do
+for stage in "${@:-build tests kernels step}"; do
   for name in $stage; do
     case $name in
-      build | tests | sanitizer | gates | kernels | step | equality | serve | methods) "$name" ;;
+      build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods) "$name" ;;
       *) echo "gpu_check.sh: unknown stage $name" >&2; exit 2 ;;
     esac
   done
