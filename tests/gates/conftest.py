@@ -69,6 +69,8 @@ TREES: dict[str, dict[str, object]] = {
 
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
+    "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
+    "eagle3 deep": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
     "dflash window": {"method": "dflash", "draft_window": 24},
 }
@@ -95,7 +97,7 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     if spec.num_drafts_of is not None:
         folder = Path(draft_model or EMBEDDED_MODEL / spec.name)
         most = spec.num_drafts_of(folder, spec.complete_options({}))
-    return {**settings, "num_speculative_tokens": min(num_drafts, most)}
+    return {"num_speculative_tokens": min(num_drafts, most), **settings}
 
 
 @pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])

@@ -402,9 +402,9 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
         }
     )
     assert (config.num_drafts, config.draft_model) == (5, folder)
-    with pytest.raises(ConfigError, match=r"num_speculative_tokens must be in \[0, 8\]"):
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens must be in \[0, 15\]"):
         get_drafter("eagle3").validate(
-            EngineConfig(method="eagle3", draft_model=folder, num_speculative_tokens=9), target
+            EngineConfig(method="eagle3", draft_model=folder, num_speculative_tokens=16), target
         )
 
 

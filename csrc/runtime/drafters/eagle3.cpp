@@ -10,7 +10,7 @@
 namespace openspec {
 namespace {
 
-constexpr int kMaxDepth = 8;
+constexpr int kMaxDepth = 15;
 constexpr int kMaxTopK = 10;
 
 /// Autoregressive drafts from a one-layer head over the target's features: chains, or with

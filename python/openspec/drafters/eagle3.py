@@ -74,7 +74,7 @@ SPEC = DrafterSpec(
     name="eagle3",
     summary="a head of one layer reads the target's hidden states and drafts chains or trees",
     default_num_speculative_tokens=3,
-    max_num_speculative_tokens=8,
+    max_num_speculative_tokens=15,
     options=(
         CAPTURE_LAYERS_OPTION,
         DrafterOption(
