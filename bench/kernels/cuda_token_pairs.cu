@@ -9,8 +9,9 @@
 //     bench/kernels/cuda_token_pairs.cu bench/kernels/read_bandwidth.cu csrc/kernels/token_pairs.cu
 //     csrc/kernels/choose.cu csrc/kernels/top_drafts.cu csrc/kernels/block_tree.cu (one line)
 //
-// A chain reads one table once for every draft: `floor` is what that takes at the bandwidth of
-// plain reading. A tree reads the rows of its candidates alone.
+// A chain of all tokens reads one table once for every draft: `floor` is what that takes at the
+// bandwidth of plain reading. A path of candidates and a tree read it once for the first draft,
+// then the rows of candidates alone.
 
 #include <cstdint>
 #include <cstdio>
@@ -123,7 +124,7 @@ int main(int argc, char** argv) {
   choice.is_draft = true;
   choice.sampling = sampling;
   choice.chosen = chosen;
-  choice.workspace = device_array<float>(choose_workspace_bytes_cuda(kMaxSeqs, kVocab) / 4);
+  choice.workspace = device_array<float>(choose_workspace_bytes_cuda(kMaxSamples, kVocab) / 4);
 
   TopDraftsParams top = {.rows = choice.rows,
                          .sample_row = choice.sample_row,
@@ -134,8 +135,16 @@ int main(int argc, char** argv) {
                          .tokens = device_array<int32_t>(kMaxSamples * kTopK),
                          .scores = device_array<float>(kMaxSamples * kTopK)};
   top.workspace = device_array<float>(top_drafts_workspace_bytes_cuda(kMaxSamples, kVocab) / 4);
-  BlockPairsParams behind = {.table = table,
-                             .seq = seqs,
+  BlockPathParams along = {.seq = seqs,
+                           .first_sample = first_sample,
+                           .num_drafts = depths,
+                           .top_k = kTopK,
+                           .tokens = top.tokens,
+                           .scores = top.scores,
+                           .sampling = sampling,
+                           .pairs = pairs,
+                           .chosen = chosen};
+  BlockPairsParams behind = {.seq = seqs,
                              .first_sample = first_sample,
                              .num_depths = depths,
                              .max_depth = kDepth,
@@ -196,9 +205,24 @@ int main(int argc, char** argv) {
       const double one_way = call_us(stream, [&] {
         for (int depth = 0; depth < kDepth; ++depth) step(0);
       });
+      const double drawn_at_once = call_us(stream, [&] {
+        choice.num_samples = num_seqs * kDepth;
+        choice.samples = nullptr;
+        CHECK_CUDA(choose_cuda(choice, stream));
+        choice.samples = samples;
+      });
+      const double best_path = call_us(stream, [&] {
+        top.num_samples = num_seqs * kDepth;
+        along.num_seqs = num_seqs;
+        step(0);
+        CHECK_CUDA(top_drafts_cuda(top, stream));
+        CHECK_CUDA(block_path_cuda(along, stream));
+      });
+      const double path_tail = call_us(stream, [&] { CHECK_CUDA(block_path_cuda(along, stream)); });
       const double tree = call_us(stream, [&] {
         top.num_samples = num_seqs * kDepth;
         behind.num_seqs = trees.num_seqs = num_seqs;
+        step(0);
         CHECK_CUDA(top_drafts_cuda(top, stream));
         CHECK_CUDA(block_pairs_cuda(behind, stream));
         CHECK_CUDA(block_trees_cuda(trees, stream));
@@ -212,12 +236,17 @@ int main(int argc, char** argv) {
                      std::to_string(floor_us) + ", \"chain_us\": " + std::to_string(chain) +
                      ", \"chain_steps_us\": " + std::to_string(steps) +
                      ", \"chain_steps_one_way_us\": " + std::to_string(one_way) +
+                     ", \"choice_without_pairs_us\": " + std::to_string(drawn_at_once) +
+                     ", \"path_us\": " + std::to_string(best_path) +
+                     ", \"path_without_candidates_us\": " + std::to_string(path_tail) +
                      ", \"tree_us\": " + std::to_string(tree) +
                      ", \"tree_pairs_and_nodes_us\": " + std::to_string(tail) + "}");
       std::printf(
           "temperature %.0f, %2d sequences: chain %7.1f us (%.2f x floor), its steps alone %7.1f, "
-          "read the same way each time %7.1f; tree of %d %6.1f, of which pairs and nodes %5.1f\n",
-          temperature, num_seqs, chain, chain / floor_us, steps, one_way, kNodes, tree, tail);
+          "read the same way each time %7.1f; path of %d candidates %6.1f, without these %5.1f, "
+          "choice without pairs %5.1f; tree of %d %6.1f, of which pairs and nodes %5.1f\n",
+          temperature, num_seqs, chain, chain / floor_us, steps, one_way, kTopK, best_path,
+          path_tail, drawn_at_once, kNodes, tree, tail);
     }
   }
   if (path != nullptr) write_json(path, "bench/kernels/cuda_token_pairs.cu", runs);

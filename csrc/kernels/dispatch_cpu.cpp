@@ -20,21 +20,21 @@ namespace {
 
 constexpr int kMaxHeadDim = attention::kMaxHeadDim;
 
-constexpr CpuOps kBaselineOps = {isa_baseline::linear,      isa_baseline::rms_norm,
-                                 isa_baseline::embedding,   isa_baseline::rope_angles,
-                                 isa_baseline::rope_append, isa_baseline::span_attention,
-                                 isa_baseline::choose,      isa_baseline::top_drafts,
-                                 isa_baseline::block_step,  isa_baseline::block_pairs};
+constexpr CpuOps kBaselineOps = {
+    isa_baseline::linear,      isa_baseline::rms_norm,    isa_baseline::embedding,
+    isa_baseline::rope_angles, isa_baseline::rope_append, isa_baseline::span_attention,
+    isa_baseline::choose,      isa_baseline::top_drafts,  isa_baseline::block_step,
+    isa_baseline::block_path,  isa_baseline::block_pairs};
 #ifdef OPENSPEC_X86_ISAS
 constexpr CpuOps kAvx2Ops = {isa_avx2::linear,      isa_avx2::rms_norm,    isa_avx2::embedding,
                              isa_avx2::rope_angles, isa_avx2::rope_append, isa_avx2::span_attention,
                              isa_avx2::choose,      isa_avx2::top_drafts,  isa_avx2::block_step,
-                             isa_avx2::block_pairs};
-constexpr CpuOps kAvx512Ops = {isa_avx512::linear,      isa_avx512::rms_norm,
-                               isa_avx512::embedding,   isa_avx512::rope_angles,
-                               isa_avx512::rope_append, isa_avx512::span_attention,
-                               isa_avx512::choose,      isa_avx512::top_drafts,
-                               isa_avx512::block_step,  isa_avx512::block_pairs};
+                             isa_avx2::block_path,  isa_avx2::block_pairs};
+constexpr CpuOps kAvx512Ops = {
+    isa_avx512::linear,      isa_avx512::rms_norm,    isa_avx512::embedding,
+    isa_avx512::rope_angles, isa_avx512::rope_append, isa_avx512::span_attention,
+    isa_avx512::choose,      isa_avx512::top_drafts,  isa_avx512::block_step,
+    isa_avx512::block_path,  isa_avx512::block_pairs};
 #endif
 
 Isa best_isa() {
@@ -59,6 +59,10 @@ const CpuOps& ops() {
 void check_pairs(const TokenPairs& pairs) {
   OPENSPEC_CHECK(pairs.rank % 8 == 0 && pairs.rank > 0 && pairs.rank <= kMaxPairRank,
                  "pairs of rank ", pairs.rank, ", not a multiple of 8 up to ", kMaxPairRank);
+}
+void check_candidates(const TokenPairs& pairs, int top_k) {
+  check_pairs(pairs);
+  OPENSPEC_CHECK(top_k >= 1 && top_k <= kMaxTopDrafts, "pairs of the best ", top_k, " tokens");
 }
 
 }  // namespace
@@ -145,6 +149,23 @@ void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params) {
   ops().rope_append(exec, params);
 }
 
+void append_context_cpu(const ExecContext& exec, const AppendContextParams& params) {
+  for (int i = 0; i < params.num_layers; ++i) {
+    const AppendContextParams::Layer& layer = params.layers[i];
+    const int num_heads = 2 * layer.kv.num_kv_heads;
+    const size_t before = static_cast<size_t>(i * num_heads * layer.kv.head_dim);
+    rope_append_cpu(
+        exec, {.rows = params.rows,
+               .qkv = static_cast<const std::byte*>(params.kv) + before * dtype_bytes(params.dtype),
+               .row_heads = params.num_layers * num_heads,
+               .cos_sin = params.cos_sin,
+               .k_norm = layer.k_norm,
+               .kv = layer.kv,
+               .eps = params.eps,
+               .dtype = params.dtype});
+  }
+}
+
 size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens) {
   constexpr size_t kAlignment = 64;
   return kAlignment + static_cast<size_t>(num_threads) * sizeof(attention::Scratch) +
@@ -193,10 +214,13 @@ void block_step_cpu(const ExecContext& exec, const BlockStepParams& params) {
   ops().block_step(exec, params);
 }
 
+void block_path_cpu(const ExecContext& exec, const BlockPathParams& params) {
+  check_candidates(params.pairs, params.top_k);
+  ops().block_path(exec, params);
+}
+
 void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params) {
-  check_pairs(params.pairs);
-  OPENSPEC_CHECK(params.top_k >= 1 && params.top_k <= kMaxTopDrafts, "pairs of the best ",
-                 params.top_k, " tokens");
+  check_candidates(params.pairs, params.top_k);
   ops().block_pairs(exec, params);
 }
 

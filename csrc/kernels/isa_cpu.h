@@ -3,7 +3,7 @@
 /// The CPU ops are compiled once per instruction set, each time into its own namespace, and chosen
 /// at run time. Within one instruction set every op is row-invariant; two instruction sets may
 /// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose`,
-/// `top_drafts` and `block_pairs` do not: their arithmetic is the same everywhere.
+/// `top_drafts`, `block_path` and `block_pairs` do not: their arithmetic is the same everywhere.
 ///
 /// The files compiled several times must not instantiate templates or call inline functions of the
 /// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
@@ -34,6 +34,7 @@ struct CpuOps {
   void (*choose)(const ExecContext&, const ChooseParams&);
   void (*top_drafts)(const ExecContext&, const TopDraftsParams&);
   void (*block_step)(const ExecContext&, const BlockStepParams&);
+  void (*block_path)(const ExecContext&, const BlockPathParams&);
   void (*block_pairs)(const ExecContext&, const BlockPairsParams&);
 };
 
@@ -59,6 +60,7 @@ const char* isa_name(Isa isa);
   void choose(const ExecContext&, const ChooseParams&);                \
   void top_drafts(const ExecContext&, const TopDraftsParams&);         \
   void block_step(const ExecContext&, const BlockStepParams&);         \
+  void block_path(const ExecContext&, const BlockPathParams&);         \
   void block_pairs(const ExecContext&, const BlockPairsParams&);       \
   }
 

@@ -38,11 +38,7 @@ struct PackedLinear {
       1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
 };
 
-inline constexpr int kLinearPanel = 32;  // output columns
-/// Outputs [first_output, first_output + num_outputs) of a packed matrix without epilogue, as a
-/// matrix of its own over the same memory; `first_output` is a multiple of kLinearPanel.
-PackedLinear linear_part(const PackedLinear& weight, int first_output, int num_outputs);
-
+inline constexpr int kLinearPanel = 32;       // output columns
 inline constexpr int kLinearInPlaceRows = 6;  // fp32 rows read where they are; more are copied
 
 /// Bytes of the packed form of a [num_outputs, num_inputs] matrix.

@@ -80,21 +80,6 @@ float widen(uint16_t bits) {
 
 }  // namespace
 
-PackedLinear linear_part(const PackedLinear& weight, int first_output, int num_outputs) {
-  OPENSPEC_CHECK(weight.epilogue == LinearEpilogue::kNone && weight.num_splits == 1 &&
-                     first_output % kLinearPanel == 0 &&
-                     first_output + num_outputs <= weight.num_outputs,
-                 "outputs ", first_output, " to ", first_output + num_outputs, " of ",
-                 weight.num_outputs, " are no part of a packed matrix");
-  // In every layout, panels (or units of 16 outputs) follow each other and hold all inputs.
-  PackedLinear part = weight;
-  part.data = static_cast<const std::byte*>(weight.data) +
-              static_cast<size_t>(first_output) * static_cast<size_t>(weight.num_inputs) *
-                  dtype_bytes(weight.dtype);
-  part.num_outputs = num_outputs;
-  return part;
-}
-
 size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, DType dtype,
                                LinearEpilogue epilogue) {
   PackedLinear shape;

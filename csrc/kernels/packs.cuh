@@ -36,6 +36,11 @@ __device__ __forceinline__ void store_pack(void* to, const Pack& pack) {
   *static_cast<Pack*>(to) = pack;
 }
 
+/// Has the line at an address brought to L2, of which nothing is read here.
+__device__ __forceinline__ void fetch_to_cache(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 template <int kCount>
 __device__ __forceinline__ FloatPack<kCount> to_floats(const Bf16Pack<kCount>& pack) {
   FloatPack<kCount> out;

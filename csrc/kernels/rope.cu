@@ -69,8 +69,7 @@ constexpr int kPairsPerLane = 4;   // a lane holds columns j .. j + 3 and half +
 /// One row per blockIdx.x, as many heads per block as fit; a head never leaves its warp, and its
 /// sum is taken in an order that depends on head_dim alone.
 template <int kHeadDim>
-__global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
-    rope_append_kernel(RopeAppendParams params) {
+__device__ __forceinline__ void append_row(const RopeAppendParams& params) {
   constexpr int kHalf = kHeadDim / 2;
   constexpr int kLanes = kHalf / kPairsPerLane;
   constexpr int kHeadsPerBlock = kAppendThreads / kLanes;
@@ -78,7 +77,6 @@ __global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
   using Bits = Bf16Pack<kPairsPerLane>;
   using Floats = FloatPack<kPairsPerLane>;
 
-  cuda::allow_next_kernel();
   const int num_q_heads = params.num_q_heads;
   const int num_kv_heads = params.kv.num_kv_heads;
   const int num_heads = num_q_heads + 2 * num_kv_heads;
@@ -96,8 +94,9 @@ __global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
   cuda::wait_for_previous_kernel();
 
   const int64_t row = blockIdx.x;
+  const int row_heads = params.row_heads > 0 ? params.row_heads : num_heads;
   const uint16_t* in =
-      static_cast<const uint16_t*>(params.qkv) + (row * num_heads + head) * kHeadDim + column;
+      static_cast<const uint16_t*>(params.qkv) + (row * row_heads + head) * kHeadDim + column;
   Bits low_bits = cuda::load_pack<Bits>(in);
   Bits high_bits = cuda::load_pack<Bits>(in + kHalf);
   const float* cos_sin = params.cos_sin + row * kHeadDim + column;
@@ -160,11 +159,63 @@ __global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
 }
 
 template <int kHeadDim>
-int launch_rope_append(const RopeAppendParams& params, void* stream) {
-  constexpr int kHeadsPerBlock = kAppendThreads / (kHeadDim / 2 / kPairsPerLane);
-  const int num_heads = params.num_q_heads + 2 * params.kv.num_kv_heads;
-  const dim3 grid(params.rows.num_rows, (num_heads + kHeadsPerBlock - 1) / kHeadsPerBlock);
+__global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
+    rope_append_kernel(const __grid_constant__ RopeAppendParams params) {
+  cuda::allow_next_kernel();
+  append_row<kHeadDim>(params);
+}
+
+/// A layer per blockIdx.z.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
+    append_context_kernel(const __grid_constant__ AppendContextParams params) {
+  cuda::allow_next_kernel();
+  const AppendContextParams::Layer& layer = params.layers[blockIdx.z];
+  const int num_heads = 2 * layer.kv.num_kv_heads;
+  append_row<kHeadDim>({.rows = params.rows,
+                        .qkv = static_cast<const uint16_t*>(params.kv) +
+                               static_cast<int>(blockIdx.z) * num_heads * kHeadDim,
+                        .row_heads = params.num_layers * num_heads,
+                        .cos_sin = params.cos_sin,
+                        .k_norm = layer.k_norm,
+                        .kv = layer.kv,
+                        .eps = params.eps,
+                        .dtype = params.dtype});
+}
+
+/// Rows, and blocks for their heads.
+dim3 append_grid(int num_rows, int num_heads, int head_dim) {
+  const int heads_per_block = kAppendThreads / (head_dim / 2 / kPairsPerLane);
+  return {static_cast<unsigned>(num_rows),
+          static_cast<unsigned>((num_heads + heads_per_block - 1) / heads_per_block)};
+}
+
+template <int kHeadDim>
+int launch_append(const RopeAppendParams& params, void* stream) {
+  const dim3 grid =
+      append_grid(params.rows.num_rows, params.num_q_heads + 2 * params.kv.num_kv_heads, kHeadDim);
   return cuda::launch(rope_append_kernel<kHeadDim>, grid, kAppendThreads, 0, stream, params);
+}
+
+template <int kHeadDim>
+int launch_append(const AppendContextParams& params, void* stream) {
+  dim3 grid = append_grid(params.rows.num_rows, 2 * params.layers[0].kv.num_kv_heads, kHeadDim);
+  grid.z = static_cast<unsigned>(params.num_layers);
+  return cuda::launch(append_context_kernel<kHeadDim>, grid, kAppendThreads, 0, stream, params);
+}
+
+template <typename Params>
+int launch_append(const Params& params, int head_dim, void* stream) {
+  switch (head_dim) {
+    case 64:
+      return launch_append<64>(params, stream);
+    case 128:
+      return launch_append<128>(params, stream);
+    case 256:
+      return launch_append<256>(params, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace
@@ -186,16 +237,25 @@ int rope_append_cuda(const RopeAppendParams& params, void* stream) {
     return cudaErrorInvalidValue;
   }
   if (params.rows.num_rows == 0) return cudaSuccess;
-  switch (params.kv.head_dim) {
-    case 64:
-      return launch_rope_append<64>(params, stream);
-    case 128:
-      return launch_rope_append<128>(params, stream);
-    case 256:
-      return launch_rope_append<256>(params, stream);
-    default:
-      return cudaErrorInvalidValue;
+  return launch_append(params, params.kv.head_dim, stream);
+}
+
+int append_context_cuda(const AppendContextParams& params, void* stream) {
+  if (params.dtype != DType::kBF16 || params.num_layers < 0 ||
+      params.num_layers > kMaxContextLayers || !cuda::are_aligned(params.kv, params.cos_sin)) {
+    return cudaErrorInvalidValue;
   }
+  const KvLayerView& shape = params.layers[0].kv;
+  for (int i = 0; i < params.num_layers; ++i) {
+    const AppendContextParams::Layer& layer = params.layers[i];
+    if (layer.kv.num_kv_heads != shape.num_kv_heads || layer.kv.head_dim != shape.head_dim ||
+        layer.kv.num_kv_heads < 1 || layer.kv.page_size < 1 ||
+        !cuda::are_aligned(layer.k_norm, layer.kv.data)) {
+      return cudaErrorInvalidValue;
+    }
+  }
+  if (params.rows.num_rows == 0 || params.num_layers == 0) return cudaSuccess;
+  return launch_append(params, shape.head_dim, stream);
 }
 
 }  // namespace openspec

@@ -28,6 +28,7 @@ int rope_angles_cuda(const RopeAnglesParams& params, void* stream);
 struct RopeAppendParams {
   RowBatch rows;
   const void* qkv = nullptr;       // [num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim] dtype
+  int row_heads = 0;               // from a row of qkv to the next; 0: just those
   const float* cos_sin = nullptr;  // [num_rows, head_dim]
   const float* q_norm = nullptr;   // [head_dim] or null
   const float* k_norm = nullptr;   // [head_dim] or null
@@ -41,6 +42,28 @@ struct RopeAppendParams {
 void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params);
 #ifdef OPENSPEC_CUDA
 int rope_append_cuda(const RopeAppendParams& params, void* stream);
+#endif
+
+inline constexpr int kMaxContextLayers = 16;
+
+/// rope_append without queries, for several layers at once.
+struct AppendContextParams {
+  struct Layer {
+    const float* k_norm = nullptr;  // [head_dim] or null
+    KvLayerView kv;                 // of one shape in all layers
+  };
+  RowBatch rows;
+  const void* kv = nullptr;        // [num_rows, num_layers, 2 * num_kv_heads, head_dim] dtype
+  const float* cos_sin = nullptr;  // [num_rows, head_dim]
+  Layer layers[kMaxContextLayers];
+  int num_layers = 0;
+  float eps = 1e-6f;
+  DType dtype = DType::kF32;
+};
+
+void append_context_cpu(const ExecContext& exec, const AppendContextParams& params);
+#ifdef OPENSPEC_CUDA
+int append_context_cuda(const AppendContextParams& params, void* stream);
 #endif
 
 }  // namespace openspec

@@ -101,9 +101,10 @@ void rope_append(const ExecContext& exec, const RopeAppendParams& params) {
   const int64_t head_bytes = dim * static_cast<int64_t>(dtype_bytes(params.dtype));
   const int num_kv_heads = params.kv.num_kv_heads;
   const int64_t num_heads = params.num_q_heads + 2 * num_kv_heads;
+  const int64_t row_heads = params.row_heads > 0 ? params.row_heads : num_heads;
   const int64_t page_size = params.kv.page_size;
   for_each_row(exec, params.rows.num_rows, 2 * num_heads * dim, [&](int64_t row) {
-    const char* in = static_cast<const char*>(params.qkv) + row * num_heads * head_bytes;
+    const char* in = static_cast<const char*>(params.qkv) + row * row_heads * head_bytes;
     const float* cos_sin = params.cos_sin + row * dim;
     char* q = static_cast<char*>(params.q) + row * params.num_q_heads * head_bytes;
     for (int head = 0; head < params.num_q_heads; ++head) {

@@ -146,6 +146,117 @@ __device__ __forceinline__ T warp_reduce(T x, const Combine& combine) {
   return x;
 }
 
+/// What a pair counts for beside a log-probability.
+__device__ __forceinline__ float pair_scale(const SamplingParams& sampling) {
+  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
+}
+
+using Terms = cuda::Bf16Pack<8>;  // of a pair's a lane has eight
+
+/// What a pair is worth, in all lanes.
+__device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const Terms& second) {
+  const cuda::FloatPack<8> other = cuda::to_floats(second);
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) sum += first.x[k] * other.x[k];
+  return warp_reduce(sum, [](float x, float y) { return x + y; });
+}
+
+constexpr int kPathWarps = 16;
+constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
+
+/// A sequence. Which rows of the tables its drafts may need is known before the first of them is
+/// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
+__global__ void __launch_bounds__(kPathWarps* kWarp)
+    block_path_kernel(const __grid_constant__ BlockPathParams params) {
+  cuda::allow_next_kernel();
+  // By the depth's parity: who is late may still read the one before.
+  __shared__ float best_value[2][kPathWarps];
+  __shared__ int best_at[2][kPathWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % 32;
+  const int seq = static_cast<int>(blockIdx.x), top_k = params.top_k;
+  const TokenPairs& pairs = params.pairs;
+  cuda::wait_for_previous_kernel();
+  const int num_drafts = params.num_drafts[seq], slot = params.seq[seq];
+  if (num_drafts <= 0) return;
+  const int64_t first_sample = params.first_sample[seq];
+  const int32_t* tokens = params.tokens + first_sample * top_k;
+  const float* scores = params.scores + first_sample * top_k;
+  const float scale = pair_scale(params.sampling[slot]);
+  const float none = sm::float_of(0xff800000u);
+  const bool has_terms = lane * 8 < pairs.rank;
+
+  Terms terms[kPathOwn];
+  float score[kPathOwn];
+  const auto load = [&](int depth) {
+#pragma unroll
+    for (int i = 0; i < kPathOwn; ++i) {
+      const int b = warp + i * kPathWarps;
+      terms[i] = {};
+      score[i] = none;
+      if (b >= top_k) continue;
+      const int32_t token = tokens[depth * top_k + b];
+      score[i] = scores[depth * top_k + b];
+      if (has_terms) {
+        terms[i] = cuda::load_pack<Terms>(row_of(pairs.second, token, pairs.rank) + lane * 8);
+      }
+    }
+  };
+  int32_t before = tokens[0];
+  if (threadIdx.x == 0) params.chosen[first_sample] = before;
+  if (num_drafts == 1) return;
+  load(1);
+  constexpr int kLine = 64;  // bf16 of a cache line
+  for (int i = top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
+       i += kPathWarps * kWarp) {
+    const int32_t token = tokens[i];
+    for (int at = 0; at < pairs.rank; at += kLine) {
+      if (i >= 2 * top_k) cuda::fetch_to_cache(row_of(pairs.second, token, pairs.rank) + at);
+      if (i < (num_drafts - 1) * top_k) {
+        cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
+      }
+    }
+  }
+
+  for (int depth = 1; depth < num_drafts; ++depth) {
+    Terms state = {};
+    if (has_terms) {
+      state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+    }
+    const cuda::FloatPack<8> first = cuda::to_floats(state);
+    float best = none;
+    int at = 0;
+#pragma unroll
+    for (int i = 0; i < kPathOwn; ++i) {
+      const float value = sm::sanitize(score[i] + worth_of(first, terms[i]) * scale);
+      if (value > best) {
+        best = value;
+        at = warp + i * kPathWarps;
+      }
+    }
+    const int parity = depth % 2;
+    if (lane == 0) {
+      best_value[parity][warp] = best;
+      best_at[parity][warp] = at;
+    }
+    if (depth + 1 < num_drafts) load(depth + 1);
+    __syncthreads();
+    best = best_value[parity][lane % kPathWarps];
+    at = best_at[parity][lane % kPathWarps];
+#pragma unroll
+    for (int offset = kPathWarps / 2; offset > 0; offset /= 2) {
+      const float value = __shfl_xor_sync(kAllLanes, best, offset);
+      const int other = __shfl_xor_sync(kAllLanes, at, offset);
+      if (value > best || (value == best && other < at)) {
+        best = value;
+        at = other;
+      }
+    }
+    before = tokens[depth * top_k + at];
+    if (threadIdx.x == 0) params.chosen[first_sample + depth] = before;
+  }
+}
+
 /// Some of the tokens before a position of a sequence, a warp for each.
 __global__ void __launch_bounds__(kPairWarps* kWarp)
     block_pairs_kernel(const __grid_constant__ BlockPairsParams params) {
@@ -159,10 +270,15 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
   const TokenPairs& pairs = params.pairs;
   const int top_k = params.top_k, slot = params.seq[seq];
   const int64_t sample = int64_t{params.first_sample[seq]} + depth;
-  const float temperature = params.sampling[slot].temperature;
-  const float scale = temperature < kMinTemperature ? 1.0f : 1.0f / temperature;
-  const int32_t before =
-      depth == 0 ? last_token(params.table, slot) : params.tokens[(sample - 1) * top_k + a];
+  const float scale = pair_scale(params.sampling[slot]);
+  if (depth == 0) {
+    for (int b = lane; b < top_k; b += kWarp) {
+      params.pair_ranks[sample * top_k * top_k + b] = b;
+      params.pair_scores[sample * top_k * top_k + b] = params.scores[sample * top_k + b];
+    }
+    return;
+  }
+  const int32_t before = params.tokens[(sample - 1) * top_k + a];
   const float none = sm::float_of(0xff800000u);
   int32_t token[kOwn];
   float score[kOwn], worth[kOwn] = {};
@@ -172,27 +288,23 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
     token[i] = b < top_k ? params.tokens[sample * top_k + b] : 0;
     score[i] = b < top_k ? params.scores[sample * top_k + b] : none;
   }
-  // Of a pair's terms a lane has eight.
-  using Pack = cuda::Bf16Pack<8>;
   const bool has_terms = lane * 8 < pairs.rank;
-  Pack pack = {};
-  if (has_terms) pack = cuda::load_pack<Pack>(row_of(pairs.first, before, pairs.rank) + lane * 8);
-  const cuda::FloatPack<8> first = cuda::to_floats(pack);
+  Terms state = {};
+  if (has_terms) {
+    state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+  }
+  const cuda::FloatPack<8> first = cuda::to_floats(state);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll 4
     for (int b = 0; b < kWarp; ++b) {
       if (b + i * kWarp >= top_k) break;
       const int32_t other = __shfl_sync(kAllLanes, token[i], b);
-      Pack terms = {};
+      Terms terms = {};
       if (has_terms) {
-        terms = cuda::load_pack<Pack>(row_of(pairs.second, other, pairs.rank) + lane * 8);
+        terms = cuda::load_pack<Terms>(row_of(pairs.second, other, pairs.rank) + lane * 8);
       }
-      const cuda::FloatPack<8> second = cuda::to_floats(terms);
-      float sum = 0.0f;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) sum += first.x[k] * second.x[k];
-      sum = warp_reduce(sum, [](float x, float y) { return x + y; });
+      const float sum = worth_of(first, terms);
       if (lane == b) worth[i] = sum;
     }
   }
@@ -235,9 +347,9 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
   }
 }
 
-bool can_run(const TokenPairs& pairs) {
-  return pairs.rank % 8 == 0 && pairs.rank <= kMaxPairRank &&
-         cuda::are_aligned(pairs.first, pairs.second);
+bool can_run(const TokenPairs& pairs, int top_k = 1) {
+  return top_k >= 1 && top_k <= kMaxTopDrafts && pairs.rank % 8 == 0 &&
+         pairs.rank <= kMaxPairRank && cuda::are_aligned(pairs.first, pairs.second);
 }
 
 }  // namespace
@@ -252,9 +364,15 @@ int block_step_cuda(const BlockStepParams& params, void* stream) {
   return cuda::launch(block_step_kernel, grid, dim3(kThreads), 0, stream, params);
 }
 
+int block_path_cuda(const BlockPathParams& params, void* stream) {
+  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  return cuda::launch(block_path_kernel, dim3(static_cast<unsigned>(params.num_seqs)),
+                      dim3(kPathWarps * kWarp), 0, stream, params);
+}
+
 int block_pairs_cuda(const BlockPairsParams& params, void* stream) {
-  if (!can_run(params.pairs)) return cudaErrorInvalidValue;
-  if (params.top_k < 1 || params.top_k > kMaxTopDrafts) return cudaErrorInvalidValue;
+  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
   const int num_warps = params.top_k < kPairWarps ? params.top_k : kPairWarps;
   const dim3 grid(static_cast<unsigned>(params.num_seqs), static_cast<unsigned>(params.max_depth),

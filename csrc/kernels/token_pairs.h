@@ -42,6 +42,33 @@ void block_step_cpu(const ExecContext& exec, const BlockStepParams& params);
 int block_step_cuda(const BlockStepParams& params, void* stream);
 #endif
 
+/// The drafts of blocks, one after another, from the candidates of every position: behind the draft
+/// a before it the candidate b with the highest
+///
+///   s_b + pair(a, b) / temperature    (greedy: temperature 1),
+///
+/// of equal ones the lower, s_b being its log-probability without a pair. That is what all tokens
+/// would give, as long as the best of them is a candidate. What stands before a first position is
+/// known: its scores hold their pairs already (block_step), and its draft is the best of them.
+struct BlockPathParams {
+  const int32_t* seq = nullptr;           // [num_seqs] slots
+  const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
+  const int32_t* num_drafts = nullptr;    // [num_seqs]
+  int num_seqs = 0;
+  int top_k = 0;                             // at most kMaxTopDrafts
+  const int32_t* tokens = nullptr;           // [num_samples, top_k] candidates, best first
+  const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
+  const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
+  TokenPairs pairs;
+  int32_t* chosen = nullptr;  // out [num_samples] tokens
+};
+
+void block_path_cpu(const ExecContext& exec, const BlockPathParams& params);
+#ifdef OPENSPEC_CUDA
+/// The same result.
+int block_path_cuda(const BlockPathParams& params, void* stream);
+#endif
+
 /// How likely the best tokens of every position are behind each of those before it, for trees. Of
 /// the candidates b of a position, scores s_b being their log-probabilities without a pair, the
 /// score behind a is
@@ -50,9 +77,9 @@ int block_step_cuda(const BlockStepParams& params, void* stream);
 ///   v_b = s_b + pair(a, b) / temperature    (greedy: temperature 1),
 ///
 /// at most 0: tokens that are no candidates are taken to gain nothing. A first position has one
-/// token before it, the last known one, which takes the place of candidate 0.
+/// token before it, the last known one, in the place of candidate 0, and its scores, which hold
+/// their pairs already (block_step), stay as they are.
 struct BlockPairsParams {
-  TableView table;
   const int32_t* seq = nullptr;           // [num_seqs] slots
   const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
   const int32_t* num_depths = nullptr;    // [num_seqs] positions

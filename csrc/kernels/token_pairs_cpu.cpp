@@ -103,6 +103,11 @@ float worth_of(const uint16_t* first, const uint16_t* second, int rank) {
   return sums[0];
 }
 
+/// What a pair counts for beside a log-probability.
+float pair_scale(const SamplingParams& sampling) {
+  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
+}
+
 /// The candidates of one position behind one token.
 void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before, int32_t token,
                   float scale) {
@@ -139,15 +144,48 @@ void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before
 
 }  // namespace
 
+void block_path(const ExecContext&, const BlockPathParams& params) {
+  const TokenPairs& pairs = params.pairs;
+  for (int i = 0; i < params.num_seqs; ++i) {
+    const int slot = params.seq[i];
+    const float scale = pair_scale(params.sampling[slot]);
+    int32_t before = 0;
+    for (int depth = 0; depth < params.num_drafts[i]; ++depth) {
+      const int64_t sample = int64_t{params.first_sample[i]} + depth;
+      if (depth == 0) {
+        params.chosen[sample] = before = params.tokens[sample * params.top_k];
+        continue;
+      }
+      const int32_t* tokens = params.tokens + sample * params.top_k;
+      const float* scores = params.scores + sample * params.top_k;
+      const uint16_t* first = row_of(pairs.first, before, pairs.rank);
+      float best = kMinusInfinity;
+      int32_t found = tokens[0];
+      for (int b = 0; b < params.top_k; ++b) {
+        const float worth =
+            worth_of(first, row_of(pairs.second, tokens[b], pairs.rank), pairs.rank);
+        const float value = sm::sanitize(scores[b] + worth * scale);
+        if (value <= best) continue;
+        best = value;
+        found = tokens[b];
+      }
+      params.chosen[sample] = before = found;
+    }
+  }
+}
+
 void block_pairs(const ExecContext&, const BlockPairsParams& params) {
   for (int i = 0; i < params.num_seqs; ++i) {
     const int slot = params.seq[i];
-    const float temperature = params.sampling[slot].temperature;
-    const float scale = temperature < kMinTemperature ? 1.0f : 1.0f / temperature;
+    const float scale = pair_scale(params.sampling[slot]);
     for (int depth = 0; depth < params.num_depths[i]; ++depth) {
       const int64_t sample = int64_t{params.first_sample[i]} + depth;
       if (depth == 0) {
-        score_behind(params, sample, 0, last_token(params.table, slot), scale);
+        const int64_t to = sample * params.top_k * params.top_k;
+        for (int b = 0; b < params.top_k; ++b) {
+          params.pair_ranks[to + b] = b;
+          params.pair_scores[to + b] = params.scores[sample * params.top_k + b];
+        }
         continue;
       }
       const int32_t* before = params.tokens + (sample - 1) * params.top_k;

@@ -107,7 +107,7 @@ class RowDrafter {
   __device__ void take_best(const View& view) {
     RowSource row = filter_.source_of(view);
     const float maximum = filter_.maximum_of(view);
-    const float bound = bound_of_kth_largest(shared_, args_.top_k);
+    float bound = bound_of_kth_largest(shared_, args_.top_k);
     uint64_t total = 0;
     clear_list(shared_);
     row.for_each([&](int32_t column, float stored) {
@@ -120,13 +120,34 @@ class RowDrafter {
       const float value = view.at(stored);
       return value >= bound ? candidate_key(value, column) : 0;
     };
-    const int num_listed = gather_list(shared_, filter_.cluster());
+    int num_listed = gather_list(shared_, filter_.cluster());
+    if (num_listed > kListCapacity) {
+      // A few groups have all that counts: the very bound, which only equal values pass in numbers.
+      bound = kth_largest(row, view);
+      clear_list(shared_);
+      row.for_each([&](int32_t column, float stored) {
+        const float value = view.at(stored);
+        if (value >= bound && value > minus_infinity()) add_to_list(shared_, column, value);
+      });
+      num_listed = gather_list(shared_, filter_.cluster());
+    }
     if (num_listed > kListCapacity) {
       write(best_of(row, shared_, args_.top_k, key_of), maximum, total);
     } else if (cluster_rank() == 0) {
       const auto as_stored = [](int32_t, float stored) { return stored; };
       write(best_of_list(shared_, num_listed, args_.top_k, as_stored), maximum, total);
     }
+  }
+
+  __device__ float kth_largest(RowSource& row, const View& view) {
+    const uint32_t key = select_from_top(
+        row, shared_, 32, false,
+        [&](float stored) {
+          const float value = view.at(stored);
+          return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
+        },
+        [&](uint64_t) { return static_cast<uint64_t>(args_.top_k); });
+    return key == 0 ? minus_infinity() : float_of_ordered(key);
   }
 
   /// Of what passes the filters: with noise these are few and cheap to go over again.

@@ -12,11 +12,18 @@ namespace {
 
 constexpr DType kWeights = DType::kBF16;
 
+/// Of K and V of all layers.
+int context_width(const DFlashConfig& config) {
+  return config.num_layers * 2 * config.layer().kv_width();
+}
+
 }  // namespace
 
 void DFlashConfig::validate() const {
   DraftModelConfig::validate();
   check_size("num_layers", num_layers);
+  OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
+                     " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
@@ -41,10 +48,16 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
                             LinearEpilogue::kNone);
   hidden_norm_ = weights_.add_norm("hidden_norm.weight", c.hidden_size);
+  std::vector<std::string> context;
   for (int i = 0; i < c.num_layers; ++i) {
-    layers_.push_back(add_decoder_layer(weights_, layer, "layers." + std::to_string(i) + "."));
-    kv_parts_.push_back(linear_part(layers_.back().qkv, layer.q_width(), 2 * layer.kv_width()));
+    const std::string prefix = "layers." + std::to_string(i) + ".";
+    layers_.push_back(add_decoder_layer(weights_, layer, prefix));
+    for (const char* part : {"k", "v"}) {
+      context.push_back(prefix + "self_attn." + part + "_proj.weight");
+    }
   }
+  context_ = weights_.add_linear("", context, std::vector<int>(context.size(), layer.kv_width()),
+                                 c.hidden_size, LinearEpilogue::kNone);
   final_norm_ = weights_.add_norm("norm.weight", c.hidden_size);
   if (c.has_head) {
     head_ = weights_.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
@@ -73,7 +86,7 @@ size_t DFlash::weight_bytes(const DFlashConfig& c, Device device) {
   };
   size_t bytes = linear(c.hidden_size, c.num_captures * c.hidden_size) +
                  static_cast<size_t>(c.num_layers) * decoder_layer_bytes(c.layer(), device) +
-                 2 * Weights::norm_bytes(c.hidden_size);
+                 linear(context_width(c), c.hidden_size) + 2 * Weights::norm_bytes(c.hidden_size);
   if (c.has_head) bytes += linear(c.draft_vocab_size, c.hidden_size);
   if (c.has_embedding) bytes += Weights::table_bytes(c.vocab_size, c.hidden_size);
   if (c.has_token_map) bytes += Weights::token_map_bytes(c.draft_vocab_size, c.vocab_size);
@@ -95,7 +108,7 @@ DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
   };
   at.residual = take(c.hidden_size, dtype_bytes(dtype));
   at.normed = take(c.hidden_size, dtype_bytes(dtype));
-  at.kv = take(2 * c.layer().kv_width(), dtype_bytes(dtype));
+  at.kv = take(context_width(c), dtype_bytes(dtype));
   at.cos_sin = take(c.head_dim, sizeof(float));
   return at;
 }
@@ -132,17 +145,16 @@ void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* f
                           .cos_sin = cos_sin,
                           .num_rows = rows.num_rows,
                           .head_dim = c.head_dim});
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    pass_scratch_.linear(exec, kv_parts_[i], context, projected, rows.num_rows, dtype_);
-    ops::rope_append(exec, {.rows = rows,
-                            .qkv = projected,
-                            .cos_sin = cos_sin,
-                            .k_norm = layers_[i].k_norm,
-                            .kv = kv[i],
-                            .num_q_heads = 0,
-                            .eps = c.rms_norm_eps,
-                            .dtype = dtype_});
-  }
+  pass_scratch_.linear(exec, context_, context, projected, rows.num_rows, dtype_);
+  AppendContextParams append = {.rows = rows,
+                                .kv = projected,
+                                .cos_sin = cos_sin,
+                                .layers = {},
+                                .num_layers = c.num_layers,
+                                .eps = c.rms_norm_eps,
+                                .dtype = dtype_};
+  for (size_t i = 0; i < layers_.size(); ++i) append.layers[i] = {layers_[i].k_norm, kv[i]};
+  ops::append_context(exec, append);
 }
 
 void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,

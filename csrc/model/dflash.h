@@ -83,8 +83,8 @@ class DFlash {
   DType dtype_;
   Weights weights_;
   PackedLinear fc_, head_;
+  PackedLinear context_;  // k_proj and v_proj of all layers, once more: a context has no queries
   std::vector<DecoderLayer> layers_;
-  std::vector<PackedLinear> kv_parts_;  // by layer, k_proj and v_proj of qkv
   const float *hidden_norm_ = nullptr, *final_norm_ = nullptr;
   const float *confidence_weight_ = nullptr, *confidence_bias_ = nullptr;
   const void *embedding_ = nullptr, *markov_in_ = nullptr, *markov_out_ = nullptr;

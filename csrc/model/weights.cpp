@@ -100,10 +100,12 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   int first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const int count = outputs[i];
-    destinations_[prefix + parts[i]] = {
-        {count, inputs}, {[this, linear, packed, first, count](const void* data, DType source) {
+    Destination& destination = destinations_[prefix + parts[i]];
+    destination.shape = {count, inputs};
+    destination.stores.push_back(
+        [this, linear, packed, first, count](const void* data, DType source) {
           pack(linear, data, source, first, count, packed);
-        }}};
+        });
     first += count;
   }
   return linear;

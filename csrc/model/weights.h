@@ -26,7 +26,8 @@ class Weights {
  public:
   Weights(Device device, size_t bytes);
 
-  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU).
+  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
+  /// tensor may be part of several matrices.
   /// `may_split`: its sums may be left as partials for the next op to add.
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                           const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,

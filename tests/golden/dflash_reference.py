@@ -104,6 +104,7 @@ class DFlashReference:
         )
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
         self.embedding, self.lm_head = embedding.float(), lm_head.float()
+        self.has_markov = "markov_head.markov_w1.weight" in self.weights
         self.num_layers = layer["num_hidden_layers"]
         self.head_dim = layer["head_dim"]
         self.eps = layer["rms_norm_eps"]
@@ -187,7 +188,7 @@ class DFlashReference:
     def logits(self, state: Tensor, before: int) -> Tensor:
         """Scores [vocabulary] of a place whose normed state this is, after the token `before`."""
         logits = self.lm_head @ state
-        if "markov_head.markov_w1.weight" in self.weights:
+        if self.has_markov:
             logits = logits + self.bias(before)
         return logits
 
@@ -204,14 +205,24 @@ class DFlashReference:
         bias = self.weights["confidence_head.proj.bias"]
         return float((self.weights["confidence_head.proj.weight"] @ x + bias).sigmoid())
 
-    def chain(self, context: Context, token: int, num_drafts: int) -> Chain:
-        """The most likely token at every place, given the draft before it."""
+    def chain(
+        self, context: Context, token: int, num_drafts: int, num_candidates: int | None = None
+    ) -> Chain:
+        """The most likely token at every place, given the draft before it.
+
+        With `num_candidates`, behind the first of as many that are the most likely ones whatever
+        stands before.
+        """
         tokens, logits, confidences = [token], [], []
-        for state in self.block(context, token, num_drafts):
+        for place, state in enumerate(self.block(context, token, num_drafts)):
             if "confidence_head.proj.weight" in self.weights:
                 confidences.append(self.confidence(state, tokens[-1]))
             logits.append(self.logits(state, tokens[-1]))
-            tokens.append(int(logits[-1].argmax()))
+            if num_candidates is None or place == 0:
+                tokens.append(int(logits[-1].argmax()))
+            else:
+                among = (self.lm_head @ state).topk(num_candidates).indices
+                tokens.append(int(among[logits[-1][among].argmax()]))
         return Chain(tokens[1:], torch.stack(logits), confidences)
 
     def tree(self, context: Context, token: int, depth: int, top_k: int, num_nodes: int) -> Tree:
@@ -219,8 +230,9 @@ class DFlashReference:
 
         A path's score is the sum of its tokens' log-probabilities, each at its own place, whatever
         stands before it. A node has the `top_k` best tokens of its place as children. With a Markov
-        head these are scored by what it says of them behind their parent, as though all other
-        tokens were as likely as before. Among equal scores the one found earlier comes first.
+        head these are, behind the first place, scored by what it says of them behind their parent,
+        as though all other tokens were as likely as before; at the first place it counts for all
+        tokens. Among equal scores the one found earlier comes first.
         """
         states = self.block(context, token, depth)
         found = Tree([], [], [], [])
@@ -232,9 +244,10 @@ class DFlashReference:
             heapq.heappush(waiting, (-score, next(order), parent, siblings))
 
         def children(place: int, before: int) -> list[tuple[float, int]]:
-            logprobs = (self.lm_head @ states[place]).log_softmax(-1)
+            logits = self.logits(states[0], before) if place == 0 else self.lm_head @ states[place]
+            logprobs = logits.log_softmax(-1)
             best, ids = (part[:top_k] for part in logprobs.sort(descending=True, stable=True))
-            if "markov_head.markov_w1.weight" in self.weights:
+            if self.has_markov and place > 0:
                 bent = best + self.bias(before)[ids]
                 best = bent - (bent.exp().sum() + 1 - best.exp().sum()).log()
                 best, order = best.sort(descending=True, stable=True)

@@ -12,6 +12,7 @@ case, n being the tokens at the end:
     chain_tokens [2, 7]    drafted by a block of seven
     chain_logprobs [2, 7]
     confidences [2, 7]     where there is a confidence head
+    path_tokens [2, 7]     where there is a Markov head: the chain from the second on of 64 candidates
     tree_tokens [2, 15]    of a block of seven, top_k 4
     tree_parents [2, 15]   -1: the last committed token
     tree_scores [2, 15]    sums of log-probabilities, falling
@@ -36,6 +37,7 @@ from .stored_cases import target_says, verified, write_cases
 DATA = Path(__file__).parent / "data" / "dflash.safetensors"
 
 CHAIN = 7
+CANDIDATES = 64
 TOP_K, NODES = 4, 15
 SHIPPED = ("dflash", "dspark")
 
@@ -70,6 +72,10 @@ def drafted(reference: DFlashReference, context: Context, token: int) -> dict[st
     }
     if chain.confidences:
         made["confidences"] = torch.tensor(chain.confidences)
+    if reference.has_markov:
+        made["path_tokens"] = torch.tensor(
+            reference.chain(context, token, CHAIN, CANDIDATES).tokens
+        )
     return made
 
 

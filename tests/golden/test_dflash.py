@@ -107,7 +107,8 @@ def test_trees(name: str) -> None:
     line = reference.tree(context, 3, CHAIN, 1, CHAIN)
     assert line.parents == list(range(-1, CHAIN - 1))
     states = reference.block(context, 3, CHAIN)
-    best = [int(token) for token in (states @ reference.lm_head.T).argmax(-1)]
+    best = [int(reference.logits(states[0], 3).argmax())]
+    best += [int(token) for token in (states[1:] @ reference.lm_head.T).argmax(-1)]
     assert line.tokens == best
     if name != "dspark":
         assert best == reference.chain(context, 3, CHAIN).tokens
@@ -117,10 +118,10 @@ def test_trees(name: str) -> None:
     paths: dict[tuple[int, ...], float] = {}
 
     def walk(path: tuple[int, ...], score: float) -> None:
-        chances = (reference.lm_head @ states[len(path)]).softmax(-1)
-        chance, tokens = chances.topk(top_k)
-        if name == "dspark":
-            bent = chance * reference.bias(([3, *path])[-1])[tokens].exp()
+        logits = reference.lm_head @ states[len(path)] if path else reference.logits(states[0], 3)
+        chance, tokens = logits.softmax(-1).topk(top_k)
+        if name == "dspark" and path:
+            bent = chance * reference.bias(path[-1])[tokens].exp()
             chance = bent / (bent.sum() + 1 - chance.sum())
         for probability, token in zip(chance, tokens, strict=True):
             longer = (*path, int(token))

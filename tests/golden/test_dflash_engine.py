@@ -19,7 +19,9 @@ from tests.golden.engine_runs import (
     check_together,
     check_trees,
     make_runner,
+    prefill,
     prompt_of,
+    step,
 )
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases
 from tests.golden.make_eagle3 import PROMPTS, TINY
@@ -40,21 +42,47 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     return {**random, **shipped}
 
 
-def drafting(name: str, folders: dict[str, Folders]) -> MakeRunner:
+def drafting(name: str, folders: dict[str, Folders], **options: int | str) -> MakeRunner:
     """Engines with the head of a case."""
-    method = "dspark" if name.startswith("dspark") else "dflash"
-    return functools.partial(make_runner, folders[name], method)
+    method = "dspark" if has_markov(name) else "dflash"
+    return functools.partial(make_runner, folders[name], method, **options)
+
+
+def has_markov(name: str) -> bool:
+    return name.startswith("dspark")
+
+
+def published_chains(name: str, folders: dict[str, Folders]) -> MakeRunner:
+    """Engines whose drafts are chosen of all tokens.
+
+    With a Markov head it takes an acceptance that needs their whole distributions.
+    """
+    if has_markov(name):
+        return drafting(name, folders, acceptance="rejection")
+    return drafting(name, folders)
 
 
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Folders]) -> None:
-    check_chains(drafting(name, folders), STORED[name], chunk, CHAIN)
+    check_chains(published_chains(name, folders), STORED[name], chunk, CHAIN)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if has_markov(name)])
+def test_with_a_markov_head_drafts_are_of_candidates(name: str, folders: dict[str, Folders]) -> None:
+    case = STORED[name]
+    runner = drafting(name, folders)(CHAIN)
+    for known, path in zip(
+        (prompt_of(case), case["tokens"].tolist()[:-1]), case["path_tokens"].tolist(), strict=True
+    ):
+        slot, _ = prefill(runner, known)
+        step(runner, slot, 1, CHAIN)
+        assert runner.last_drafts() == [path]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_committed_joins_the_context(name: str, folders: dict[str, Folders]) -> None:
-    check_commits(drafting(name, folders), STORED[name])
+    check_commits(published_chains(name, folders), STORED[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,4 +95,4 @@ def test_trees_are_the_references(name: str, folders: dict[str, Folders]) -> Non
 def test_several_sequences_at_once(name: str, folders: dict[str, Folders]) -> None:
     case = STORED[name]
     prompts = [prompt_of(case), case["tokens"].tolist()[:-1]]
-    check_together(drafting(name, folders), prompts, case["chain_tokens"].tolist())
+    check_together(published_chains(name, folders), prompts, case["chain_tokens"].tolist())

@@ -76,7 +76,11 @@ def draft_along(
 
     A step has room for more rows than it needs; the draft's is the first.
     """
-    runner = make_runner((TINY, TINY / method), method, 1, device="cuda", dtype="bfloat16")
+    # Where their distribution counts, what a Markov head adds is in the logits.
+    options = {"acceptance": "rejection"} if method == "dspark" else {}
+    runner = make_runner(
+        (TINY, TINY / method), method, 1, device="cuda", dtype="bfloat16", **options
+    )
     slot, known = prefill(runner, prompt)
     tokens = prompt + known
     counts, logits = [], []

@@ -90,12 +90,14 @@ class Drafting:
 
         A path's score is the sum of its tokens' log-probabilities, each at its own place. A Markov
         head scores the best tokens of a place behind their parent, as though all other tokens were
-        as likely as before.
+        as likely as before; at the first place, where that parent is known, it scores all tokens.
         """
         states = self.states(text, depth)
         count, device = len(states), states.device
         row = torch.arange(count, device=device)
-        fixed = (states @ self.embedding.T).log_softmax(-1).topk(top_k, -1)
+        logits = states @ self.embedding.T
+        logits[:, 0] = self.logits(states[:, 0], text.tokens[text.prompt :])
+        fixed = logits.log_softmax(-1).topk(top_k, -1)
 
         def children(place: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
             best, ids = fixed.values[row, place], fixed.indices[row, place]
@@ -113,7 +115,7 @@ class Drafting:
         tokens = row.new_zeros(scores.shape)
         tree = TreeDrafts(row.new_zeros(count, nodes), row.new_zeros(count, nodes))
         depths = row.new_zeros(count, nodes + 1)  # last the text's own, 0
-        scores[:, :top_k], tokens[:, :top_k] = children(row * 0, text.tokens[text.prompt :])
+        scores[:, :top_k], tokens[:, :top_k] = fixed.values[:, 0], fixed.indices[:, 0]
         for node in range(nodes):
             score, chosen = scores.max(-1)
             parent = chosen // top_k - 1

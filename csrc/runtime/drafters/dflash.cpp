@@ -15,7 +15,8 @@ constexpr int kMaxTopK = kMaxTopDrafts;
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
-/// knowing the one before, and a tree's nodes are scored by what stands before them.
+/// knowing the one before, and a tree's nodes are scored by what stands before them; both among the
+/// best tokens of every position, but for drafts whose whole distribution counts.
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
@@ -120,7 +121,7 @@ class DFlashDrafter final : public NetworkDrafter {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
         logits, choose;
     size_t step_sample, confidence;             // with a Markov head
-    size_t top_tokens, top_scores, top_drafts;  // of trees
+    size_t top_tokens, top_scores, top_drafts;  // of trees and with a Markov head
     size_t pair_ranks, pair_scores;             // of trees with a Markov head
   };
   /// Rows of blocks and those that tell drafts, at most.
@@ -130,6 +131,12 @@ class DFlashDrafter final : public NetworkDrafter {
 
   bool makes_trees() const { return top_k_ > 1; }
   bool has_markov() const { return model_config_.markov_rank > 0; }
+  /// The best tokens of a position among which drafts are looked for; 0: all are.
+  int num_candidates() const {
+    if (makes_trees()) return top_k_;
+    if (!has_markov() || keeps_logits()) return 0;
+    return std::min(kMaxTopDrafts, model_config_.draft_vocab_size);
+  }
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
   Room room_of(const ExecContext& exec, const WantedDrafts& wanted) const {
@@ -176,14 +183,21 @@ class DFlashDrafter final : public NetworkDrafter {
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               model_config_.hidden_size);
     model_->logits(exec, target_->head(), outputs, room.num_samples, at<float>(at_.logits));
+    if (num_candidates() > 0) {
+      // What stands before a first draft is known: any token may follow.
+      if (has_markov()) add_markov(exec, table, wanted, num_depths, 0);
+      find_candidates(exec, table, rows, room);
+    }
     if (makes_trees()) {
-      grow_trees(exec, table, wanted, rows, room);
+      grow_trees(exec, table, wanted);
       return;
     }
-    if (has_markov()) {
+    if (!has_markov()) {
+      choose(exec, table, rows, nullptr, room.num_samples);
+    } else if (keeps_logits()) {
       choose_one_after_another(exec, table, wanted, rows);
     } else {
-      choose(exec, table, rows, nullptr, room.num_samples);
+      find_path(exec, table, wanted);
     }
     const bool has_scores = wanted.scores != nullptr && model_config_.has_confidence;
     if (has_scores) judge(exec, table, wanted);
@@ -214,7 +228,7 @@ class DFlashDrafter final : public NetworkDrafter {
                        .workspace = at<float>(at_.choose)});
   }
 
-  /// Each draft with what the Markov head adds behind the one before.
+  /// Each draft, of all tokens, with what the Markov head adds behind the one before.
   void choose_one_after_another(const ExecContext& exec, const TableView& table,
                                 const WantedDrafts& wanted, const DraftRows& rows) {
     for (int depth = 0; depth < depth_; ++depth) {
@@ -255,8 +269,8 @@ class DFlashDrafter final : public NetworkDrafter {
                                  .confidence = at<float>(at_.confidence)});
   }
 
-  void grow_trees(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
-                  const DraftRows& rows, const Room& room) {
+  void find_candidates(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                       const Room& room) {
     ops::top_drafts(exec, {.rows = rows.batch(),
                            .sample_row = at<int32_t>(at_.sample_row),
                            .num_samples = room.num_samples,
@@ -264,13 +278,29 @@ class DFlashDrafter final : public NetworkDrafter {
                            .vocab_size = model_config_.draft_vocab_size,
                            .token_of = model_->token_of(),
                            .sampling = sampling(table),
-                           .top_k = top_k_,
+                           .top_k = num_candidates(),
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),
                            .workspace = at<void>(at_.top_drafts)});
+  }
+
+  /// Each draft, of the candidates, with what the Markov head adds behind the one before.
+  void find_path(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
+    ops::block_path(exec, {.seq = wanted.seq,
+                           .first_sample = at<int32_t>(at_.first_sample),
+                           .num_drafts = wanted.num_drafts,
+                           .num_seqs = wanted.num_seqs,
+                           .top_k = num_candidates(),
+                           .tokens = at<int32_t>(at_.top_tokens),
+                           .scores = at<float>(at_.top_scores),
+                           .sampling = sampling(table),
+                           .pairs = model_->markov_pairs(),
+                           .chosen = at<int32_t>(at_.chosen)});
+  }
+
+  void grow_trees(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     if (has_markov()) {
-      ops::block_pairs(exec, {.table = table,
-                              .seq = wanted.seq,
+      ops::block_pairs(exec, {.seq = wanted.seq,
                               .first_sample = at<int32_t>(at_.first_sample),
                               .num_depths = at<int32_t>(at_.num_depths),
                               .num_seqs = wanted.num_seqs,
@@ -330,15 +360,15 @@ class DFlashDrafter final : public NetworkDrafter {
       at_.step_sample = take(seqs, sizeof(int32_t));
       at_.confidence = take(samples, sizeof(float));
     }
-    if (makes_trees()) {
-      at_.top_tokens = take(samples * top_k_, sizeof(int32_t));
-      at_.top_scores = take(samples * top_k_, sizeof(float));
+    if (num_candidates() > 0) {
+      at_.top_tokens = take(samples * num_candidates(), sizeof(int32_t));
+      at_.top_scores = take(samples * num_candidates(), sizeof(float));
       at_.top_drafts = take(1, top_drafts_bytes(samples, vocab_size));
-      if (has_markov()) {
-        const int num_pairs = samples * top_k_ * top_k_;
-        at_.pair_ranks = take(num_pairs, sizeof(int32_t));
-        at_.pair_scores = take(num_pairs, sizeof(float));
-      }
+    }
+    if (makes_trees() && has_markov()) {
+      const int num_pairs = samples * top_k_ * top_k_;
+      at_.pair_ranks = take(num_pairs, sizeof(int32_t));
+      at_.pair_scores = take(num_pairs, sizeof(float));
     }
   }
 

@@ -1,7 +1,9 @@
 #include "kernels/rope.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <memory>
 
 #include "cuda/cuda_testing.h"
 #include "cuda/norm_testing.h"
@@ -282,6 +284,53 @@ TEST(rope_append_keeps_nan_in_its_row) {
   }
 }
 
+TEST(append_context_equals_the_layers_one_by_one) {
+  Rng rng(6);
+  for (const auto& [num_layers, num_kv_heads, head_dim, num_rows] : {std::array{1, 8, 128, 5},
+                                                                     {5, 8, 128, 37},
+                                                                     {kMaxContextLayers, 1, 64, 9},
+                                                                     {2, 3, 256, 20}}) {
+    std::vector<Input> layers;
+    for (int i = 0; i < num_layers; ++i) {
+      layers.push_back(random_input(rng, 0, num_kv_heads, head_dim, 16, num_rows));
+      layers.back().cos_sin = layers[0].cos_sin;
+      layers.back().slots = layers[0].slots;
+    }
+    layers.back().k_norm.clear();
+    Bits packed;  // by row, then by layer
+    const size_t width = layers[0].num_heads() * layers[0].dim();
+    for (size_t row = 0; row < layers[0].num_rows(); ++row) {
+      for (const Input& layer : layers) {
+        const uint16_t* from = layer.qkv.data() + row * width;
+        packed.insert(packed.end(), from, from + width);
+      }
+    }
+    const DeviceBuffer kv(packed), cos_sin(layers[0].cos_sin), slots(layers[0].slots);
+    AppendContextParams params;
+    params.rows.num_rows = num_rows;
+    params.rows.row_kv_slot = slots.as<int64_t>();
+    params.kv = kv.data();
+    params.cos_sin = cos_sin.as<float>();
+    params.num_layers = num_layers;
+    params.eps = kEps;
+    params.dtype = DType::kBF16;
+    std::vector<std::unique_ptr<DeviceBuffer>> norms, pools;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      norms.push_back(std::make_unique<DeviceBuffer>(layers[i].k_norm));
+      pools.push_back(std::make_unique<DeviceBuffer>(layers[i].kv_size() * 2));
+      params.layers[i].kv = {pools[i]->data(), num_kv_heads, head_dim, 16};
+      if (!layers[i].k_norm.empty()) params.layers[i].k_norm = norms[i]->as<float>();
+    }
+    CHECK_CUDA(append_context_cuda(params, nullptr));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      CHECK(pools[i]->guard_is_whole());
+      const Result got = {{}, pools[i]->download<uint16_t>()};
+      CHECK(got.kv == run_cuda(layers[i]).kv);
+      check_result(layers[i], got);
+    }
+  }
+}
+
 TEST(rope_refuses_what_it_cannot_do) {
   const DeviceBuffer memory(1 << 16), slots(std::vector<int64_t>{0});
   RopeAppendParams good;
@@ -304,6 +353,15 @@ TEST(rope_refuses_what_it_cannot_do) {
   CHECK_EQ(result_of([](RopeAppendParams& p) { ++p.cos_sin; }), kInvalid);
   CHECK_EQ(result_of([](RopeAppendParams& p) { p.rows.num_rows = 0; }),
            static_cast<int>(cudaSuccess));
+  AppendContextParams context;
+  context.rows.num_rows = 1;
+  context.dtype = DType::kBF16;
+  context.num_layers = kMaxContextLayers + 1;
+  CHECK_EQ(append_context_cuda(context, nullptr), kInvalid);
+  context.num_layers = 2;
+  context.layers[0].kv = good.kv;
+  context.layers[1].kv = {memory.data(), 2, 128, 16};
+  CHECK_EQ(append_context_cuda(context, nullptr), kInvalid);
   RopeAnglesParams angles;
   angles.num_rows = 1;
   angles.head_dim = 3;

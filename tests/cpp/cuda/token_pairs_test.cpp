@@ -27,7 +27,7 @@ struct DevicePairs {
         sampling(c.sampling) {}
   template <typename Params>
   Params place(Params params) const {
-    params.table = table.view();
+    if constexpr (requires { params.table; }) params.table = table.view();
     params.seq = seq.as<int32_t>();
     params.first_sample = first_sample.as<int32_t>();
     params.pairs.first = first.data();
@@ -99,6 +99,31 @@ TEST(a_step_does_not_depend_on_other_sequences) {
     const auto first = c.first_sample[at] * c.vocab_size;
     CHECK(std::equal(alone.begin() + first, alone.begin() + first + c.vocab_size,
                      together.begin() + first));
+  }
+}
+
+TEST(paths_match_the_cpu) {
+  Rng rng(4);
+  struct Case {
+    int num_seqs, vocab_size, rank, top_k;
+  };
+  for (const Case& of : {Case{1, 151936, 256, 64}, Case{9, 700, 24, 16}, Case{70, 1000, 136, 33},
+                         Case{9, 5000, 256, 50}, Case{300, 333, 8, 1}}) {
+    const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
+    const DevicePairs device(c);
+    Ids chosen(static_cast<size_t>(c.num_samples), -1);
+    BlockPathParams params = c.path(chosen);
+    block_path_cpu({}, params);
+    const DeviceBuffer device_chosen(chosen.size() * sizeof(int32_t));
+    params = device.place(params);
+    params.num_drafts = device.num_drafts.as<int32_t>();
+    params.tokens = device.tokens.as<int32_t>();
+    params.scores = device.scores.as<float>();
+    params.sampling = device.sampling.as<SamplingParams>();
+    params.chosen = device_chosen.as<int32_t>();
+    CHECK_CUDA(block_path_cuda(params, nullptr));
+    CHECK(device_chosen.download<int32_t>() == chosen);
+    CHECK(device_chosen.guard_is_whole());
   }
 }
 

@@ -387,3 +387,49 @@ TEST(rope_append_matches_reference_and_is_invariant) {
     }
   });
 }
+
+TEST(append_context_equals_the_layers_one_by_one) {
+  for_each_isa([] {
+    Rng rng(8);
+    for (const DType dtype : both_dtypes()) {
+      constexpr size_t kLayers = 3, kKv = 2, kDim = 64, kRows = 11, kPages = 2;
+      constexpr size_t kWidth = 2 * kKv * kDim;
+      const Buffer packed(rng.normals(kRows * kLayers * kWidth, 2), dtype);
+      const std::vector<float> norm = rng.normals(kDim);
+      const std::vector<float> cos_sin = rng.normals(kRows * kDim);
+      std::vector<int64_t> slots;
+      for (size_t row = 0; row < kRows; ++row) {
+        slots.push_back(row == 4 ? -1 : static_cast<int64_t>(row * 3 % (kPages * 8)));
+      }
+      std::vector<Buffer> pools(kLayers, Buffer(kPages * 8 * kWidth, dtype));
+      Buffer kv = packed;
+      ThreadPool pool(2);
+      AppendContextParams params;
+      params.rows.num_rows = kRows;
+      params.rows.row_kv_slot = slots.data();
+      params.kv = kv.data();
+      params.cos_sin = cos_sin.data();
+      params.num_layers = kLayers;
+      params.dtype = dtype;
+      for (size_t i = 0; i < kLayers; ++i) {
+        params.layers[i] = {i == 1 ? nullptr : norm.data(), {pools[i].data(), kKv, kDim, 8}};
+      }
+      append_context_cpu({.pool = &pool}, params);
+      for (size_t i = 0; i < kLayers; ++i) {
+        std::vector<float> own;
+        for (size_t row = 0; row < kRows; ++row) {
+          for (size_t j = 0; j < kWidth; ++j)
+            own.push_back(packed[(row * kLayers + i) * kWidth + j]);
+        }
+        const RopeCase expected = run_rope(Buffer(own, dtype), 0, kRows, cos_sin, slots, nullptr,
+                                           i == 1 ? nullptr : norm.data(), 0, kKv, kDim, kPages, 1);
+        CHECK(pools[i].guard_is_whole());
+        for (size_t at = 0; at < kPages * 8 * kWidth; at += kDim) {
+          const bool is_written = !std::isnan(expected.kv[at]);
+          CHECK_EQ(is_written, !std::isnan(pools[i][at]));
+          if (is_written) CHECK(pools[i].same(at, expected.kv, at, kDim));
+        }
+      }
+    }
+  });
+}

@@ -61,11 +61,14 @@ TEST(candidates_are_scored_behind_each_token_before) {
         const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
         for (size_t a = 0; a < k; ++a) {
           const size_t at = (sample * k + a) * k;
-          if (depth == 0 && a > 0) {  // none of these
-            CHECK_EQ(ranks[at], -7);
+          if (depth == 0) {
+            for (size_t b = 0; b < k; ++b) {
+              CHECK_EQ(ranks[at + b], a == 0 ? static_cast<int>(b) : -7);
+              CHECK_EQ(scores[at + b], a == 0 ? c.scores[sample * k + b] : 7.0f);
+            }
             continue;
           }
-          const int before = depth == 0 ? c.last_token(i) : c.tokens[(sample - 1) * k + a];
+          const int before = c.tokens[(sample - 1) * k + a];
           std::vector<double> values;
           double known = 0.0, total = 0.0;
           for (size_t b = 0; b < k; ++b) {
@@ -93,6 +96,44 @@ TEST(candidates_are_scored_behind_each_token_before) {
       }
     }
   }
+}
+
+TEST(a_path_takes_the_best_candidate_behind_each_draft) {
+  Rng rng(3);
+  int num_others = 0;  // drafts that are not their position's own best
+  for (const int top_k : {1, 5, kMaxTopDrafts}) {
+    const PairsCase c(rng, 9, 300, 24, top_k);
+    Ids chosen(static_cast<size_t>(c.num_samples), -7);
+    block_path_cpu({}, c.path(chosen));
+    const auto k = static_cast<size_t>(top_k);
+    for (size_t i = 0; i < c.seq.size(); ++i) {
+      const float temperature = c.sampling[static_cast<size_t>(c.seq[i])].temperature;
+      int before = -1;
+      for (int depth = 0; depth < c.num_drafts[i]; ++depth) {
+        const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
+        if (depth == 0) {
+          before = c.tokens[sample * k];
+          CHECK_EQ(chosen[sample], before);
+          continue;
+        }
+        const auto value = [&](int token, double score) {
+          return score + c.worth(before, token) / (temperature == 0.0f ? 1.0 : temperature);
+        };
+        const int found = chosen[sample];
+        double best = -std::numeric_limits<double>::infinity(), own = best;
+        for (size_t b = 0; b < k; ++b) {
+          const int token = c.tokens[sample * k + b];
+          const double here = value(token, static_cast<double>(c.scores[sample * k + b]));
+          best = std::max(best, here);
+          if (token == found) own = std::max(own, here);
+        }
+        CHECK_NEAR(own, best, 1e-4);
+        num_others += found != c.tokens[sample * k];
+        before = found;
+      }
+    }
+  }
+  CHECK(num_others > 0);
 }
 
 TEST(tables_that_cannot_be_read_are_refused) {

@@ -57,9 +57,20 @@ struct PairsCase {
             .logits = out.data(),
             .sample = sample.data()};
   }
+  BlockPathParams path(std::vector<int32_t>& found) const {
+    return {.seq = seq.data(),
+            .first_sample = first_sample.data(),
+            .num_drafts = num_drafts.data(),
+            .num_seqs = static_cast<int>(seq.size()),
+            .top_k = top_k,
+            .tokens = tokens.data(),
+            .scores = scores.data(),
+            .sampling = sampling.data(),
+            .pairs = pairs(),
+            .chosen = found.data()};
+  }
   BlockPairsParams best(std::vector<int32_t>& ranks, std::vector<float>& found) const {
-    return {.table = table.view(),
-            .seq = seq.data(),
+    return {.seq = seq.data(),
             .first_sample = first_sample.data(),
             .num_depths = num_drafts.data(),
             .num_seqs = static_cast<int>(seq.size()),
