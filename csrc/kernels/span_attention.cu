@@ -162,33 +162,51 @@ cudaLaunchAttribute cluster_attribute() {
   return attribute;
 }
 
-/// How many lean clusters fit at once with so much shared memory per CTA; 0: the device has no
-/// clusters, or not as much.
-int num_lean_clusters(int shared_bytes) {
-  if (!cuda::overlaps_kernels() ||
-      cuda::allow_shared_bytes(lean_kernel, kLeanApartBytes) != cudaSuccess) {
-    return 0;
-  }
-  cudaLaunchAttribute cluster = cluster_attribute();
-  cudaLaunchConfig_t config = {};
-  config.gridDim = kLeanCtas;
-  config.blockDim = kLeanThreads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &config) != cudaSuccess) return 0;
-  return count;
-}
-
 /// Lean CTAs on as many SMs as may be.
 struct LeanLaunch {
-  int shared_bytes, num_clusters;
+  void (*kernel)(LeanArgs);
+  int tile_pairs;
+  int shared_bytes;  // of a CTA
+  int num_clusters;  // that fit at once; 0: the device has no clusters, or not as much memory
+
+  template <int kTiles>
+  static LeanLaunch of(int shared_bytes) {
+    LeanLaunch launch = {lean_kernel<kTiles>, kTiles * kMinTilePairs, shared_bytes, 0};
+    if (!cuda::overlaps_kernels() ||
+        cuda::allow_shared_bytes(launch.kernel, LeanLayout<kTiles>::kApartBytes) != cudaSuccess) {
+      return launch;
+    }
+    cudaLaunchAttribute cluster = cluster_attribute();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = kLeanCtas;
+    config.blockDim = kLeanThreads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, launch.kernel, &config) == cudaSuccess) {
+      launch.num_clusters = count;
+    }
+    return launch;
+  }
+  /// Clusters that a step of short contexts wants, its rows spread evenly.
+  int clusters_of(const SpanAttentionParams& params) const {
+    const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
+    const int num_pairs =
+        ceil_div(params.rows.num_rows, num_spans) * (params.num_q_heads / num_kv_heads);
+    return num_spans * ceil_div(num_pairs, tile_pairs) * num_kv_heads;
+  }
+  bool fits(const SpanAttentionParams& params) const { return clusters_of(params) <= num_clusters; }
 };
-LeanLaunch lean_launch_of(const SpanAttentionParams& params) {
-  static const LeanLaunch apart = {kLeanApartBytes, num_lean_clusters(kLeanApartBytes)};
-  static const LeanLaunch close = {kLeanSharedBytes, num_lean_clusters(kLeanSharedBytes)};
-  return params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters ? apart : close;
+
+const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
+  static const LeanLaunch apart = LeanLaunch::of<1>(LeanLayout<1>::kApartBytes);
+  static const LeanLaunch large = LeanLaunch::of<2>(LeanLayout<2>::kApartBytes);
+  static const LeanLaunch close = LeanLaunch::of<1>(LeanLayout<1>::kUsedBytes);
+  if (params.rows.num_rows > kMaxLeanRowsOfAnyTiles) return large;
+  const bool has_room =
+      params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters || apart.fits(params);
+  return has_room ? apart : close;
 }
 
 /// Whether the lean kernel alone attends to the step: known when a graph is captured.
@@ -196,10 +214,14 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
   const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
                         params.rows.expected_kv_len <= kShortKvLen;
-  return !params.may_have_trees &&
-         params.rows.num_rows <= (is_short ? kMaxLeanRows : kMaxLeanBatchRows) &&
-         params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
-         lean_launch_of(params).num_clusters > 0;
+  if (params.may_have_trees ||
+      params.rows.num_rows > (is_short ? kMaxLeanRows : kMaxLeanBatchRows) ||
+      params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
+    return false;
+  }
+  const LeanLaunch& lean = lean_launch_of(params);
+  return lean.num_clusters > 0 &&
+         (params.rows.num_rows <= kMaxLeanRowsOfAnyTiles || lean.fits(params));
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -220,7 +242,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.num_arrived = workspace.lean_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
-  const LeanLaunch lean = lean_launch_of(params);
+  const LeanLaunch& lean = lean_launch_of(params);
   cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
@@ -233,7 +255,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, lean_kernel, args);
+  return cudaLaunchKernelEx(&config, lean.kernel, args);
 }
 
 }  // namespace
@@ -267,6 +289,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
+    args.tile_pairs = lean_launch_of(params).tile_pairs;
     return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
   }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/launch.cuh"
+#include "kernels/packs.cuh"
 #include "kernels/span_attention_math.cuh"
 #include "kernels/span_attention_split.cuh"
 #include "kernels/span_attention_stream.cuh"
@@ -167,8 +168,8 @@ __global__ void __launch_bounds__(kStreamThreads, kSplitCtasPerSm)
   const WorkItem* items = args.workspace.items;
   const WorkItem* first = items + min(index / num_kv_heads, args.workspace.max_items - 1);
   WorkHeader& header = *args.workspace.header;
-  if (chunk < kChunks) fetch_to_cache(reinterpret_cast<const uint4*>(first) + chunk);
-  if (chunk == kChunks) fetch_to_cache(&header);
+  if (chunk < kChunks) cuda::fetch_to_cache(reinterpret_cast<const uint4*>(first) + chunk);
+  if (chunk == kChunks) cuda::fetch_to_cache(&header);
   StreamCopier copier(args, shared);
   int* num_merged = reinterpret_cast<int*>(shared + StreamLayout::kNumMergedAt);
   cuda::wait_for_previous_kernel();

@@ -33,11 +33,6 @@ __device__ __forceinline__ int opaque_thread() {
   return thread;
 }
 
-/// Has the line at an address brought to L2, of which nothing is read here.
-__device__ __forceinline__ void fetch_to_cache(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
 /// Counts one up in global memory, behind this thread's writes and before its reads.
 __device__ __forceinline__ int add_and_order(int32_t* counter) {
   int before;

@@ -120,13 +120,17 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
     keeping.keeps_rows = context_.drafter.works_on_arrays();
     if (!keeping.proposes && keeping.keeps_rows) shapes.push_back(keeping);
   }
-  // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
+  // Chains of few short sequences are attended to faster, many rows of a single one still faster;
+  // and blocks that are drafted for them.
   const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
   for (size_t i = 0, count = shapes.size(); has_short && i < count; ++i) {
     Shape few = shapes[i];
     few.num_spans = std::min(few.num_spans, kFewSpans);
     few.is_general = false;
-    if (!few.has_trees || (few.proposes && needs.is_costly)) shapes.push_back(few);
+    if (few.has_trees && !(few.proposes && needs.is_costly)) continue;
+    shapes.push_back(few);
+    few.num_spans = 1;
+    shapes.push_back(few);
   }
   return shapes;
 }

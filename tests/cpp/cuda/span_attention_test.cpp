@@ -274,6 +274,27 @@ TEST(few_rows_are_invariant_bit_for_bit) {
   }
 }
 
+// A chain to verify, with as many KV heads as a model has: tiles of 16 pairs or of 32.
+TEST(rows_of_one_sequence_are_invariant_bit_for_bit) {
+  Rng rng(15);
+  for (const int group : {1, 3, 4, 5, 8}) {
+    const Shape shape = {8 * group, 8};
+    constexpr int kTokens = 2100;  // three ranges of 16 blocks
+    const Sequence whole = random_sequence(rng, shape, 0, kTokens);
+    const Bits expected = run(rng, shape, {whole});
+    for (const int num_rows : {3, 5, 8, 9, 11, 12, 16, 17, 24}) {
+      for (const int begin :
+           {0, 60, 505, 1024 - num_rows / 2, rng.integer(0, kTokens - num_rows)}) {
+        Layout layout;
+        layout.spare_rows = num_rows % 3 == 0 ? rng.integer(0, 24 - num_rows) : 0;
+        const Bits out = run(rng, shape, {chunk_of(shape, whole, begin, num_rows)}, layout);
+        check_same_rows(shape, out, 0, expected, static_cast<size_t>(begin),
+                        static_cast<size_t>(num_rows));
+      }
+    }
+  }
+}
+
 // A layer without entries for the first tokens: rows of prompts, of few rows and of trees.
 TEST(tokens_before_the_first_are_not_seen) {
   Rng rng(13);
