@@ -12,7 +12,7 @@ case, n being the tokens at the end:
     chain_tokens [2, 7]    drafted by a block of seven
     chain_logprobs [2, 7]
     confidences [2, 7]     where there is a confidence head
-    path_tokens [2, 7]     where there is a Markov head: the chain from the second on of 64 candidates
+    path_tokens [2, 7]     where there is a Markov head: behind the first of 64 candidates each
     tree_tokens [2, 15]    of a block of seven, top_k 4
     tree_parents [2, 15]   -1: the last committed token
     tree_scores [2, 15]    sums of log-probabilities, falling

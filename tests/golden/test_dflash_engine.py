@@ -69,7 +69,7 @@ def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Fol
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if has_markov(name)])
-def test_with_a_markov_head_drafts_are_of_candidates(name: str, folders: dict[str, Folders]) -> None:
+def test_drafts_of_a_markov_head_are_candidates(name: str, folders: dict[str, Folders]) -> None:
     case = STORED[name]
     runner = drafting(name, folders)(CHAIN)
     for known, path in zip(
