@@ -103,54 +103,64 @@ class RowDrafter {
   }
 
  private:
-  /// Of a whole row.
+  /// Of a whole row, whose groups' largest values are known.
   __device__ void take_best(const View& view) {
     RowSource row = filter_.source_of(view);
     const float maximum = filter_.maximum_of(view);
-    float bound = bound_of_kth_largest(shared_, args_.top_k);
+    const float bound = bound_of_kth_largest(shared_, args_.top_k);
     uint64_t total = 0;
-    clear_list(shared_);
-    row.for_each([&](int32_t column, float stored) {
-      const float value = view.at(stored);
+    int num_listed = list_from(bound, row, view, [&](float value) {
       total += sm::fixed_mass(sm::exp_f32(value - maximum));
-      if (value >= bound && value > minus_infinity()) add_to_list(shared_, column, value);
     });
     total = row.sum(total);
-    const auto key_of = [&](int32_t column, float stored) {
-      const float value = view.at(stored);
-      return value >= bound ? candidate_key(value, column) : 0;
-    };
-    int num_listed = gather_list(shared_, filter_.cluster());
-    if (num_listed > kListCapacity) {
-      // A few groups have all that counts: the very bound, which only equal values pass in numbers.
-      bound = kth_largest(row, view);
-      clear_list(shared_);
-      row.for_each([&](int32_t column, float stored) {
-        const float value = view.at(stored);
-        if (value >= bound && value > minus_infinity()) add_to_list(shared_, column, value);
-      });
-      num_listed = gather_list(shared_, filter_.cluster());
-    }
-    if (num_listed > kListCapacity) {
-      write(best_of(row, shared_, args_.top_k, key_of), maximum, total);
-    } else if (cluster_rank() == 0) {
-      const auto as_stored = [](int32_t, float stored) { return stored; };
-      write(best_of_list(shared_, num_listed, args_.top_k, as_stored), maximum, total);
+    if (num_listed <= kListCapacity) {
+      write_listed(num_listed, maximum, total);
+    } else {  // a few groups have all that counts
+      take_kth(row, view, maximum, total);
     }
   }
 
-  __device__ float kth_largest(RowSource& row, const View& view) {
-    const uint32_t key = select_from_top(
+  /// The same with the very bound, which only equal values pass in numbers.
+  __device__ void take_kth(RowSource& row, const View& view, float maximum, uint64_t total) {
+    const uint32_t kth = select_from_top(
         row, shared_, 32, false,
         [&](float stored) {
           const float value = view.at(stored);
           return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
         },
         [&](uint64_t) { return static_cast<uint64_t>(args_.top_k); });
-    return key == 0 ? minus_infinity() : float_of_ordered(key);
+    const float bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
+    const int num_listed = list_from(bound, row, view, [](float) {});
+    if (num_listed <= kListCapacity) {
+      write_listed(num_listed, maximum, total);
+      return;
+    }
+    const auto key_of = [&](int32_t column, float stored) {
+      const float value = view.at(stored);
+      return value >= bound ? candidate_key(value, column) : 0;
+    };
+    write(best_of(row, shared_, args_.top_k, key_of), maximum, total);
   }
 
-  /// Of what passes the filters: with noise these are few and cheap to go over again.
+  /// Lists what reaches the bound, and shows every value to `visit`. Returns how many it does.
+  template <typename Visit>
+  __device__ int list_from(float bound, RowSource& row, const View& view, const Visit& visit) {
+    clear_list(shared_);
+    row.for_each([&](int32_t column, float stored) {
+      const float value = view.at(stored);
+      visit(value);
+      if (value >= bound && value > minus_infinity()) add_to_list(shared_, column, value);
+    });
+    return gather_list(shared_, filter_.cluster());
+  }
+
+  __device__ void write_listed(int num_listed, float maximum, uint64_t total) const {
+    if (cluster_rank() != 0) return;
+    const auto as_stored = [](int32_t, float stored) { return stored; };
+    write(best_of_list(shared_, num_listed, args_.top_k, as_stored), maximum, total);
+  }
+
+  /// Of what passes the filters: with noise.
   template <typename Source>
   __device__ void draw(Source& source, const Filters& filters) {
     const uint64_t seed = sampling_.seed;
@@ -160,24 +170,31 @@ class RowDrafter {
       const int32_t token = token_of_column(params_.token_of, column);
       return candidate_key(filters.view.at(value) + sm::gumbel(seed, position, token), column);
     };
+    const auto drawn = [&](int32_t column, float value) {
+      const uint64_t key = key_of(column, value);
+      return key == 0 ? minus_infinity() : value_of(key);
+    };
     uint64_t best = 0;
-    source.for_each(
-        [&](int32_t column, float value) { best = max_key(best, key_of(column, value)); });
-    const float maximum = value_of(source.max(best));
-    uint64_t total = 0;
     source.for_each([&](int32_t column, float value) {
       const uint64_t key = key_of(column, value);
-      if (key != 0) total += sm::fixed_mass(sm::exp_f32(value_of(key) - maximum));
+      best = max_key(best, key);
+      // A whole row's noise is drawn once; each thread reads what it wrote.
+      if (!Source::kIsList) workspace_.edited[column] = key == 0 ? minus_infinity() : value_of(key);
     });
-    total = source.sum(total);
+    const float maximum = value_of(source.max(best));
+    uint64_t total = 0;
+    const auto add = [&](float value) {
+      if (value > minus_infinity()) total += sm::fixed_mass(sm::exp_f32(value - maximum));
+    };
     if constexpr (Source::kIsList) {
-      const auto drawn = [&](int32_t column, float value) {
-        const uint64_t key = key_of(column, value);
-        return key == 0 ? minus_infinity() : value_of(key);
-      };
+      source.for_each([&](int32_t column, float value) { add(drawn(column, value)); });
+      total = source.sum(total);
       write(best_of_list(shared_, source.size(), args_.top_k, drawn), maximum, total);
     } else {
-      write(best_of(source, shared_, args_.top_k, key_of), maximum, total);
+      const View view{workspace_.edited, params_.vocab_size, 1.0f};
+      RowSource row = filter_.source_of(view);
+      row.for_each([&](int32_t, float value) { add(value); });
+      take_kth(row, view, maximum, row.sum(total));
     }
   }
 

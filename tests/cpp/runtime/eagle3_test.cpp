@@ -136,7 +136,7 @@ TEST(a_tree_has_a_depth_and_pages_for_it) {
   }
   config.num_speculative_tokens = 117;  // 4 + 7 * 16 are made
   CHECK_THROWS(plan_memory(config), ArgumentError, "116 are made");
-  CHECK_THROWS(plan_memory(tree_config(9, 4, 15)), ArgumentError, "[1, 8]");
+  CHECK_THROWS(plan_memory(tree_config(16, 4, 16)), ArgumentError, "[1, 15]");
   CHECK_THROWS(plan_memory(tree_config(4, 11, 15)), ArgumentError, "draft_top_k");
 }
 
