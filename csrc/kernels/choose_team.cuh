@@ -378,6 +378,7 @@ __device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) 
 /// not a candidate. Every thread of the CTA calls.
 template <typename ValueOf>
 __device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& value_of) {
+  constexpr int kMany = 512;  // a rank takes a look at all others
   uint64_t num_candidates = 0;
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
     const float value = value_of(shared.list_ids[i], shared.list_values[i]);
@@ -385,7 +386,17 @@ __device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& valu
     num_candidates += value > minus_infinity() ? 1 : 0;
   }
   num_candidates = block_sum(shared, num_candidates);
+  uint32_t least = 0;  // order_key of what may be among the best
+  if (size > kMany) {
+    ListSource list(shared, size);
+    const auto measure = [](float value) {
+      return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
+    };
+    least = select_from_top(list, shared, 32, false, measure,
+                            [n](uint64_t) { return static_cast<uint64_t>(n); });
+  }
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+    if (order_key(shared.list_values[i]) < least) continue;
     const uint64_t key = candidate_key(shared.list_values[i], shared.list_ids[i]);
     int rank = 0;
     for (int other = 0; other < size; ++other) {

@@ -92,9 +92,7 @@ __global__ void __maxnreg__(max_registers(kColumns))
 
   const int64_t at = static_cast<int64_t>(blockIdx.x) * width + column;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
-  const bool has_residual = kDelta == kNoDelta || params.residual != nullptr;
-  Bf16Pack<kColumns> bits = {};
-  if (has_residual) bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
+  Bf16Pack<kColumns> bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
   if constexpr (kDelta != kNoDelta) {
     FloatPack<kColumns> delta;
     if constexpr (kDelta == kRowDelta) {
@@ -109,7 +107,7 @@ __global__ void __maxnreg__(max_registers(kColumns))
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) sum.x[c] += delta.x[c];
     bits = cuda::to_bf16(sum);
-    if (is_inside && has_residual) cuda::store_pack(residual, bits);
+    if (is_inside) cuda::store_pack(residual, bits);
   }
 
   using Weights = FloatPack<kColumns>;
@@ -150,10 +148,8 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   RmsNormParams params = given;
   if (params.out_stride == 0) params.out_stride = params.width;
   const bool has_both = params.delta != nullptr && params.delta_partials != nullptr;
-  const bool has_any =
-      params.residual != nullptr || params.delta != nullptr || params.delta_partials != nullptr;
   if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
-      params.width > kMaxWidth || has_both || !has_any || params.out_stride < params.width ||
+      params.width > kMaxWidth || has_both || params.out_stride < params.width ||
       params.out_stride % 8 != 0 || (params.delta_partials != nullptr && params.num_partials < 1) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
                          params.out)) {

@@ -11,10 +11,8 @@ namespace openspec {
 /// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
 /// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
-  // [num_rows, width] dtype, updated in place when delta is given; or null, where there is only a
-  // delta.
-  void* residual = nullptr;
-  const void* delta = nullptr;            // [num_rows, width] dtype, or null
+  void* residual = nullptr;     // [num_rows, width] dtype, updated in place when delta is given
+  const void* delta = nullptr;  // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
   int num_partials = 0;
   const float* weight = nullptr;  // [width]

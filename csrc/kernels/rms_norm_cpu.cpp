@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "kernels/isa_cpu.h"
 #include "kernels/rms_norm.h"
 #include "kernels/row_ops_cpu.h"
@@ -21,18 +19,10 @@ int64_t out_stride(const RmsNormParams& params) {
   return params.out_stride == 0 ? params.width : params.out_stride;
 }
 
-// A row of the residual; where there is none, zeros in the place of what is put out.
-template <typename T>
-T* residual_of(const RmsNormParams& params, int64_t row, T* out) {
-  if (params.residual != nullptr) return static_cast<T*>(params.residual) + row * params.width;
-  std::memset(out, 0, static_cast<size_t>(params.width) * sizeof(T));
-  return out;
-}
-
 void norm_row_f32(const RmsNormParams& params, int64_t row) {
   const int64_t width = params.width;
+  float* residual = static_cast<float*>(params.residual) + row * width;
   float* out = static_cast<float*>(params.out) + row * out_stride(params);
-  float* residual = residual_of(params, row, out);
   if (params.delta != nullptr) {
     const float* delta = static_cast<const float*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) residual[i] += delta[i];
@@ -46,8 +36,8 @@ void norm_row_f32(const RmsNormParams& params, int64_t row) {
 void norm_row_bf16(const RmsNormParams& params, int64_t row) {
   constexpr int64_t kBlock = 512;
   const int64_t width = params.width;
+  uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * width;
   uint16_t* out = static_cast<uint16_t*>(params.out) + row * out_stride(params);
-  uint16_t* residual = residual_of(params, row, out);
   if (params.delta != nullptr) {
     const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) {

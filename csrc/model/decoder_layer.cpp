@@ -14,10 +14,6 @@ namespace {
 // memory traffic costs more than the parallelism of the splits brings.
 constexpr int kMaxPartialRows = 256;
 
-bool leaves_partials(const PackedLinear& weight, int num_rows) {
-  return weight.num_splits > 1 && num_rows <= kMaxPartialRows;
-}
-
 }  // namespace
 
 void check_size(const char* name, int value) {
@@ -121,10 +117,8 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
       take(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(g.head_dim) * sizeof(float));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
-    int num_splits = 1;
-    for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
-      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
-    }
+    const int num_splits = std::max(linear_num_splits_cuda(g.hidden_size, g.q_width()),
+                                    linear_num_splits_cuda(g.hidden_size, g.intermediate_size));
     at.linear = take(kLinearWorkspaceBytesCuda);
     at.partials = take(static_cast<size_t>(num_splits) *
                        static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
@@ -161,31 +155,6 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
                      .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
 }
 
-void DecoderScratch::linear_norm(const ExecContext& exec, const PackedLinear& weight, const void* x,
-                                 const float* norm, void* out, int num_rows) {
-  void* sums = buffer_.at(at_.delta);
-  auto* partials = leaves_partials(weight, num_rows)
-                       ? reinterpret_cast<float*>(buffer_.at(at_.partials))
-                       : nullptr;
-  ops::linear(exec, {.weight = weight,
-                     .x = x,
-                     .out = sums,
-                     .num_rows = num_rows,
-                     .dtype = dtype_,
-                     .out_dtype = dtype_,
-                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
-                     .partials = partials});
-  ops::rms_norm(exec, {.residual = partials == nullptr ? sums : nullptr,
-                       .delta_partials = partials,
-                       .num_partials = partials == nullptr ? 0 : weight.num_splits,
-                       .weight = norm,
-                       .out = out,
-                       .num_rows = num_rows,
-                       .width = geometry_.hidden_size,
-                       .eps = geometry_.rms_norm_eps,
-                       .dtype = dtype_});
-}
-
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
                          const float* inv_freq, float rope_scale, int first_token, bool is_causal)
@@ -214,7 +183,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
 }
 
 bool DecoderPass::is_split(const PackedLinear& weight) const {
-  return leaves_partials(weight, attention_.rows.num_rows);
+  return weight.num_splits > 1 && attention_.rows.num_rows <= kMaxPartialRows;
 }
 
 void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {

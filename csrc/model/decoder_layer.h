@@ -68,9 +68,6 @@ class DecoderScratch {
   /// out [num_rows, outputs] = x W^T; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
               int num_rows, DType out_dtype);
-  /// out [num_rows, hidden_size] = the norm of x W^T; W may be split. Outside of a pass.
-  void linear_norm(const ExecContext& exec, const PackedLinear& weight, const void* x,
-                   const float* norm, void* out, int num_rows);
 
  private:
   friend class DecoderPass;

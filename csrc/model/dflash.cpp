@@ -46,7 +46,7 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   const DFlashConfig& c = config_;
   const LayerGeometry layer = c.layer();
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
-                            LinearEpilogue::kNone, /*may_split=*/true);
+                            LinearEpilogue::kNone);
   hidden_norm_ = weights_.add_norm("hidden_norm.weight", c.hidden_size);
   std::vector<std::string> context;
   for (int i = 0; i < c.num_layers; ++i) {
@@ -132,7 +132,14 @@ void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* f
   void* context = scratch_.at(at_.normed);
   void* projected = scratch_.at(at_.kv);
   auto* cos_sin = reinterpret_cast<float*>(scratch_.at(at_.cos_sin));
-  pass_scratch_.linear_norm(exec, fc_, features, hidden_norm_, context, rows.num_rows);
+  pass_scratch_.linear(exec, fc_, features, scratch_.at(at_.residual), rows.num_rows, dtype_);
+  ops::rms_norm(exec, {.residual = scratch_.at(at_.residual),
+                       .weight = hidden_norm_,
+                       .out = context,
+                       .num_rows = rows.num_rows,
+                       .width = c.hidden_size,
+                       .eps = c.rms_norm_eps,
+                       .dtype = dtype_});
   ops::rope_angles(exec, {.position = rows.row_position,
                           .inv_freq = inv_freq_.floats(),
                           .cos_sin = cos_sin,
