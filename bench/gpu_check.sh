@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
-# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. By default build, tests, kernels
-# and step, in under 10 minutes on an H200; the other stages have calls of their own (serve and methods 5 minutes
-# together). `tests` is cpp_tests, py_tests and gates side by side, for they time nothing.
+# kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. By default build, tests, kernels,
+# step and serve, in under 10 minutes on an H200 with 16 cores; the other stages have calls of their own. `tests` is
+# cpp_tests, py_tests and gates side by side, for they time nothing, and beside them the checkpoint for `serve` is made.
 #
-#   bench/gpu_check.sh [STAGE ...]   stages: build tests kernels step; cpp_tests py_tests gates sanitizer equality serve methods
+#   bench/gpu_check.sh [STAGE ...]
+#
+# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods.
 #
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
@@ -58,13 +60,14 @@ gates() {
 }
 
 tests() {
-  local stage pids=() failed=0
-  for stage in cpp_tests py_tests gates; do
+  local stage together=(cpp_tests py_tests gates) pids=() failed=0
+  [[ " $stages " != *" serve "* ]] || together+=(widen_target)
+  for stage in "${together[@]}"; do
     "$stage" >"$RESULTS/$stage.log" 2>&1 &
     pids+=($!)
   done
   for stage in "${pids[@]}"; do wait "$stage" || failed=1; done
-  cat "$RESULTS"/{cpp_tests,py_tests,gates}.log
+  for stage in "${together[@]}"; do cat "$RESULTS/$stage.log"; done
   return $failed
 }
 
@@ -96,14 +99,19 @@ kernels() {
 
 step() {
   say "step"
-  "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step.json"
+  "$BUILD/csrc/runtime/bench_cuda_step" --method none --method ngram --json "$RESULTS/cuda_step.json"
 }
 
-# The embedded model, blown up to the shape of Qwen3-4B, and its heads, to published sizes.
-widen() {
-  local head
+# The embedded model, blown up to the shape of Qwen3-4B.
+widen_target() {
   [[ -d $WIDENED ]] ||
     "$PYTHON" bench/widen_checkpoint.py python/openspec/models/tiny "$WIDENED" --like qwen3-4b
+}
+
+# And its heads, to published sizes.
+widen() {
+  local head
+  widen_target
   for head in "eagle3 --draft-vocab 32000" "dflash --layers 5" "dspark --layers 5 --markov-rank 256"; do
     # shellcheck disable=SC2086
     set -- $head
@@ -128,7 +136,7 @@ bench_method() {
 }
 
 serve() {
-  widen
+  widen_target
   say "server, embedded model at the shape of Qwen3-4B"
   "$PYTHON" -m bench.prefill --model "$WIDENED" --json "$RESULTS/prefill.json"
   "$PYTHON" -m bench.server_behaviour --model "$WIDENED" --json "$RESULTS/server.json"
@@ -136,6 +144,8 @@ serve() {
 }
 
 methods() {
+  say "step with heads"
+  "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step_heads.json"
   widen
   local some=(--concurrency 1,4,8,16,32 --workload chat)
   bench_method eagle3 --method eagle3 "${some[@]}"
@@ -148,12 +158,11 @@ methods() {
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
-for stage in "${@:-build tests kernels step}"; do
-  for name in $stage; do
-    case $name in
-      build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods) "$name" ;;
-      *) echo "gpu_check.sh: unknown stage $name" >&2; exit 2 ;;
-    esac
-  done
+stages=${*:-build tests kernels step serve}
+for stage in $stages; do
+  case $stage in
+    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods) "$stage" ;;
+    *) echo "gpu_check.sh: unknown stage $stage" >&2; exit 2 ;;
+  esac
 done
 say "gpu_check passed"

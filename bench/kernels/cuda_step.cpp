@@ -1,7 +1,7 @@
 // What a step of the whole engine core costs at the shape of Qwen3-4B, without Python, server or
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
-//   bench_cuda_step [--json FILE] [--method NAME]
+//   bench_cuda_step [--json FILE] [--method NAME ...]
 //
 // By default all methods.
 
@@ -305,12 +305,13 @@ int main(int argc, char** argv) {
   std::printf("read bandwidth %.3f TB/s, weights once: %.3f ms\n", bandwidth / 1e12, floor_ms);
   json += "\"read_bandwidth\": " + std::to_string(bandwidth) +
           ", \"floor_ms\": " + std::to_string(floor_ms);
-  std::vector<std::string> methods = drafter_names();
-  methods.push_back(kTrees);
-  methods.push_back(kBlockTrees);
-  methods.push_back(kPairTrees);
+  std::vector<std::string> methods;
   for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], "--method") == 0) methods = {argv[i + 1]};
+    if (std::strcmp(argv[i], "--method") == 0) methods.push_back(argv[i + 1]);
+  }
+  if (methods.empty()) {
+    methods = drafter_names();
+    for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
   }
   for (const std::string& method : methods) {
     Runner runner(config_4b(method), 8192);
