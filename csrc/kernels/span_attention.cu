@@ -203,7 +203,7 @@ const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
   static const LeanLaunch apart = LeanLaunch::of<1>(LeanLayout<1>::kApartBytes);
   static const LeanLaunch large = LeanLaunch::of<2>(LeanLayout<2>::kApartBytes);
   static const LeanLaunch close = LeanLaunch::of<1>(LeanLayout<1>::kUsedBytes);
-  if (params.rows.num_rows > kMaxLeanRowsOfAnyTiles) return large;
+  if (params.rows.num_rows > kMaxRowsOfSmallTiles) return large;
   const bool has_room =
       params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters || apart.fits(params);
   return has_room ? apart : close;
@@ -221,7 +221,7 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   }
   const LeanLaunch& lean = lean_launch_of(params);
   return lean.num_clusters > 0 &&
-         (params.rows.num_rows <= kMaxLeanRowsOfAnyTiles || lean.fits(params));
+         (params.rows.num_rows <= kMaxRowsOfSmallTiles || lean.fits(params));
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {

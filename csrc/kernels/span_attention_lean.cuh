@@ -7,7 +7,7 @@
 /// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block,
 /// each a quarter of the keys and then of the columns, and write the block's result straight into
 /// the shared memory of the CTAs that merge it, each of them kLeanColumns columns. Tiles of 32
-/// pairs are for steps of which not all tiles of 16 run at once.
+/// pairs are for more than kMaxRowsOfSmallTiles rows.
 
 #include <cuda_runtime.h>
 

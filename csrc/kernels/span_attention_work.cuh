@@ -131,7 +131,8 @@ constexpr int kLeanBlocks = 16;  // two segments
 // Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
 // clusters, and where there are many bytes these count, not latencies.
 constexpr int kMaxLeanRows = 24;
-constexpr int kMaxLeanRowsOfAnyTiles = 16;  // with more only where all their clusters run at once
+// With more rows tiles have 32 pairs, and only where all of them run at once.
+constexpr int kMaxRowsOfSmallTiles = 16;
 constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.

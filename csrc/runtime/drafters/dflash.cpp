@@ -119,9 +119,10 @@ class DFlashDrafter final : public NetworkDrafter {
  private:
   struct Places {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
-        logits, choose;
+        logits;
+    size_t choose;                              // of all tokens
+    size_t top_tokens, top_scores, top_drafts;  // of candidates
     size_t step_sample, confidence;             // with a Markov head
-    size_t top_tokens, top_scores, top_drafts;  // of trees and with a Markov head
     size_t pair_ranks, pair_scores;             // of trees with a Markov head
   };
   /// Rows of blocks and those that tell drafts, at most.
@@ -355,7 +356,7 @@ class DFlashDrafter final : public NetworkDrafter {
     at_.hidden = take(samples, width);
     at_.outputs = take(samples, width);
     at_.logits = take(samples, logits);
-    at_.choose = take(1, choose_bytes(samples, vocab_size));
+    if (num_candidates() == 0) at_.choose = take(1, choose_bytes(samples, vocab_size));
     if (has_markov()) {
       at_.step_sample = take(seqs, sizeof(int32_t));
       at_.confidence = take(samples, sizeof(float));
