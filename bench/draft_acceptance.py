@@ -61,16 +61,13 @@ def conversations(problems: list[dict[str, str]], count: int, context_tokens: in
 
 
 def answers(
-    settings: dict[str, Any], turns: list[Turns], temperature: float, max_tokens: int
+    settings: dict[str, Any], turns: list[Turns], sampling: dict[str, Any]
 ) -> list[RequestOutput]:
     """Of an engine with these settings, thinking off."""
     with LLM(max_num_seqs=1, adaptive_speculation=False, stats_interval_s=0.0, **settings) as llm:
         return llm.chat(
             turns,
-            [
-                SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-                for seed in range(len(turns))
-            ],
+            [SamplingParams(seed=seed, **sampling) for seed in range(len(turns))],
             use_tqdm=False,
             chat_template_kwargs={"enable_thinking": False},
         )
@@ -101,6 +98,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=48, help="problems")
     parser.add_argument("--context-tokens", default="0", help="before the question: N,N,...")
     parser.add_argument("--temperatures", default="0,0.6,1")
+    parser.add_argument("--top-k", type=int, default=0, help="of sampled answers")
+    parser.add_argument("--top-p", type=float, default=1.0, help="likewise")
     parser.add_argument("--max-tokens", type=int, default=288)
     parser.add_argument("--json", type=Path, help="where to record the figures")
     args = parser.parse_args()
@@ -112,8 +111,13 @@ def main() -> int:
         kinds: dict[str, Any] = {}
         result["contexts"][context] = kinds
         for temperature in map(float, args.temperatures.split(",")):
-            rest = (turns, temperature, args.max_tokens)
-            plain = answers({"method": plain_method()}, *rest)
+            sampling = {
+                "temperature": temperature,
+                "top_k": args.top_k,
+                "top_p": args.top_p,
+                "max_tokens": args.max_tokens,
+            }
+            plain = answers({"method": plain_method()}, turns, sampling)
             tokens = [output.outputs[0].token_ids for output in plain]
             kind: dict[str, Any] = {
                 "prompt_tokens": sum(len(output.prompt_token_ids) for output in plain)
@@ -123,7 +127,7 @@ def main() -> int:
             kinds[f"temperature {temperature:g}"] = kind
             for settings in args.settings:
                 given = read_settings(settings)
-                outputs = answers({"method": args.method, **given}, *rest)
+                outputs = answers({"method": args.method, **given}, turns, sampling)
                 texts = [output.outputs[0].token_ids for output in outputs]
                 kind[settings] = {
                     "text_is_plain_decodings": texts == tokens,

@@ -21,8 +21,9 @@ inline constexpr int kMaxTopDrafts = 64;
 /// The `top_k` most likely drafts after each row with their log-probabilities: those of the logits
 /// where a sequence is greedy, else of logits / temperature plus the noise that the choice to be
 /// guessed will be drawn with (see ChooseParams for the noise, the position, `token_of` and the
-/// rows), among what the sequence's top_k, top_p and min_p leave. Equal values: the lower column
-/// first. Where there are fewer, columns that are not there follow with -inf.
+/// rows), among what the sequence's top_k, top_p and min_p leave, unless `ignores_filters`. Equal
+/// values: the lower column first. Where there are fewer, columns that are not there follow with
+/// -inf.
 struct TopDraftsParams {
   RowBatch rows;
   const int32_t* sample_row = nullptr;  // [num_samples] row of each logits row; -1: padding
@@ -31,6 +32,7 @@ struct TopDraftsParams {
   int vocab_size = 0;                 // at least top_k
   const int32_t* token_of = nullptr;  // [vocab_size] or null
   const SamplingParams* sampling = nullptr;
+  bool ignores_filters = false;
   int top_k = 0;              // at most kMaxTopDrafts
   int32_t* tokens = nullptr;  // out [num_samples, top_k]
   float* scores = nullptr;    // out [num_samples, top_k], falling, at most 0

@@ -33,7 +33,7 @@ class RowDrafter {
     }
     logits_.scale = 1.0f / sampling_.temperature;
     add_noise();
-    if (has_filters()) filter();
+    if (has_filters() && !params_.ignores_filters) filter();
     write_best({values_, logits_.size});
   }
 

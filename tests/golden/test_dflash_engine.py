@@ -10,6 +10,7 @@ import functools
 
 import pytest
 
+from openspec import LLM, SamplingParams
 from tests.golden import dflash_checkpoints, eagle3_checkpoints
 from tests.golden.engine_runs import (
     Folders,
@@ -96,3 +97,30 @@ def test_several_sequences_at_once(name: str, folders: dict[str, Folders]) -> No
     case = STORED[name]
     prompts = [prompt_of(case), case["tokens"].tolist()[:-1]]
     check_together(published_chains(name, folders), prompts, case["chain_tokens"].tolist())
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_top_k": 64, "draft_tree_size": 15}])
+def test_what_filters_leave_of_a_position_does_not_bound_a_markov_head(
+    options: dict[str, int],
+) -> None:
+    """With the checkpoint's recommended sampling drafts are accepted as far as without filters."""
+
+    def mean_length(**filters: float) -> float:
+        sampling = [
+            SamplingParams(temperature=0.6, seed=seed, max_tokens=96, **filters)
+            for seed in range(4)
+        ]
+        stats = [
+            output.metrics.spec_decode
+            for prompt in PROMPTS.values()
+            for output in llm.generate([prompt] * 4, sampling, use_tqdm=False)
+        ]
+        num_accepted = sum(stat.num_accepted_tokens for stat in stats)
+        return 1 + num_accepted / sum(stat.num_drafts for stat in stats)
+
+    with LLM(
+        model=str(TINY), device="cpu", method="dspark", num_speculative_tokens=CHAIN,
+        adaptive_speculation=False, max_num_seqs=4, max_model_len=512, stats_interval_s=0.0,
+        **options,
+    ) as llm:  # fmt: skip
+        assert mean_length(top_k=20, top_p=0.95) > 0.88 * mean_length()

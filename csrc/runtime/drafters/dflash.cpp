@@ -279,6 +279,7 @@ class DFlashDrafter final : public NetworkDrafter {
                            .vocab_size = model_config_.draft_vocab_size,
                            .token_of = model_->token_of(),
                            .sampling = sampling(table),
+                           .ignores_filters = has_markov(),
                            .top_k = num_candidates(),
                            .tokens = at<int32_t>(at_.top_tokens),
                            .scores = at<float>(at_.top_scores),

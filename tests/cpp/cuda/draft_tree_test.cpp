@@ -75,7 +75,8 @@ Floats random_logits(Rng& rng, size_t count, size_t vocab_size, Logits kind) {
 }
 
 /// Samples in no order, among them padding; the rows' sequences have all kinds of parameters.
-void check_top_drafts(Rng& rng, int vocab_size, int top_k, Logits kind, bool has_table) {
+void check_top_drafts(Rng& rng, int vocab_size, int top_k, Logits kind, bool has_table,
+                      bool ignores_filters = false) {
   const std::vector<SamplingParams> sampling = all_sampling();
   const int num_seqs = static_cast<int>(sampling.size()), num_rows = num_seqs + 3;
   Ids row_position, row_span, span_seq, sample_row, token_of;
@@ -108,6 +109,7 @@ void check_top_drafts(Rng& rng, int vocab_size, int top_k, Logits kind, bool has
                             .vocab_size = vocab_size,
                             .token_of = has_table ? token_of.data() : nullptr,
                             .sampling = sampling.data(),
+                            .ignores_filters = ignores_filters,
                             .top_k = top_k,
                             .tokens = tokens.data(),
                             .scores = scores.data(),
@@ -344,6 +346,7 @@ TEST(the_best_drafts_equal_the_cpus) {
       for (const int top_k : {1, 4, 10, 16, kMaxTopDrafts}) {
         if (top_k > vocab_size) continue;
         check_top_drafts(rng, vocab_size, top_k, kind, top_k % 4 == 0);
+        if (kind == Logits::kNormal) check_top_drafts(rng, vocab_size, top_k, kind, false, true);
       }
     }
   }

@@ -44,7 +44,7 @@ struct Rows {
   Ids position, row;
 };
 
-TopDrafts top_drafts_of(Rows& rows, int top_k, int num_threads) {
+TopDrafts top_drafts_of(Rows& rows, int top_k, int num_threads, bool ignores_filters = false) {
   const auto count = rows.sampling.size() * static_cast<size_t>(top_k);
   TopDrafts result{Ids(count, -7), std::vector<float>(count, 7.0f)};
   std::vector<float> workspace(top_drafts_workspace_bytes_cpu(num_threads, rows.vocab_size) / 4);
@@ -58,6 +58,7 @@ TopDrafts top_drafts_of(Rows& rows, int top_k, int num_threads) {
                   .vocab_size = rows.vocab_size,
                   .token_of = rows.token_of.empty() ? nullptr : rows.token_of.data(),
                   .sampling = rows.sampling.data(),
+                  .ignores_filters = ignores_filters,
                   .top_k = top_k,
                   .tokens = result.tokens.data(),
                   .scores = result.scores.data(),
@@ -312,6 +313,7 @@ TEST(the_best_drafts_are_those_of_the_definition) {
 
 TEST(the_very_best_draft_is_the_one_that_a_chain_has) {
   Rows rows = random_rows(1000, true);
+  const TopDrafts without_filters = top_drafts_of(rows, 4, 1);
   for (size_t i = 0; i < rows.sampling.size(); ++i) {
     if (i % 4 == 1) rows.sampling[i].top_k = 3;
     if (i % 4 == 2) rows.sampling[i].top_p = 0.7f;
@@ -323,6 +325,8 @@ TEST(the_very_best_draft_is_the_one_that_a_chain_has) {
   // Three columns are left, so the fourth is none.
   CHECK_EQ(found.scores[4 * 1 + 3], kMinusInfinity);
   CHECK_GT(found.scores[4 * 1 + 2], kMinusInfinity);
+  const TopDrafts ignoring = top_drafts_of(rows, 4, 1, true);
+  CHECK(ignoring.tokens == without_filters.tokens && ignoring.scores == without_filters.scores);
 }
 
 TEST(the_best_drafts_do_not_depend_on_threads_and_instruction_sets) {
