@@ -266,6 +266,7 @@ int top_drafts_cuda(const TopDraftsParams& params, void* stream) {
                                 .logits = params.logits,
                                 .vocab_size = params.vocab_size,
                                 .is_draft = true,
+                                // Here no more than that nothing is filtered (plan_row).
                                 .has_own_noise = params.ignores_filters,
                                 .token_of = params.token_of,
                                 .sampling = params.sampling,

@@ -32,11 +32,25 @@ struct DevicePairs {
     params.first_sample = first_sample.as<int32_t>();
     params.pairs.first = first.data();
     params.pairs.second = second.data();
+    if constexpr (requires { params.scores; }) {
+      params.tokens = tokens.as<int32_t>();
+      params.scores = scores.as<float>();
+      params.sampling = sampling.as<SamplingParams>();
+    }
     return params;
   }
   DeviceTableCopy table;
   DeviceBuffer seq, first_sample, num_drafts, chosen, tokens, first, second, scores, sampling;
 };
+
+struct Candidates {
+  int num_seqs, vocab_size, rank, top_k;
+};
+constexpr Candidates kCandidates[] = {{1, 151936, 256, 64},
+                                      {9, 700, 24, 16},
+                                      {70, 1000, 136, 33},
+                                      {9, 5000, 256, 50},
+                                      {300, 333, 8, 1}};
 
 }  // namespace
 
@@ -104,11 +118,7 @@ TEST(a_step_does_not_depend_on_other_sequences) {
 
 TEST(paths_match_the_cpu) {
   Rng rng(4);
-  struct Case {
-    int num_seqs, vocab_size, rank, top_k;
-  };
-  for (const Case& of : {Case{1, 151936, 256, 64}, Case{9, 700, 24, 16}, Case{70, 1000, 136, 33},
-                         Case{9, 5000, 256, 50}, Case{300, 333, 8, 1}}) {
+  for (const Candidates& of : kCandidates) {
     const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
     const DevicePairs device(c);
     Ids chosen(static_cast<size_t>(c.num_samples), -1);
@@ -117,9 +127,6 @@ TEST(paths_match_the_cpu) {
     const DeviceBuffer device_chosen(chosen.size() * sizeof(int32_t));
     params = device.place(params);
     params.num_drafts = device.num_drafts.as<int32_t>();
-    params.tokens = device.tokens.as<int32_t>();
-    params.scores = device.scores.as<float>();
-    params.sampling = device.sampling.as<SamplingParams>();
     params.chosen = device_chosen.as<int32_t>();
     CHECK_CUDA(block_path_cuda(params, nullptr));
     CHECK(device_chosen.download<int32_t>() == chosen);
@@ -129,11 +136,7 @@ TEST(paths_match_the_cpu) {
 
 TEST(scores_of_pairs_match_the_cpu) {
   Rng rng(3);
-  struct Case {
-    int num_seqs, vocab_size, rank, top_k;
-  };
-  for (const Case& of : {Case{1, 151936, 256, 64}, Case{9, 700, 24, 16}, Case{70, 1000, 136, 33},
-                         Case{9, 5000, 256, 50}, Case{300, 333, 8, 1}}) {
+  for (const Candidates& of : kCandidates) {
     const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
     const DevicePairs device(c);
     // What is not written keeps the device's poison.
@@ -146,9 +149,6 @@ TEST(scores_of_pairs_match_the_cpu) {
         device_scores(c.num_pairs() * sizeof(float));
     params = device.place(params);
     params.num_depths = device.num_drafts.as<int32_t>();
-    params.tokens = device.tokens.as<int32_t>();
-    params.scores = device.scores.as<float>();
-    params.sampling = device.sampling.as<SamplingParams>();
     params.pair_ranks = device_ranks.as<int32_t>();
     params.pair_scores = device_scores.as<float>();
     CHECK_CUDA(block_pairs_cuda(params, nullptr));
