@@ -19,7 +19,9 @@ __device__ __forceinline__ void allow_next_kernel() {
 
 /// Waits until the kernel before this one is complete and its writes are visible. Every thread that
 /// reads what an earlier kernel wrote, or writes at all, calls it first; and every kernel calls it,
-/// so that completion carries over from kernel to kernel.
+/// so that completion carries over from kernel to kernel. A kernel that allows the next one only
+/// behind its wait is a *fence*: what comes behind it starts when all that came before it is
+/// complete, and may read what that wrote without a wait.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -48,11 +48,12 @@ __device__ __forceinline__ void cos_sin_of(float angle, float& cosine, float& si
 
 /// One row per block, one angle per thread.
 __global__ void rope_angles_kernel(RopeAnglesParams params) {
-  cuda::allow_next_kernel();
+  if (!params.is_fence) cuda::allow_next_kernel();
   const int half = params.head_dim / 2;
   const int j = threadIdx.x;
   const float inv_freq = j < half ? params.inv_freq[j] : 0.0f;
   cuda::wait_for_previous_kernel();
+  if (params.is_fence) cuda::allow_next_kernel();
   if (j >= half) return;
   const int64_t row = blockIdx.x;
   float cosine, sine;

@@ -237,6 +237,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.page_size = params.kv.page_size;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
+  args.is_early = params.is_behind_fence;
   args.header = workspace.header;
   args.items = workspace.lean_items;
   args.num_arrived = workspace.lean_arrived;
@@ -318,6 +319,7 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
+  args.is_early = params.is_behind_fence;
   args.workspace = workspace;
   const int split_bytes = params.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
   const int status =

@@ -34,6 +34,10 @@ struct SpanAttentionParams {
   // False: every row of a span sees all of its rows, before and behind it, as those of a block that
   // is drafted at once. Spans are no trees then.
   bool is_causal = true;
+  // CUDA: promises that between the plan and this op, and behind all that wrote the page table and
+  // the prefixes' KV, there was a fence (RopeAnglesParams). These are then read before the previous
+  // op is complete.
+  bool is_behind_fence = false;
 };
 
 /// Scratch for every thread, and room for the blocks of one long context that several threads

@@ -124,22 +124,32 @@ __global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasP
   const WorkItem* first =
       args.workspace.items + min(index / args.num_kv_heads, args.workspace.max_items - 1);
   WorkHeader& header = *args.workspace.header;
-  cuda::wait_for_previous_kernel();
+  bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
 
   fetch(item, first);  // while the header is on its way
   const int num_items = header.num_items * args.num_kv_heads;
   const bool merges_together = header.merges_together != 0;
   wait_for_fetch();
-  if (index >= num_items) return;
+  if (index >= num_items) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
   ItemQueue queue(header.tickets, num_items);
   for (;;) {
-    queue.prefetch();
     const int kv_head = index % args.num_kv_heads;
+    const bool is_split = !item.is_tile_tail && item.block_begin < item.block_end;
+    // Rows' tails read what the step writes before anything else.
+    const bool waits_later = is_early && is_split && item.tail_row < 0;
+    if (is_early && !waits_later) cuda::wait_for_previous_kernel();
+    is_early = false;
+    if (!waits_later) queue.prefetch();
     if (item.is_tile_tail) {
       attend_tails<kTiles>(args, item, kv_head, shared);
-    } else if (item.block_begin < item.block_end) {
-      attend_split<kTiles>(args, item, kv_head, shared, scratch_of(args));
+    } else if (is_split) {
+      attend_split<kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
     }
+    if (waits_later) queue.prefetch();
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
       for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kSplitWarps) {
@@ -172,20 +182,29 @@ __global__ void __launch_bounds__(kStreamThreads, kSplitCtasPerSm)
   if (chunk == kChunks) cuda::fetch_to_cache(&header);
   StreamCopier copier(args, shared);
   int* num_merged = reinterpret_cast<int*>(shared + StreamLayout::kNumMergedAt);
-  cuda::wait_for_previous_kernel();
+  const bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
 
   // Exists, whether it is one of the step's or not.
   const StreamStart start(first, index % num_kv_heads, true);
+  const int kv_len = __ldcg(&first->kv_len);
   const auto load_chunk = [&](const WorkItem* from) {
     return chunk < kChunks ? __ldcg(reinterpret_cast<const uint4*>(from) + chunk) : uint4{};
   };
   uint4 chunk_bits = load_chunk(first);
   const int num_items = header.num_items * num_kv_heads;
   const bool merges_together = header.merges_together != 0;
-  if (index >= num_items) return;
+  if (index >= num_items) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
   copier.go_to(start);
+  // A block of which the step writes nothing need not wait.
+  const bool is_past = (start.block + 1) * kBlockTokens <= kv_len;
+  if (is_early && !is_past) cuda::wait_for_previous_kernel();
   copier.copy_keys();
   copier.copy_values();
+  if (is_early && is_past) cuda::wait_for_previous_kernel();
   ItemQueue queue(header.tickets, num_items, 2);
   int next = index + gridDim.x;
   for (;;) {

@@ -65,6 +65,7 @@ struct LeanArgs {
   int page_size;
   float scale;
   int first_token;
+  bool is_early;
   const WorkHeader* header;
   const LeanItem* items;
   int32_t* num_arrived;
@@ -225,12 +226,13 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
         rank);
   }
 
-  cuda::wait_for_previous_kernel();
+  bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
   const int num_clusters = gridDim.x / kLeanCtas;
   // An item's share of a CTA, and one KV head.
   struct Job {
     const LeanItem* item;
-    int kv_head;
+    int kv_head, kv_len;
     int4 tile, range, low_lines, high_lines;
   };
   const auto load_job = [&](int work) {
@@ -244,6 +246,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
     const int4* lines_at = reinterpret_cast<const int4*>(job.item->lines) + slot * 2;
     job.low_lines = load_now(lines_at);
     job.high_lines = load_now(lines_at + 1);
+    job.kv_len = __ldcg(&job.item->kv_len);
     return job;
   };
   const int block_in_item = rank + slot * kLeanCtas;
@@ -251,7 +254,8 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
     const bool is_active = block_in_item < job.range.y;
     const int lines[8] = {job.low_lines.x,  job.low_lines.y,  job.low_lines.z,  job.low_lines.w,
                           job.high_lines.x, job.high_lines.y, job.high_lines.z, job.high_lines.w};
-    const int visible = job.tile.w - (job.range.x + block_in_item) * kBlockTokens - copy_row;
+    const int first = (job.range.x + block_in_item) * kBlockTokens + copy_row;
+    const int num_visible = job.tile.w - first;
     const char* keys_from =
         args.kv + static_cast<int64_t>(job.kv_head * args.page_size + copy_row) * kLineBytes +
         chunk * 16;
@@ -259,36 +263,46 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
         keys_from + static_cast<int64_t>(args.num_kv_heads) * args.page_size * kLineBytes;
     // One multiply-add per address.
     asm volatile("" : "+l"(keys_from), "+l"(values_from));
-    if (is_active) {
+    // Of the thread's rows of the block those from `begin` to `end`.
+    const auto copy = [&](uint32_t to, const char* from, int begin, int end) {
+      if (!is_active || begin >= end) return;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        copy_async(copy_to + i * 8 * kLineBytes,
-                   keys_from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
-                   8 * i < visible);
+        if (8 * i < begin || 8 * i >= end) continue;
+        copy_async(to + i * 8 * kLineBytes,
+                   from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
+                   8 * i < num_visible);
       }
-    }
-    const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
+    };
+    // What was there before the step, the first time ahead of the wait; then all that is left.
+    int begin = 0, end = is_early ? min(job.kv_len - first, kBlockTokens) : kBlockTokens;
+#pragma unroll 1
+    for (;;) {
+      copy(copy_to, keys_from, begin, end);
+      if (!is_early) {
+        const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      if (t * 16 >= num_pairs) break;
-      const int pair = t * 16 + thread / 16, tile_pair = min(pair, num_pairs - 1);
-      const int in_tile = tile_pair * args.group_reciprocal >> 16;
-      const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
-      copy_async(
-          base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-          args.q +
-              (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) * kHeadDim +
-              chunk * 8,
-          pair < num_pairs);
-    }
-    commit_copies();
-    if (is_active) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        copy_async(copy_to + Layout::kValuesAt + i * 8 * kLineBytes,
-                   values_from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
-                   8 * i < visible);
+        for (int t = 0; t < kTiles; ++t) {
+          if (t * 16 >= num_pairs) break;
+          const int pair = t * 16 + thread / 16, tile_pair = min(pair, num_pairs - 1);
+          const int in_tile = tile_pair * args.group_reciprocal >> 16;
+          const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
+          copy_async(
+              base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+              args.q +
+                  (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) *
+                      kHeadDim +
+                  chunk * 8,
+              pair < num_pairs);
+        }
+        commit_copies();
       }
+      copy(copy_to + Layout::kValuesAt, values_from, begin, end);
+      if (!is_early) break;
+      cuda::wait_for_previous_kernel();
+      is_early = false;
+      begin = max(end, 0);
+      end = kBlockTokens;
     }
     commit_copies();
   };
@@ -297,7 +311,10 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
   const int4 header = load_now(args.header);
   Job job = load_job(work);  // exists, whether it is one of the step's or not
   const int num_works = header.x * args.num_kv_heads;
-  if (work >= num_works) return;
+  if (work >= num_works) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
   for (;; work += num_clusters) {
     const bool has_more = work + num_clusters < num_works;
     start_copies(job);

@@ -47,6 +47,7 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
   item.num_arrivals = cut.num_ranges;
   item.tile_index = spans.tile[span] + tile;
   item.num_segments = ceil_div(num_blocks, kSegmentBlocks);
+  item.kv_len = kv_len;
   const int32_t* pages =
       args.pages + static_cast<int64_t>(args.rows.span_seq[span]) * args.max_pages_per_seq;
 #pragma unroll

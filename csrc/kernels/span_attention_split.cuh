@@ -3,6 +3,7 @@
 /// A tile of up to 64 pairs over a range of blocks, where reading K and V is the work: decoding and
 /// drafts, trees too.
 
+#include "kernels/launch.cuh"
 #include "kernels/span_attention_math.cuh"
 #include "kernels/span_attention_sums.cuh"
 #include "kernels/span_attention_tile.cuh"
@@ -68,10 +69,13 @@ struct SplitCopier {
 
 /// Attention of an item's pairs over its blocks. The warps share out kTiles x 16 pairs; the
 /// kSplitWarps / kTiles warps of 16 pairs split first a block's keys, then the columns of the
-/// output. Uses all of the CTA's shared memory; the caller puts a barrier between calls.
+/// output. Uses all of the CTA's shared memory; the caller puts a barrier between calls. With
+/// `waits` it waits for the previous kernel, and copies ahead of that what was there before the
+/// step; not for a row's tail.
 template <int kTiles>
 __device__ __forceinline__ void attend_split(const AttentionArgs& args, const WorkItem& item,
-                                             int kv_head, unsigned char* shared, float4* scratch) {
+                                             int kv_head, unsigned char* shared, float4* scratch,
+                                             bool waits) {
   using Layout = SplitLayout<kTiles>;
   constexpr int kParts = kSplitWarps / kTiles;
   constexpr int kKeyTiles = kBlockTokens / 8 / kParts, kDimTiles = kHeadDim / 8 / kParts;
@@ -133,7 +137,20 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
       keys.lines[i] = item.lines[key / kLineRows] + key % kLineRows;
     }
   }
-  keys.copy(ring, block_begin, 0);
+  // Of the first two blocks those of which the step writes nothing.
+  int num_copied = 0;
+  if (waits) {
+    const int num_past = min(item.kv_len / kBlockTokens, block_end) - block_begin;
+#pragma unroll 1
+    for (; num_copied < min(num_past, 2); ++num_copied) {
+      const int block = block_begin + num_copied;
+      if (num_copied > 0) keys.find_lines(block);
+      keys.copy(ring + 2 * num_copied * kStageBytes, block, 0);
+      keys.copy(ring + (2 * num_copied + 1) * kStageBytes, block, keys.value_offset);
+    }
+    cuda::wait_for_previous_kernel();
+  }
+  if (num_copied == 0) keys.copy(ring, block_begin, 0);
   const uint32_t queries = ring + Layout::kQueriesAt;
 #pragma unroll 1
   for (int pair = thread / 16; pair < kTiles * 16; pair += kSplitThreads / 16) {
@@ -147,9 +164,9 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
         pair < num_pairs);
   }
   commit_copies();
-  keys.copy(ring + kStageBytes, block_begin, keys.value_offset);
+  if (num_copied == 0) keys.copy(ring + kStageBytes, block_begin, keys.value_offset);
   commit_copies();
-  if (block_begin + 1 < block_end) {
+  if (num_copied < 2 && block_begin + 1 < block_end) {
     keys.find_lines(block_begin + 1);
     keys.copy(ring + 2 * kStageBytes, block_begin + 1, 0);
     commit_copies();

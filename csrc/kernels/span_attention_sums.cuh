@@ -23,6 +23,7 @@ struct AttentionArgs {
   uint32_t page_reciprocal;
   float scale;      // c above
   int first_token;  // SpanAttentionParams::first_token
+  bool is_early;    // SpanAttentionParams::is_behind_fence
   Workspace workspace;
 };
 

@@ -149,7 +149,8 @@ struct alignas(128) LeanItem {
   int32_t num_arrivals;
   int32_t tile_index;
   int32_t num_segments;  // that any of the tile's rows sees
-  int32_t reserved[5];
+  int32_t kv_len;        // tokens before the span
+  int32_t reserved[4];
   // For each 8 tokens of both blocks: line of kHeadDim elements in the layer, KV head 0's K.
   uint32_t lines[2 * kBlockTokens / kLineRows];
 };

@@ -157,7 +157,8 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const float* inv_freq, float rope_scale, int first_token, bool is_causal)
+                         const float* inv_freq, float rope_scale, int first_token, bool is_causal,
+                         bool is_fenced)
     : exec_(exec), scratch_(scratch) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
@@ -173,13 +174,21 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
                 .may_have_trees = rows.may_have_trees,
-                .is_causal = is_causal};
+                .is_causal = is_causal,
+                .is_behind_fence = is_fenced};
+  if (is_fenced) plan();
   ops::rope_angles(exec_, {.position = rows.row_position,
                            .inv_freq = inv_freq,
                            .cos_sin = at<float>(places.cos_sin),
                            .num_rows = rows.num_rows,
                            .head_dim = g.head_dim,
-                           .scale = rope_scale});
+                           .scale = rope_scale,
+                           .is_fence = is_fenced});
+}
+
+void DecoderPass::plan() {
+  if (!is_planned_) ops::span_attention_plan(exec_, attention_);
+  is_planned_ = true;
 }
 
 bool DecoderPass::is_split(const PackedLinear& weight) const {
@@ -223,8 +232,7 @@ void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayer
 
 void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
   append(layer, x, kv);
-  if (!is_planned_) ops::span_attention_plan(exec_, attention_);
-  is_planned_ = true;
+  plan();
   ops::span_attention(exec_, attention_);
   linear_due(layer.o, at(scratch_.at_.attended));
 }

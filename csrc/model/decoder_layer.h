@@ -89,10 +89,13 @@ class DecoderScratch {
 class DecoderPass {
  public:
   /// `inv_freq` [head_dim / 2] lies on the device; `kv` is any of the layers'. Attention does not
-  /// see tokens before `first_token`; where it is not causal, a row sees its whole span.
+  /// see tokens before `first_token`; where it is not causal, a row sees its whole span. With
+  /// `is_fenced` the pass begins when all before it is complete, and its attention reads the
+  /// prefixes early: that pays where many layers follow.
   DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              float rope_scale, int first_token = 0, bool is_causal = true);
+              float rope_scale, int first_token = 0, bool is_causal = true,
+              bool is_fenced = false);
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
@@ -104,6 +107,7 @@ class DecoderPass {
   void mlp(const DecoderLayer& layer, const void* x);
 
  private:
+  void plan();
   void linear_due(const PackedLinear& weight, const void* x);
   bool is_split(const PackedLinear& weight) const;
   template <typename T = std::byte>

@@ -109,6 +109,8 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
                             .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
   };
 
+  DecoderPass pass(exec, pass_scratch_, rows, page_table, kv.front(), inv_freq_.floats(),
+                   c.rope_scale, /*first_token=*/0, /*is_causal=*/true, /*is_fenced=*/true);
   ops::embedding(exec, {.token = rows.row_token,
                         .table = embedding_,
                         .out = residual,
@@ -116,8 +118,6 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
                         .width = c.hidden_size,
                         .table_dtype = kWeights,
                         .dtype = dtype_});
-  DecoderPass pass(exec, pass_scratch_, rows, page_table, kv.front(), inv_freq_.floats(),
-                   c.rope_scale);
   for (int i = 0; i < c.num_layers; ++i) {
     const DecoderLayer& layer = layers_[static_cast<size_t>(i)];
     pass.norm(residual, layer.input_norm, normed);

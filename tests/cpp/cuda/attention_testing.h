@@ -9,6 +9,8 @@
 #include <string>
 
 #include "cuda/cuda_testing.h"
+#include "kernels/gather_rows.h"
+#include "kernels/rope.h"
 #include "kernels/span_attention.h"
 
 namespace openspec::testing {
@@ -148,6 +150,7 @@ class Step {
     }
     Bits kv(static_cast<size_t>(num_pages) * 2 * shape.kv_width() * static_cast<size_t>(ps),
             0xffff);
+    prefix_ = kv;
     std::vector<int32_t> pages(sequences.size() * static_cast<size_t>(max_pages), -1);
     std::vector<int32_t> begin = {0}, kv_len, seq, span, parent, position;
     Bits q;
@@ -170,6 +173,9 @@ class Step {
               static_cast<size_t>(token) * shape.kv_width() + static_cast<size_t>(head) * kDim;
           std::copy_n(&s.k[from], kDim, &kv[line(0) * kDim]);
           std::copy_n(&s.v[from], kDim, &kv[line(1) * kDim]);
+          if (token >= s.kv_len) continue;
+          std::copy_n(&s.k[from], kDim, &prefix_[line(0) * kDim]);
+          std::copy_n(&s.v[from], kDim, &prefix_[line(1) * kDim]);
         }
       }
       if (layout.has_gaps) {
@@ -231,12 +237,15 @@ class Step {
   // to be short too, and as steps that might have trees.
   Bits run() {
     const Bits first = run_once(params_);
+    CHECK(run_behind_fence(params_) == first);
     if (!has_trees_) {
       SpanAttentionParams chains = params_;
       chains.may_have_trees = false;
       CHECK(run_once(chains) == first);
+      CHECK(run_behind_fence(chains) == first);
       chains.rows.expected_kv_len = 1;
       CHECK(run_once(chains) == first);
+      CHECK(run_behind_fence(chains) == first);
     }
     return first;
   }
@@ -258,6 +267,42 @@ class Step {
     CHECK(first == second);
     return first;
   }
+  // As in a model: the prefixes are there before the fence, and behind it comes what the step itself
+  // writes, q last of all.
+  Bits run_behind_fence(const SpanAttentionParams& params) {
+    constexpr int kLineBytes = kDim * 2;
+    const auto copy = [](const void* from, void* to, size_t bytes) {
+      CHECK_CUDA(gather_rows_cuda({.in = from,
+                                   .out = to,
+                                   .num_rows = static_cast<int>(bytes / kLineBytes),
+                                   .width_bytes = kLineBytes,
+                                   .out_stride = kLineBytes},
+                                  nullptr));
+    };
+    const size_t kv_bytes = prefix_.size() * 2;
+    const size_t q_bytes = static_cast<size_t>(params.rows.num_rows) * shape_.q_width() * 2;
+    const DeviceBuffer prefix(prefix_), kv(kv_bytes), q(q_bytes);
+    const DeviceBuffer inv_freq(std::vector<float>(kDim / 2, 1.0f)), cos_sin(kDim * sizeof(float));
+    SpanAttentionParams fenced = params;
+    fenced.is_behind_fence = true;
+    fenced.kv.data = kv.data();
+    fenced.q = q.data();
+    out_->poison();
+    CHECK_CUDA(cudaDeviceSynchronize());
+    copy(prefix.data(), kv.data(), kv_bytes);
+    CHECK_CUDA(span_attention_plan_cuda(fenced, nullptr));
+    CHECK_CUDA(rope_angles_cuda({.position = params.rows.row_position,
+                                 .inv_freq = inv_freq.as<float>(),
+                                 .cos_sin = cos_sin.as<float>(),
+                                 .num_rows = 1,
+                                 .head_dim = kDim,
+                                 .is_fence = true},
+                                nullptr));
+    copy(params.kv.data, kv.data(), kv_bytes);
+    copy(params.q, q.data(), q_bytes);
+    CHECK_CUDA(span_attention_cuda(fenced, nullptr));
+    return output();
+  }
   template <typename T>
   T* keep(const std::vector<T>& values) {
     buffers_.push_back(std::make_unique<DeviceBuffer>(values));
@@ -265,6 +310,7 @@ class Step {
   }
 
   Shape shape_;
+  Bits prefix_;  // K and V without the step's own; NaN there
   size_t num_rows_ = 0;
   bool has_trees_ = false;
   SpanAttentionParams params_;
