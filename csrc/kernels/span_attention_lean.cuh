@@ -287,13 +287,12 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
           const int pair = t * 16 + thread / 16, tile_pair = min(pair, num_pairs - 1);
           const int in_tile = tile_pair * args.group_reciprocal >> 16;
           const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
-          copy_async(
-              base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-              args.q +
-                  (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) *
-                      kHeadDim +
-                  chunk * 8,
-              pair < num_pairs);
+          copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+                     args.q +
+                         (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) *
+                             kHeadDim +
+                         chunk * 8,
+                     pair < num_pairs);
         }
         commit_copies();
       }

@@ -94,8 +94,7 @@ class DecoderPass {
   /// prefixes early: that pays where many layers follow.
   DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              float rope_scale, int first_token = 0, bool is_causal = true,
-              bool is_fenced = false);
+              float rope_scale, int first_token = 0, bool is_causal = true, bool is_fenced = false);
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);

@@ -517,13 +517,13 @@ std::vector<Draft> DeviceStep::last_drafts() {
   const auto parents = download(scratch_at_.parents, seqs * most, int32_t{});
   const auto scores = download(scratch_at_.scores, seqs * most, float{});
   const bool has_trees = context_.drafter.needs().makes_trees;
+  const bool has_scores = has_trees || context_.drafter.needs().has_scores;
   std::vector<Draft> drafts(seqs);
   for (size_t i = 0; i < seqs; ++i) {
     for (size_t k = i * most; k < i * most + index(counts[i]); ++k) {
       drafts[i].append(tokens[k]);
-      if (!has_trees) continue;
-      drafts[i].parents.back() = parents[k];
-      drafts[i].scores.push_back(scores[k]);
+      if (has_trees) drafts[i].parents.back() = parents[k];
+      if (has_scores) drafts[i].scores.push_back(scores[k]);
     }
   }
   return drafts;

@@ -59,7 +59,8 @@ DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
     drafts = {at<int32_t>(s.input + input_.drafts), at<int32_t>(s.input + input_.num_drafts),
               at<int32_t>(s.input + input_.parents), nullptr};
   }
-  if (!has_trees) drafts.parents = nullptr, drafts.scores = nullptr;
+  if (!has_trees) drafts.parents = nullptr;
+  if (!has_trees && !context_.drafter.needs().has_scores) drafts.scores = nullptr;
   return drafts;
 }
 
@@ -95,6 +96,7 @@ void DeviceStep::begin(int num_spans) {
 void DeviceStep::propose(const RowBatch& rows) {
   const Scratch& s = scratch_at_;
   const bool has_trees = context_.drafter.needs().makes_trees;
+  const bool has_scores = has_trees || context_.drafter.needs().has_scores;
   context_.drafter.propose(exec_, table_view(),
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
@@ -105,7 +107,7 @@ void DeviceStep::propose(const RowBatch& rows) {
                             .drafts = at<int32_t>(s.drafts),
                             .num_drafts = at<int32_t>(s.num_drafts),
                             .parents = has_trees ? at<int32_t>(s.parents) : nullptr,
-                            .scores = has_trees ? at<float>(s.scores) : nullptr});
+                            .scores = has_scores ? at<float>(s.scores) : nullptr});
 }
 
 void DeviceStep::lay_out(const Shape& shape, int num_samples) {

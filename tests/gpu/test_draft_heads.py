@@ -6,6 +6,8 @@ bfloat16.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,3 +115,26 @@ def test_error_is_no_larger_than_the_references(method: str) -> None:
         theirs.append((in_bfloat16 - truth).square().mean(-1))
     our_error, their_error = (torch.cat(one).mean().sqrt().item() for one in (ours, theirs))
     assert our_error <= their_error
+
+
+def test_chances_of_drafts_are_the_cpus() -> None:
+    """By which a step spends its rows; as far as both devices draft the same."""
+    num_compared = 0
+    for name in make_eagle3.PROMPTS:
+        prompt = dict(make_dflash.cases())[f"dspark_{name}"].prompt
+        drafted = []
+        for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+            folders = (TINY, TINY / "dspark")
+            runner = make_runner(folders, "dspark", 7, device=device, dtype=dtype)
+            slot, known = prefill(runner, prompt)
+            step(runner, slot, 1, 7)
+            (drafts,), (scores,) = runner.last_drafts(), runner.last_draft_scores()
+            assert len(scores) == len(drafts) == 7
+            assert all(a >= b for a, b in itertools.pairwise([0.0, *scores]))
+            drafted.append([(known[-1], 1.0), *zip(drafts, map(math.exp, scores), strict=True)])
+        for expected, found in zip(*drafted, strict=True):
+            if found[0] != expected[0]:
+                break
+            assert found[1] == pytest.approx(expected[1], abs=0.1)
+            num_compared += 1
+    assert num_compared > 5

@@ -267,8 +267,8 @@ class Step {
     CHECK(first == second);
     return first;
   }
-  // As in a model: the prefixes are there before the fence, and behind it comes what the step itself
-  // writes, q last of all.
+  // As in a model: the prefixes are there before the fence, and behind it comes what the step
+  // itself writes, q last of all.
   Bits run_behind_fence(const SpanAttentionParams& params) {
     constexpr int kLineBytes = kDim * 2;
     const auto copy = [](const void* from, void* to, size_t bytes) {
