@@ -55,7 +55,7 @@ def run(
     """All answers; the next request begins when one ends."""
     answers: list[Answer] = [([], None) for _ in prompts]
     num_sent = num_done = 0
-    while num_done < len(prompts):
+    while num_done < len(prompts) or core.has_work:  # a step ahead holds pages
         while num_sent < len(prompts) and num_sent - num_done < concurrency:
             core.add_request(
                 EngineRequest(

@@ -82,7 +82,8 @@ struct BlockConfidenceParams {
 
 void block_confidence_cpu(const ExecContext& exec, const BlockConfidenceParams& params);
 #ifdef OPENSPEC_CUDA
-/// bf16. Another order of summation than the CPU's: only the number of drafts hangs on it.
+/// bf16; widths are multiples of 8. Another order of summation than the CPU's: only the number of
+/// drafts hangs on it.
 int block_confidence_cuda(const BlockConfidenceParams& params, void* stream);
 #endif
 

@@ -517,7 +517,7 @@ std::vector<Draft> DeviceStep::last_drafts() {
   const auto parents = download(scratch_at_.parents, seqs * most, int32_t{});
   const auto scores = download(scratch_at_.scores, seqs * most, float{});
   const bool has_trees = context_.drafter.needs().makes_trees;
-  const bool has_scores = has_trees || context_.drafter.needs().has_scores;
+  const bool has_scores = has_trees || compares_chains(num_last_spans_);
   std::vector<Draft> drafts(seqs);
   for (size_t i = 0; i < seqs; ++i) {
     for (size_t k = i * most; k < i * most + index(counts[i]); ++k) {

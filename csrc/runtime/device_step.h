@@ -101,7 +101,11 @@ class DeviceStep final : public StepBackend {
     const int32_t* parents;  // null where all are chains
     const float* scores;     // null where there are none
   };
-  Proposals proposals(bool has_trees);
+  Proposals proposals(bool has_trees, int num_spans);
+  /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
+  bool compares_chains(int num_spans) const {
+    return context_.drafter.needs().has_scores && num_spans > 1;
+  }
   /// Numbers of rows that graphs are recorded of, rising.
   std::vector<int> row_sizes() const;
   /// The steps of so many rows that graphs are recorded of.

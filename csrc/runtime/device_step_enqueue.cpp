@@ -49,7 +49,7 @@ StepInput DeviceStep::input() {
           .page_updates = reinterpret_cast<const PageUpdate*>(block + input_.page_updates)};
 }
 
-DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
+DeviceStep::Proposals DeviceStep::proposals(bool has_trees, int num_spans) {
   const Scratch& s = scratch_at_;
   Proposals drafts{};
   if (num_steps_ahead() > 0) {
@@ -60,14 +60,14 @@ DeviceStep::Proposals DeviceStep::proposals(bool has_trees) {
               at<int32_t>(s.input + input_.parents), nullptr};
   }
   if (!has_trees) drafts.parents = nullptr;
-  if (!has_trees && !context_.drafter.needs().has_scores) drafts.scores = nullptr;
+  if (!has_trees && !compares_chains(num_spans)) drafts.scores = nullptr;
   return drafts;
 }
 
 DrawnDrafts DeviceStep::drawn_drafts() {
   DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
   if (drawn.logits.values == nullptr) return {};
-  drawn.tokens = proposals(/*has_trees=*/false).tokens;
+  drawn.tokens = proposals(/*has_trees=*/false, /*num_spans=*/1).tokens;
   drawn.counts = at<int32_t>(scratch_at_.num_offered);
   drawn.max_drafts = std::max(1, context_.config.num_speculative_tokens);
   return drawn;
@@ -96,7 +96,7 @@ void DeviceStep::begin(int num_spans) {
 void DeviceStep::propose(const RowBatch& rows) {
   const Scratch& s = scratch_at_;
   const bool has_trees = context_.drafter.needs().makes_trees;
-  const bool has_scores = has_trees || context_.drafter.needs().has_scores;
+  const bool has_scores = has_trees || compares_chains(rows.num_spans);
   context_.drafter.propose(exec_, table_view(),
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
@@ -112,7 +112,7 @@ void DeviceStep::propose(const RowBatch& rows) {
 
 void DeviceStep::lay_out(const Shape& shape, int num_samples) {
   const Scratch& s = scratch_at_;
-  const Proposals drafts = proposals(shape.has_trees);
+  const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   device::check(layout_rows_cuda({.input = input(),
                                   .table = table_,
                                   .num_wanted = at<int32_t>(s.num_wanted),
@@ -177,7 +177,7 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples) {
 
 void DeviceStep::commit(const Shape& shape) {
   const Scratch& s = scratch_at_;
-  const Proposals drafts = proposals(shape.has_trees);
+  const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   const RunnerConfig& config = context_.config;
   device::check(commit_rows_cuda({.input = input(),
                                   .table = table_,

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from openspec import _C
 from tests.golden import make_dflash, make_eagle3
 from tests.golden.eagle3_reference import captured_layers
-from tests.golden.engine_runs import make_runner, prefill, step
+from tests.golden.engine_runs import make_runner, prefill, step, step_all
 from tests.golden.make_eagle3 import TINY
 from tests.golden.target_reference import forward
 
@@ -118,23 +118,28 @@ def test_error_is_no_larger_than_the_references(method: str) -> None:
 
 
 def test_chances_of_drafts_are_the_cpus() -> None:
-    """By which a step spends its rows; as far as both devices draft the same."""
-    num_compared = 0
-    for name in make_eagle3.PROMPTS:
-        prompt = dict(make_dflash.cases())[f"dspark_{name}"].prompt
-        drafted = []
-        for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            folders = (TINY, TINY / "dspark")
-            runner = make_runner(folders, "dspark", 7, device=device, dtype=dtype)
-            slot, known = prefill(runner, prompt)
-            step(runner, slot, 1, 7)
-            (drafts,), (scores,) = runner.last_drafts(), runner.last_draft_scores()
+    """By which sequences share a step's rows; as far as both devices draft the same."""
+    prompts = [dict(make_dflash.cases())[f"dspark_{name}"].prompt for name in make_eagle3.PROMPTS]
+    drafted = []
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        folders = (TINY, TINY / "dspark")
+        options = {"device": device, "dtype": dtype, "max_num_seqs": len(prompts)}
+        runner = make_runner(folders, "dspark", 7, **options)
+        slots, known = zip(*(prefill(runner, prompt) for prompt in prompts), strict=True)
+        step_all(runner, [(slot, 1, 7) for slot in slots])
+        chains = []
+        for tokens, drafts, scores in zip(
+            known, runner.last_drafts(), runner.last_draft_scores(), strict=True
+        ):
             assert len(scores) == len(drafts) == 7
             assert all(a >= b for a, b in itertools.pairwise([0.0, *scores]))
-            drafted.append([(known[-1], 1.0), *zip(drafts, map(math.exp, scores), strict=True)])
-        for expected, found in zip(*drafted, strict=True):
-            if found[0] != expected[0]:
+            chains.append([(tokens[-1], 1.0), *zip(drafts, map(math.exp, scores), strict=True)])
+        drafted.append(chains)
+    num_compared = 0
+    for expected, found in zip(*drafted, strict=True):
+        for (token, chance), (other, other_chance) in zip(expected, found, strict=True):
+            if token != other:
                 break
-            assert found[1] == pytest.approx(expected[1], abs=0.1)
+            assert other_chance == pytest.approx(chance, abs=0.1)
             num_compared += 1
     assert num_compared > 5
