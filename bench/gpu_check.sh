@@ -2,7 +2,7 @@
 # On a machine with a GPU, nvcc and a CUDA build of torch, and perhaps no network: builds openspec with what is
 # there, runs the GPU tests and the exactness gates on the GPU, repeats a part under compute-sanitizer, times the
 # kernels and the step, and measures the server on a checkpoint of Qwen3-4B's shape. By default build, tests, kernels,
-# step and serve, which add up to 9 minutes on an H200 with 16 cores; the other stages have calls of their own. `tests` is
+# step and serve, 8.3 minutes on an H200 with 16 cores; the other stages have calls of their own. `tests` is
 # cpp_tests, py_tests and gates side by side, for they time nothing, and beside them the checkpoint for `serve` is made.
 #
 #   bench/gpu_check.sh [STAGE ...]
