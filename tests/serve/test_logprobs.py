@@ -116,8 +116,9 @@ def test_prompt_logprobs(server: RunningServer) -> None:
     assert "prompt_logprobs" not in chunks[-1]["choices"][0]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 def test_long_prompts_are_described_in_a_thread(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     tokenizer, threads = server.context.tokenizer, Counter()
 
@@ -126,7 +127,11 @@ def test_long_prompts_are_described_in_a_thread(
         return type(tokenizer).token_text(tokenizer, token_id)
 
     monkeypatch.setattr(tokenizer, "token_text", token_text)
-    server.complete(prompt=[5] * 1000, max_tokens=1, echo=True, logprobs=2)
+    body = {"prompt": [5] * 1000, "max_tokens": 1, "echo": True, "logprobs": 2}
+    if streamed:
+        stream(server.client, PATH, body)
+    else:
+        server.complete(**body)
     assert threads[True] >= 999 * 2 and threads[False] <= 3
 
 

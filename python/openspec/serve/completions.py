@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from openspec.serve.generation import Job, Prompt
 from openspec.serve.handling import (
     answer_size,
     json_response,
+    prompt_size,
     receive_request,
     stream_events,
 )
@@ -104,7 +106,13 @@ class _Answer:
             if not (is_first or delta.token_ids or delta.text or delta.finished):
                 continue
             started[processor.index] = True
-            chunk = self._completion([self._choice(processor, delta, with_prompt=is_first)])
+            # With the prompt's log-probabilities a first chunk is as long as the prompt.
+            prompt = self._job.prompt_of(processor.index)
+            size = prompt_size(self._job, prompt) if is_first else 0
+            choice = await self._context.text_pool.run(
+                size, partial(self._choice, processor, delta, with_prompt=is_first)
+            )
+            chunk = self._completion([choice])
             if continuous:
                 chunk.usage = parts.usage_of(self._job)
             elif include_usage:
@@ -113,7 +121,7 @@ class _Answer:
                 num_open -= 1
                 if num_open == 0 and not include_usage:
                     chunk.metrics = parts.metrics_of(self._context, self._job)
-            yield event(chunk)
+            yield await self._context.text_pool.run(size, partial(event, chunk))
         if include_usage:
             last = self._completion([])
             last.usage = parts.usage_of(self._job)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.serve.context import ServerContext
-from openspec.serve.generation import Job
+from openspec.serve.generation import Job, Prompt
 from openspec.serve.json_body import parse, read_body
 from openspec.serve.request_models import GenerationFields
 from openspec.serve.wire import encode
@@ -68,10 +68,13 @@ def answer_size(job: Job) -> int:
     size = sum(processor.num_output_tokens for processor in job.processors)
     if sampling.logprobs is not None:
         size *= 8 + 4 * sampling.logprobs
-    if sampling.prompt_logprobs is not None:
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
-        size += num_prompt_tokens * (8 + 4 * sampling.prompt_logprobs)
-    return size
+    return size + sum(prompt_size(job, prompt) for prompt in job.prompts)
+
+
+def prompt_size(job: Job, prompt: Prompt) -> int:
+    """How much of that is the log-probabilities of a prompt."""
+    num_logprobs = job.sampling.prompt_logprobs
+    return 0 if num_logprobs is None else len(prompt.token_ids) * (8 + 4 * num_logprobs)
 
 
 def json_response(value: object) -> Response:
