@@ -172,8 +172,8 @@ class Bench {
       matrix.out = allocate(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
                             static_cast<size_t>(matrix.num_outputs) * sizeof(float));
     }
-    draft_matrices_ = {{"fc_7680", 2560, 7680, kNone, false, DType::kBF16, kNumLayers},
-                       {"fc_12800", 2560, 12800, kNone, false, DType::kBF16, kNumLayers},
+    draft_matrices_ = {{"fc_7680", 2560, 7680, kNone, true, DType::kBF16, kNumLayers},
+                       {"fc_12800", 2560, 12800, kNone, true, DType::kBF16, kNumLayers},
                        {"qkv_5120", 6144, 5120, kNone, false, DType::kBF16, kNumLayers},
                        {"head_32k", 32000, 2560, kNone, false, DType::kF32, kNumLayers}};
     for (Matrix& matrix : draft_matrices_) {

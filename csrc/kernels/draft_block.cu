@@ -2,6 +2,7 @@
 
 #include "kernels/block_sum.cuh"
 #include "kernels/draft_block.h"
+#include "kernels/draft_rows.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/packs.cuh"
 #include "kernels/step_rows.h"
@@ -12,10 +13,9 @@ namespace {
 constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each sequence
 static_assert(kThreads == 1024, "as block_exclusive_sum has it");
 
-__device__ int64_t kv_slot_of(const TableView& table, int slot, int position, int page_size) {
-  const int64_t page =
-      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + position / page_size];
-  return page * page_size + position % page_size;
+/// Rows of a sequence's block.
+__device__ int num_block_rows(const BlockRowsParams& params, int num_drafts) {
+  return num_drafts > 0 ? num_drafts + params.first_draft_row : 0;
 }
 
 /// See common_depth in draft_block_cpu.cpp; every thread of the block calls it.
@@ -23,9 +23,8 @@ __device__ int common_depth(const BlockRowsParams& params, int num_wanted, int* 
   int low = 0, high = params.max_depth;
   while (low < high) {
     const int depth = (low + high + 1) / 2;
-    const int count = min(num_wanted, depth);
     int num_rows;
-    cuda::block_exclusive_sum(count > 0 ? count + params.first_draft_row : 0, warp_sums, &num_rows);
+    cuda::block_exclusive_sum(num_block_rows(params, min(num_wanted, depth)), warp_sums, &num_rows);
     if (num_rows <= params.out.num_rows) {
       low = depth;
     } else {
@@ -35,62 +34,80 @@ __device__ int common_depth(const BlockRowsParams& params, int num_wanted, int* 
   return low;
 }
 
+/// A sequence that gets a block.
+struct Block {
+  int slot, position, first_sample;
+};
+
+/// A thread for each sequence, then one for each row.
 __global__ void __launch_bounds__(kThreads) block_rows_kernel(BlockRowsParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   __shared__ int warp_sums[kThreads / 32];
+  __shared__ int begin_of[kThreads + 1];  // by span
+  __shared__ Block blocks[kThreads];
   const TableView& table = params.table;
   const DraftRows& out = params.out;
   const int i = threadIdx.x;
   const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
-  const int depth = common_depth(params, num_wanted, warp_sums);
-  int count = min(num_wanted, max(depth, 1));
-  int num_rows, num_spans, num_samples;
-  const int rows_before = cuda::block_exclusive_sum(count > 0 ? count + params.first_draft_row : 0,
-                                                    warp_sums, &num_rows);
-  if (rows_before + count + params.first_draft_row > out.num_rows) count = 0;
-  const int own_rows = count > 0 ? count + params.first_draft_row : 0;
-  const int first = cuda::block_exclusive_sum(own_rows, warp_sums, &num_rows);
+  const int slot = i < params.num_seqs ? params.seq[i] : 0;
+  const int position = table.num_tokens[slot] - 1;
+
+  int count = min(num_wanted, max(params.max_depth, 1));
+  int num_rows;
+  int first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+  if (num_rows > out.num_rows) {
+    count = min(num_wanted, max(common_depth(params, num_wanted, warp_sums), 1));
+    first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+    if (num_rows > out.num_rows) {  // not even blocks of one draft: the first ones
+      if (first + num_block_rows(params, count) > out.num_rows) count = 0;
+      first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+    }
+  }
+  int num_spans;
   const int span = cuda::block_exclusive_sum(count > 0 ? 1 : 0, warp_sums, &num_spans);
-  const int sample = cuda::block_exclusive_sum(count, warp_sums, &num_samples);
+  const int first_sample = first - span * params.first_draft_row;
+  const int num_samples = num_rows - num_spans * params.first_draft_row;
   if (i < params.num_seqs) {
     params.num_drafts[i] = count;
-    params.first_sample[i] = sample;
+    params.first_sample[i] = first_sample;
   }
   if (count > 0) {
-    const int slot = params.seq[i];
-    const int position = table.num_tokens[slot] - 1;
+    begin_of[span] = first;
+    blocks[span] = {slot, position, first_sample};
     out.span_begin[span] = first;
     out.span_kv_len[span] = position;
     out.span_seq[span] = slot;
-    for (int k = 0; k < own_rows; ++k) {
-      const int row = first + k;
-      out.row_token[row] =
-          k == 0 ? table.tokens[slot * table.tokens_stride + position] : params.mask_token;
-      out.row_position[row] = position + k;
-      out.row_span[row] = span;
-      out.source[row] = slot;
-      out.row_parent[row] = k == 0 ? -1 : row - 1;
-      out.row_kv_slot[row] = kv_slot_of(table, slot, position + k, params.page_size);
+  }
+  if (i == 0) begin_of[num_spans] = num_rows;
+  __syncthreads();
+
+  for (int row = i; row < num_rows; row += kThreads) {
+    int of = 0;
+    for (int width = kThreads / 2; width > 0; width /= 2) {
+      if (of + width < num_spans && begin_of[of + width] <= row) of += width;
     }
-    for (int d = 0; d < count; ++d) {
-      params.head_row[sample + d] = first + d + params.first_draft_row;
-      params.sample_row[sample + d] = first + d;
+    const Block block = blocks[of];
+    const int k = row - begin_of[of];
+    const int64_t kv_slot =
+        cuda::kv_slot_of(table, block.slot, block.position + k, params.page_size);
+    out.row_token[row] = k == 0 ? table.tokens[block.slot * table.tokens_stride + block.position]
+                                : params.mask_token;
+    out.row_position[row] = block.position + k;
+    out.row_span[row] = of;
+    out.source[row] = block.slot;
+    out.row_parent[row] = k == 0 ? -1 : row - 1;
+    out.row_kv_slot[row] = kv_slot;
+    if (row + params.first_draft_row < begin_of[of + 1]) {  // there is a draft for each but these
+      params.head_row[block.first_sample + k] = row + params.first_draft_row;
+      params.sample_row[block.first_sample + k] = row;
     }
   }
-  for (int s = num_spans + i; s < out.num_spans; s += kThreads) {
-    out.span_begin[s] = num_rows;
-    out.span_kv_len[s] = out.span_seq[s] = 0;
-  }
-  for (int row = num_rows + i; row < out.num_rows; row += kThreads) {
-    out.row_token[row] = out.row_position[row] = 0;
-    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
-    out.row_kv_slot[row] = -1;
-  }
+  cuda::pad_spans(out, num_rows, num_spans, i, kThreads);
+  cuda::pad_rows(out, num_rows, i, kThreads);
   for (int s = num_samples + i; s < params.num_samples; s += kThreads) {
     params.head_row[s] = params.sample_row[s] = -1;
   }
-  if (i == 0) out.span_begin[out.num_spans] = num_rows;
 }
 
 __global__ void __launch_bounds__(kThreads) store_blocks_kernel(StoreBlocksParams params) {

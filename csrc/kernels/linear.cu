@@ -77,13 +77,13 @@ Variant fixed_variant(int num_steps, bool is_wide) {
 Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   switch (num_tiles) {
     case 1:
-      return fixed_variant<1, 4, 6, 8, 16, 19, 20, 24, 25, 32, 34, 40, 60, 100>(num_steps, is_wide);
+      return fixed_variant<1, 4, 6, 8, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps, is_wide);
     case 2:
-      return fixed_variant<2, 4, 6, 8, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+      return fixed_variant<2, 4, 6, 8, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
     case 3:
-      return fixed_variant<3, 4, 6, 8, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<3, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
     case 4:
-      return fixed_variant<4, 4, 6, 8, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
   }
   return {};
 }

@@ -84,7 +84,7 @@ inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
 inline constexpr int kLinearChains = 8;  // chains of a split
 inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 
-/// Parts that a matrix of this shape is split into where its sums may stay apart (o and down): a
+/// Parts that a matrix of this shape is split into where its sums may stay apart (o, down, fc): a
 /// function of the shape alone, since it decides the order of summation.
 int linear_num_splits_cuda(int num_outputs, int num_inputs);
 

@@ -32,6 +32,15 @@ __device__ __forceinline__ void add(FloatPack<kColumns>& sum, const FloatPack<kC
   for (int c = 0; c < kColumns; ++c) sum.x[c] += term.x[c];
 }
 
+/// What leaves every number as it is that is added to it, zeros of both signs included.
+template <int kColumns>
+__device__ __forceinline__ Bf16Pack<kColumns> negative_zeros() {
+  FloatPack<kColumns> zeros;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) zeros.x[c] = -0.0f;
+  return cuda::to_bf16(zeros);
+}
+
 /// The block's sum, known to every thread: lanes by halves, then warps in order.
 template <int kMaxWarps>
 __device__ __forceinline__ float block_sum(float sum) {
@@ -77,7 +86,7 @@ __device__ __forceinline__ FloatPack<kColumns> sum_partials(const float* first, 
   return sum;
 }
 
-template <int kColumns, int kDelta>
+template <int kColumns, int kDelta, bool kStarts>
 __global__ void __maxnreg__(max_registers(kColumns))
     rms_norm_kernel(RmsNormParams params, float inverse_width) {
   cuda::allow_next_kernel();
@@ -92,7 +101,8 @@ __global__ void __maxnreg__(max_registers(kColumns))
 
   const int64_t at = static_cast<int64_t>(blockIdx.x) * width + column;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
-  Bf16Pack<kColumns> bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
+  Bf16Pack<kColumns> bits = negative_zeros<kColumns>();
+  if constexpr (!kStarts) bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
   if constexpr (kDelta != kNoDelta) {
     FloatPack<kColumns> delta;
     if constexpr (kDelta == kRowDelta) {
@@ -128,14 +138,20 @@ __global__ void __maxnreg__(max_registers(kColumns))
   if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x));
 }
 
+template <int kColumns, bool kStarts>
+auto kernel_with_delta(const RmsNormParams& params) {
+  if (params.delta != nullptr) return rms_norm_kernel<kColumns, kRowDelta, kStarts>;
+  if (params.num_partials % 4 == 0) return rms_norm_kernel<kColumns, 4, kStarts>;
+  if (params.num_partials % 2 == 0) return rms_norm_kernel<kColumns, 2, kStarts>;
+  return rms_norm_kernel<kColumns, 1, kStarts>;
+}
+
 template <int kColumns>
 int launch_rms_norm(const RmsNormParams& params, void* stream) {
-  auto* kernel = rms_norm_kernel<kColumns, kNoDelta>;
-  if (params.delta != nullptr) kernel = rms_norm_kernel<kColumns, kRowDelta>;
-  if (params.delta_partials != nullptr) {
-    kernel = params.num_partials % 4 == 0   ? rms_norm_kernel<kColumns, 4>
-             : params.num_partials % 2 == 0 ? rms_norm_kernel<kColumns, 2>
-                                            : rms_norm_kernel<kColumns, 1>;
+  auto* kernel = rms_norm_kernel<kColumns, kNoDelta, false>;
+  if (params.delta != nullptr || params.delta_partials != nullptr) {
+    kernel = params.starts_residual ? kernel_with_delta<kColumns, true>(params)
+                                    : kernel_with_delta<kColumns, false>(params);
   }
   const int num_warps = (params.width + kColumns * 32 - 1) / (kColumns * 32);
   return cuda::launch(kernel, params.num_rows, num_warps * 32, 0, stream, params,
@@ -150,7 +166,9 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   const bool has_both = params.delta != nullptr && params.delta_partials != nullptr;
   if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
       params.width > kMaxWidth || has_both || params.out_stride < params.width ||
-      params.out_stride % 8 != 0 || (params.delta_partials != nullptr && params.num_partials < 1) ||
+      params.out_stride % 8 != 0 ||
+      (params.starts_residual && params.delta == nullptr && params.delta_partials == nullptr) ||
+      (params.delta_partials != nullptr && params.num_partials < 1) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
                          params.out)) {
     return cudaErrorInvalidValue;

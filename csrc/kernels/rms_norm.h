@@ -4,8 +4,8 @@
 
 namespace openspec {
 
-/// residual += delta (where delta is given); out = residual * rsqrt(mean(residual^2) + eps) *
-/// weight.
+/// residual += delta (where delta is given), or = delta; out = residual * rsqrt(mean(residual^2) +
+/// eps) * weight.
 ///
 /// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
 /// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
@@ -15,6 +15,7 @@ struct RmsNormParams {
   const void* delta = nullptr;  // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
   int num_partials = 0;
+  bool starts_residual = false;   // residual = delta: what it was is not read
   const float* weight = nullptr;  // [width]
   void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
   // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at

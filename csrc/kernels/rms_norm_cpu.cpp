@@ -21,13 +21,16 @@ int64_t out_stride(const RmsNormParams& params) {
 
 void norm_row_f32(const RmsNormParams& params, int64_t row) {
   const int64_t width = params.width;
+  const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
   float* residual = static_cast<float*>(params.residual) + row * width;
   float* out = static_cast<float*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const float* delta = static_cast<const float*>(params.delta) + row * width;
-    for (int64_t i = 0; i < width; ++i) residual[i] += delta[i];
+    for (int64_t i = 0; i < width; ++i) residual[i] = start(residual[i]) + delta[i];
   } else if (params.delta_partials != nullptr) {
-    for (int64_t i = 0; i < width; ++i) residual[i] += sum_partials(params, row * width + i);
+    for (int64_t i = 0; i < width; ++i) {
+      residual[i] = start(residual[i]) + sum_partials(params, row * width + i);
+    }
   }
   const float scale = inverse_rms(residual, width, params.eps);
   for (int64_t i = 0; i < width; ++i) out[i] = residual[i] * scale * params.weight[i];
@@ -36,17 +39,18 @@ void norm_row_f32(const RmsNormParams& params, int64_t row) {
 void norm_row_bf16(const RmsNormParams& params, int64_t row) {
   constexpr int64_t kBlock = 512;
   const int64_t width = params.width;
+  const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * width;
   uint16_t* out = static_cast<uint16_t*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
     for (int64_t i = 0; i < width; ++i) {
-      residual[i] = float_to_bf16(bf16_to_float(residual[i]) + bf16_to_float(delta[i]));
+      residual[i] = float_to_bf16(start(bf16_to_float(residual[i])) + bf16_to_float(delta[i]));
     }
   } else if (params.delta_partials != nullptr) {
     for (int64_t i = 0; i < width; ++i) {
       const float delta = round_to_bf16(sum_partials(params, row * width + i));
-      residual[i] = float_to_bf16(bf16_to_float(residual[i]) + delta);
+      residual[i] = float_to_bf16(start(bf16_to_float(residual[i])) + delta);
     }
   }
   SquareSum sum;

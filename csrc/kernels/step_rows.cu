@@ -33,10 +33,14 @@ __device__ unsigned block_max(unsigned value, int* warp_values) {
 __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  const StepHeader header = *params.input.header;
+  const StepHeader& header = params.header;
   const DeviceTable& table = params.table;
+  const int s = threadIdx.x;
+  // A look at the host's memory takes a microsecond or two: all of them at once.
+  StepSpan span;
+  if (s < header.num_spans) span = params.host_spans[s];
   for (int i = threadIdx.x; i < header.num_slot_updates; i += kThreads) {
-    const SlotUpdate update = params.input.slot_updates[i];
+    const SlotUpdate update = params.slot_updates[i];
     table.num_tokens[update.slot] = update.num_tokens;
     table.kv_len[update.slot] = update.kv_len;
     table.prompt_len[update.slot] = update.prompt_len;
@@ -45,25 +49,24 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
     if (table.kept_begin != nullptr) table.kept_begin[update.slot] = update.kv_len;
   }
   for (int i = threadIdx.x; i < header.num_page_updates; i += kThreads) {
-    const PageUpdate update = params.input.page_updates[i];
+    const PageUpdate update = params.page_updates[i];
     table.pages[static_cast<int64_t>(update.slot) * table.max_pages_per_seq + update.index] =
         update.page;
   }
+  if (s == 0) *params.out_header = header;
+  if (s < header.num_spans) params.spans[s] = span;
   __syncthreads();
-  const int s = threadIdx.x;
   if (s >= params.max_spans) return;
-  int slot = 0, num_wanted = 0;
+  int num_wanted = 0;
   if (s < header.num_spans) {
-    const StepSpan span = params.input.spans[s];
-    slot = span.slot;
-    const int num_tokens = table.num_tokens[slot];
-    const bool is_sampled =
-        table.is_active[slot] != 0 && table.kv_len[slot] + span.num_new_tokens == num_tokens;
+    const int num_tokens = table.num_tokens[span.slot];
+    const bool is_sampled = table.is_active[span.slot] != 0 &&
+                            table.kv_len[span.slot] + span.num_new_tokens == num_tokens;
     // The token chosen after the last draft must still fit.
-    const int room = table.max_num_tokens[slot] - num_tokens - 1;
+    const int room = table.max_num_tokens[span.slot] - num_tokens - 1;
     if (is_sampled) num_wanted = max(0, min(span.max_drafts, room));
   }
-  params.seq[s] = slot;
+  params.seq[s] = span.slot;
   params.num_wanted[s] = num_wanted;
 }
 
@@ -101,22 +104,42 @@ struct Survivals {
   }
 };
 
-/// The share of one span in `room` rows for drafts; every thread of the block calls it.
-__device__ int grant(const Survivals& survivals, int offered, int room, int* shared) {
-  if (block_sum(offered, shared) <= room) return offered;
-  // The lowest bound that no more than `room` drafts reach.
-  unsigned low = 0, high = Survivals::kInfinity + 1;
-  while (low < high) {
-    const unsigned middle = low + (high - low) / 2;
-    if (block_sum(survivals.count(offered, middle), shared) <= room) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
+/// What spans may have rows for.
+struct Offers {
+  int count[kMaxStepSpans];
+  float acceptance[kMaxStepSpans];
+  const float* scores;  // [spans, max_drafts] or null
+  int max_drafts;
+
+  __device__ Survivals survivals(int span) const {
+    const int64_t first = static_cast<int64_t>(span) * max_drafts;
+    return {acceptance[span], scores != nullptr ? scores + first : nullptr};
   }
-  int granted = survivals.count(offered, high);
-  // What is left goes to the best of those below the bound, which are equal, in rounds of one draft
-  // each: where acceptance is 0 or 1, all drafts of a span are equal.
+};
+
+/// The share of the thread's span in `room` rows for drafts; every thread of the block calls it.
+/// `offers`, in shared memory, is the same for all.
+__device__ int grant(const Offers& offers, int num_spans, int room, int* shared) {
+  const int offered = offers.count[threadIdx.x];
+  if (block_sum(offered, shared) <= room) return offered;
+  // The highest bound that more drafts reach than there is room for: five bits at a time, each warp
+  // tries one value of these.
+  unsigned bound = 0;
+#pragma unroll 1
+  for (int shift = 26;; shift = max(shift - 5, 0)) {
+    const unsigned tried = bound + (threadIdx.x / 32 << shift);
+    int count = 0;
+    for (int span = threadIdx.x % 32; span < num_spans; span += 32) {
+      count += offers.survivals(span).count(offers.count[span], tried);
+    }
+    const bool exceeds = __reduce_add_sync(kAllLanes, count) > room;
+    bound += (__syncthreads_count(exceeds) / 32 - 1) << shift;
+    if (shift == 0) break;
+  }
+  const Survivals survivals = offers.survivals(threadIdx.x);
+  int granted = survivals.count(offered, bound + 1);
+  // What is left goes to the best of the others, which are equal, in rounds of one draft each:
+  // where acceptance is 0 or 1, all drafts of a span are equal.
   for (int left = room - block_sum(granted, shared); left > 0;) {
     const unsigned next = granted < offered ? survivals.of(granted) + 1 : 0;
     const unsigned best = block_max(next, shared);
@@ -129,25 +152,16 @@ __device__ int grant(const Survivals& survivals, int offered, int room, int* sha
   return granted;
 }
 
-/// How many leading drafts of a span can have rows.
-__device__ int count_usable(const LayoutRowsParams& params, int span) {
-  const int64_t first = static_cast<int64_t>(span) * params.max_drafts;
-  const int most = min(params.num_drafts[span], params.num_wanted[span]);
-  float last_score = 0.0f;
-  for (int i = 0; i < most; ++i) {
-    const int32_t token = params.drafts[first + i];
-    if (token < 0 || token >= params.vocab_size) return i;
-    if (params.parents != nullptr) {
-      const int32_t above = params.parents[first + i];
-      if (above < -1 || above >= i) return i;
-    }
-    if (params.scores != nullptr) {
-      const float score = params.scores[first + i];
-      if (!(score <= last_score)) return i;
-      last_score = score;
-    }
+/// Whether draft i of a span, whose drafts begin at `first`, ends those that can have rows.
+__device__ bool is_unusable(const LayoutRowsParams& params, int64_t first, int i) {
+  const int32_t token = params.drafts[first + i];
+  if (token < 0 || token >= params.vocab_size) return true;
+  if (params.parents != nullptr) {
+    const int32_t above = params.parents[first + i];
+    if (above < -1 || above >= i) return true;
   }
-  return max(most, 0);
+  if (params.scores == nullptr) return false;
+  return !(params.scores[first + i] <= (i > 0 ? params.scores[first + i - 1] : 0.0f));
 }
 
 struct SpanRows {
@@ -158,20 +172,31 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   __shared__ int warp_values[kWarps];
-  __shared__ int begin_of[kMaxStepSpans + 1];
+  __shared__ int begin_of[kMaxStepSpans];
   __shared__ SpanRows rows_of[kMaxStepSpans];
+  __shared__ Offers offers;
   const StepHeader header = *params.input.header;
   const DeviceTable& table = params.table;
   const int s = threadIdx.x;
+  offers.count[s] =
+      s < params.max_spans ? max(min(params.num_drafts[s], params.num_wanted[s]), 0) : 0;
+  if (__syncthreads_or(offers.count[s] > 0)) {
+    for (int i = threadIdx.x; i < params.max_spans * params.max_drafts; i += kThreads) {
+      const int of = i / params.max_drafts, draft = i % params.max_drafts;
+      if (draft < offers.count[of] && is_unusable(params, i - draft, draft)) {
+        atomicMin(&offers.count[of], draft);
+      }
+    }
+    __syncthreads();
+  }
 
   SpanRows span = {0, 0, 0, 0, 0, -1};
   bool is_sampled = false;
-  int offered = 0;
-  float acceptance = 0.0f;
+  offers.acceptance[s] = 0.0f;
   if (s < header.num_spans) {
     const StepSpan wanted = params.input.spans[s];
     span.slot = wanted.slot;
-    acceptance = fminf(fmaxf(wanted.acceptance, 0.0f), 1.0f);
+    offers.acceptance[s] = fminf(fmaxf(wanted.acceptance, 0.0f), 1.0f);
     const int num_tokens = table.num_tokens[span.slot];
     span.kv_len = table.kv_len[span.slot];
     if (table.is_active[span.slot] != 0 && span.kv_len + wanted.num_new_tokens <= num_tokens) {
@@ -182,13 +207,15 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
         span.num_scored = max(0, end - span.kv_len);
       }
     }
-    if (is_sampled) offered = count_usable(params, s);
   }
+  if (!is_sampled) offers.count[s] = 0;
+  if (s == 0) {
+    offers.scores = params.scores;
+    offers.max_drafts = params.max_drafts;
+  }
+  const int offered = offers.count[s];
   const int room = min(header.row_budget, params.num_rows) - block_sum(span.num_new, warp_values);
-  const int64_t first_draft = static_cast<int64_t>(s) * params.max_drafts;
-  const Survivals survivals{acceptance,
-                            params.scores != nullptr ? params.scores + first_draft : nullptr};
-  const int granted = grant(survivals, offered, max(room, 0), warp_values);
+  const int granted = grant(offers, header.num_spans, max(room, 0), warp_values);
   int num_rows, num_samples;
   const int row_begin = cuda::block_exclusive_sum(span.num_new + granted, warp_values, &num_rows);
   const int of_samples = span.num_scored + (is_sampled ? 1 + granted : 0);
@@ -196,7 +223,6 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   if (is_sampled) span.first_choice = span.sample_begin + span.num_scored;
   begin_of[s] = row_begin;
   rows_of[s] = span;
-  if (s == 0) begin_of[kMaxStepSpans] = num_rows;
   if (s < params.max_spans) {
     params.span_begin[s] = row_begin;
     params.span_kv_len[s] = span.kv_len;
@@ -217,7 +243,7 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
     int64_t kv_slot = -1;
     if (row < num_rows) {
       // The last span that begins at or before the row: behind empty ones.
-      int low = 0, high = kMaxStepSpans;
+      int low = 0, high = header.num_spans;
       while (low < high) {
         const int middle = (low + high) / 2;
         if (begin_of[middle] <= row) {
@@ -231,6 +257,8 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
       const int i = row - begin_of[index];
       const int32_t* history = table.tokens + of.slot * table.tokens_stride;
       const int kv_index = of.kv_len + i;
+      const int32_t page = table.pages[static_cast<int64_t>(of.slot) * table.max_pages_per_seq +
+                                       kv_index / params.page_size];
       position = kv_index;
       parent = i == 0 ? -1 : row - 1;
       if (i < of.num_new) {
@@ -247,8 +275,6 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
           for (; above >= 0; above = params.parents[first + above]) ++position;
         }
       }
-      const int32_t page = table.pages[static_cast<int64_t>(of.slot) * table.max_pages_per_seq +
-                                       kv_index / params.page_size];
       kv_slot = static_cast<int64_t>(page) * params.page_size + kv_index % params.page_size;
       if (i < of.num_scored) {
         params.sample_row[of.sample_begin + i] = row;

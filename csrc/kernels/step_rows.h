@@ -48,24 +48,30 @@ struct StepHeader {
   int32_t ring_index = 0;  // where the outcome goes
 };
 
-/// A step's input in device memory, which the host fills by one copy before each launch.
+/// What the ops of a step read of it, in device memory.
 struct StepInput {
   const StepHeader* header = nullptr;
   const StepSpan* spans = nullptr;  // [max_spans]
-  const SlotUpdate* slot_updates = nullptr;
-  const PageUpdate* page_updates = nullptr;
 };
 
 inline constexpr int kMaxStepSpans = 1024;  // sequences of a step
 
-/// Applies the updates, then says how many drafts each span may have.
+/// Takes a step's input from where the host wrote it, applies the updates and says how many drafts
+/// each span may have. Launched anew for each step, for where its input lies is an argument; what
+/// it leaves is found by recorded ops.
 struct BeginStepParams {
-  StepInput input;
+  StepHeader header;
+  // In pinned host memory, read as it lies there.
+  const StepSpan* host_spans = nullptr;      // [header.num_spans]
+  const SlotUpdate* slot_updates = nullptr;  // [header.num_slot_updates]
+  const PageUpdate* page_updates = nullptr;  // [header.num_page_updates]
   DeviceTable table;
-  int32_t* seq = nullptr;         // out [max_spans] slot of each span; 0 behind the last one
-  int32_t* num_wanted = nullptr;  // out [max_spans] drafts that can still be used; 0 for a span
-                                  // that ends before the last known token, or is finished
   int max_spans = 0;
+  StepHeader* out_header = nullptr;  // for the step's StepInput
+  StepSpan* spans = nullptr;         // out [header.num_spans], likewise
+  int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 behind the last one
+  int32_t* num_wanted = nullptr;     // out [max_spans] drafts that can still be used; 0 for a span
+                                     // that ends before the last known token, or is finished
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 

@@ -117,8 +117,10 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
       take(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(g.head_dim) * sizeof(float));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
-    const int num_splits = std::max(linear_num_splits_cuda(g.hidden_size, g.q_width()),
-                                    linear_num_splits_cuda(g.hidden_size, g.intermediate_size));
+    int num_splits = 1;
+    for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
+      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
+    }
     at.linear = take(kLinearWorkspaceBytesCuda);
     at.partials = take(static_cast<size_t>(num_splits) *
                        static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
@@ -153,6 +155,23 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
                      .dtype = dtype_,
                      .out_dtype = out_dtype,
                      .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
+}
+
+Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
+                            int num_rows) {
+  const bool is_apart = weight.num_splits > 1 && num_rows <= kMaxPartialRows;
+  void* out = buffer_.at(at_.delta);
+  auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
+  ops::linear(exec, {.weight = weight,
+                     .x = x,
+                     .out = out,
+                     .num_rows = num_rows,
+                     .dtype = dtype_,
+                     .out_dtype = dtype_,
+                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
+                     .partials = partials});
+  if (is_apart) return {.partials = partials, .num_partials = weight.num_splits};
+  return {.rows = out};
 }
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
@@ -191,18 +210,13 @@ void DecoderPass::plan() {
   is_planned_ = true;
 }
 
-bool DecoderPass::is_split(const PackedLinear& weight) const {
-  return weight.num_splits > 1 && attention_.rows.num_rows <= kMaxPartialRows;
-}
-
 void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
   const LayerGeometry& g = scratch_.geometry_;
-  const bool has_partials = due_ != nullptr && is_split(*due_);
-  const bool has_delta = due_ != nullptr && !has_partials;
   ops::rms_norm(exec_, {.residual = residual,
-                        .delta = has_delta ? at(scratch_.at_.delta) : nullptr,
-                        .delta_partials = has_partials ? at<float>(scratch_.at_.partials) : nullptr,
-                        .num_partials = has_partials ? due_->num_splits : 0,
+                        .delta = due_.rows,
+                        .delta_partials = due_.partials,
+                        .num_partials = due_.num_partials,
+                        .starts_residual = starts_,
                         .weight = weight,
                         .out = out,
                         .out_stride = out_stride,
@@ -210,7 +224,13 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
                         .width = g.hidden_size,
                         .eps = g.rms_norm_eps,
                         .dtype = scratch_.dtype_});
-  due_ = nullptr;
+  due_ = {};
+  starts_ = false;
+}
+
+void DecoderPass::project(const PackedLinear& weight, const void* x) {
+  due_ = scratch_.delta(exec_, weight, x, attention_.rows.num_rows);
+  starts_ = true;
 }
 
 void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
@@ -234,25 +254,13 @@ void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayer
   append(layer, x, kv);
   plan();
   ops::span_attention(exec_, attention_);
-  linear_due(layer.o, at(scratch_.at_.attended));
+  due_ = scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows);
 }
 
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
   void* activated = at(scratch_.at_.activated);
   scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows, scratch_.dtype_);
-  linear_due(layer.down, activated);
-}
-
-void DecoderPass::linear_due(const PackedLinear& weight, const void* x) {
-  ops::linear(exec_, {.weight = weight,
-                      .x = x,
-                      .out = at(scratch_.at_.delta),
-                      .num_rows = attention_.rows.num_rows,
-                      .dtype = scratch_.dtype_,
-                      .out_dtype = scratch_.dtype_,
-                      .workspace = at<float>(scratch_.at_.linear),
-                      .partials = is_split(weight) ? at<float>(scratch_.at_.partials) : nullptr});
-  due_ = &weight;
+  due_ = scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows);
 }
 
 }  // namespace openspec

@@ -41,7 +41,7 @@ struct ForwardLimits {
   int max_spans = 1;
   int max_logits_rows = 1;  // at a time
   int max_tokens = 1;       // of one sequence, drafts included
-  int max_inputs = 0;       // of a linear beside those of the layers
+  int max_inputs = 0;       // of a linear to hidden_size beside those of the layers
 };
 
 struct DecoderLayer {
@@ -57,6 +57,14 @@ size_t decoder_layer_bytes(const LayerGeometry& geometry, Device device);
 /// Throws ArgumentError if the device's kernels do not cover the geometry.
 void check_geometry(const LayerGeometry& geometry, DType dtype, Device device);
 
+/// A linear's output on its way to the norm that adds it to a residual stream: [num_rows,
+/// hidden_size], or the sums of the weight's splits apart.
+struct Delta {
+  const void* rows = nullptr;
+  const float* partials = nullptr;
+  int num_partials = 0;
+};
+
 /// Memory of passes through layers of one geometry.
 class DecoderScratch {
  public:
@@ -68,6 +76,8 @@ class DecoderScratch {
   /// out [num_rows, outputs] = x W^T; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
               int num_rows, DType out_dtype);
+  /// The same for the next norm, hidden_size outputs wide; there until the next one.
+  Delta delta(const ExecContext& exec, const PackedLinear& weight, const void* x, int num_rows);
 
  private:
   friend class DecoderPass;
@@ -98,6 +108,8 @@ class DecoderPass {
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
+  /// The residual stream of the next `norm` begins as x W^T, whatever it was.
+  void project(const PackedLinear& weight, const void* x);
   /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
   void append(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// The same, then attention.
@@ -107,8 +119,6 @@ class DecoderPass {
 
  private:
   void plan();
-  void linear_due(const PackedLinear& weight, const void* x);
-  bool is_split(const PackedLinear& weight) const;
   template <typename T = std::byte>
   T* at(size_t offset) {
     return reinterpret_cast<T*>(scratch_.buffer_.at(offset));
@@ -118,7 +128,8 @@ class DecoderPass {
   DecoderScratch& scratch_;
   SpanAttentionParams attention_;
   bool is_planned_ = false;
-  const PackedLinear* due_ = nullptr;  // whose output waits for `norm`
+  Delta due_;            // waits for `norm`
+  bool starts_ = false;  // what is due is the stream itself
 };
 
 }  // namespace openspec

@@ -46,7 +46,7 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
   const DFlashConfig& c = config_;
   const LayerGeometry layer = c.layer();
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
-                            LinearEpilogue::kNone);
+                            LinearEpilogue::kNone, /*may_split=*/true);
   hidden_norm_ = weights_.add_norm("hidden_norm.weight", c.hidden_size);
   std::vector<std::string> context;
   for (int i = 0; i < c.num_layers; ++i) {
@@ -132,8 +132,12 @@ void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* f
   void* context = scratch_.at(at_.normed);
   void* projected = scratch_.at(at_.kv);
   auto* cos_sin = reinterpret_cast<float*>(scratch_.at(at_.cos_sin));
-  pass_scratch_.linear(exec, fc_, features, scratch_.at(at_.residual), rows.num_rows, dtype_);
+  const Delta fused = pass_scratch_.delta(exec, fc_, features, rows.num_rows);
   ops::rms_norm(exec, {.residual = scratch_.at(at_.residual),
+                       .delta = fused.rows,
+                       .delta_partials = fused.partials,
+                       .num_partials = fused.num_partials,
+                       .starts_residual = true,
                        .weight = hidden_norm_,
                        .out = context,
                        .num_rows = rows.num_rows,

@@ -30,7 +30,7 @@ Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const For
       pass_scratch_(config_.layer(), dtype_, device, pass_limits(config_, limits), num_threads) {
   const Eagle3Config& c = config_;
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
-                            LinearEpilogue::kNone);
+                            LinearEpilogue::kNone, /*may_split=*/true);
   layer_ = add_decoder_layer(weights_, c.layer(), kPrefix);
   hidden_norm_ = weights_.add_norm(std::string(kPrefix) + "hidden_norm.weight", c.hidden_size);
   final_norm_ = weights_.add_norm("norm.weight", c.hidden_size);
@@ -85,13 +85,9 @@ size_t Eagle3::scratch_bytes(const Eagle3Config& config, DType dtype, Device dev
                                num_threads);
 }
 
-void Eagle3::project(const ExecContext& exec, const void* features, int num_rows, void* hidden) {
-  pass_scratch_.linear(exec, fc_, features, hidden, num_rows, dtype_);
-}
-
 DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                                const PageTableView& page_table, const KvLayerView& kv,
-                               const void* embedding, void* hidden) {
+                               const void* embedding, const void* captured, void* hidden) {
   const Eagle3Config& c = config_;
   void* embedded = scratch_.at(at_.embedded);
   std::byte* attention_in = scratch_.at(at_.attention_in);
@@ -105,21 +101,24 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                         .dtype = dtype_});
   DecoderPass pass(exec, pass_scratch_, rows, page_table, kv, inv_freq_.floats(), 1.0f,
                    kFirstToken);
-  pass.norm(embedded, layer_.input_norm, attention_in, stride);
+  if (captured != nullptr) pass.project(fc_, captured);
   pass.norm(hidden, hidden_norm_, attention_in + row_bytes(), stride);
+  pass.norm(embedded, layer_.input_norm, attention_in, stride);
   return pass;
 }
 
 void Eagle3::append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-                    const KvLayerView& kv, const void* embedding, void* hidden) {
-  begin_pass(exec, rows, page_table, kv, embedding, hidden)
+                    const KvLayerView& kv, const void* embedding, const void* captured,
+                    void* hidden) {
+  begin_pass(exec, rows, page_table, kv, embedding, captured, hidden)
       .append(layer_, scratch_.at(at_.attention_in), kv);
 }
 
 void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
                      const KvLayerView& kv, const void* embedding, void* hidden) {
   void* normed = scratch_.at(at_.normed);
-  DecoderPass pass = begin_pass(exec, rows, page_table, kv, embedding, hidden);
+  DecoderPass pass =
+      begin_pass(exec, rows, page_table, kv, embedding, /*captured=*/nullptr, hidden);
   void* residual = hidden;
   if (config_.norm_before_residual) {
     residual = scratch_.at(at_.residual);

@@ -35,12 +35,11 @@ class Eagle3 {
   const Eagle3Config& config() const { return config_; }
   Weights& weights() { return weights_; }
 
-  /// hidden [num_rows, hidden_size] = fc(features [num_rows, num_captures * hidden_size]); what a
-  /// row passes on to rows behind it is then its entry alone, which needs no more than `append`.
-  void project(const ExecContext& exec, const void* features, int num_rows, void* hidden);
-  /// The rows' entries, of their features `hidden` [num_rows, hidden_size], which stay as they are.
+  /// The entries of rows of the target: hidden [num_rows, hidden_size] = fc(captured [num_rows,
+  /// num_captures * hidden_size]) are the rows' features. What a row passes on to rows behind it is
+  /// its entry alone, so no more of a pass is needed.
   void append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-              const KvLayerView& kv, const void* embedding, void* hidden);
+              const KvLayerView& kv, const void* embedding, const void* captured, void* hidden);
   /// One pass; `hidden` [num_rows, hidden_size] holds the features before and the outputs after it.
   /// `embedding` [vocab_size, hidden_size] bf16 is the target's.
   void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
@@ -61,10 +60,10 @@ class Eagle3 {
   struct Scratch {
     size_t embedded, attention_in, residual, normed, total;
   };
-  /// A pass with the layer's inputs in place.
+  /// A pass with the layer's inputs in place, from `hidden` or from `captured`, which become it.
   DecoderPass begin_pass(const ExecContext& exec, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const void* embedding, void* hidden);
+                         const void* embedding, const void* captured, void* hidden);
   int64_t row_bytes() const {
     return int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
   }

@@ -266,7 +266,6 @@ void DeviceStep::launch(StepLease& lease) {
                              .num_page_updates = static_cast<int32_t>(page_updates.size()),
                              .row_budget = shape.num_rows,
                              .ring_index = lease.ring_index};
-  std::memcpy(input + input_.header, &header, sizeof header);
   auto* spans = reinterpret_cast<StepSpan*>(input + input_.spans);
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
@@ -283,14 +282,19 @@ void DeviceStep::launch(StepLease& lease) {
                  " page updates, more than its input holds");
   std::memcpy(input + input_.slot_updates, slot_updates_.data(), slot_bytes);
   std::memcpy(input + input_.page_updates, page_updates.data(), page_bytes);
-  start(lease.ring_index, shape, num_samples);
+  start(lease.ring_index, header, shape, num_samples);
   slot_updates_.clear();
 }
 
-void DeviceStep::start(int ring_index, const Shape& shape, int num_samples) {
+void DeviceStep::start(int ring_index, const StepHeader& header, const Shape& shape,
+                       int num_samples) {
   begun_[index(ring_index)].record(stream_.handle());
-  device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(ring_index), input_.total,
-                         stream_.handle());
+  if (num_steps_ahead() == 0) {  // the host's proposals
+    const size_t first = input_.num_drafts;
+    device::copy_to_device(at<std::byte>(scratch_at_.input + first), input_at(ring_index) + first,
+                           input_.total - first, stream_.handle());
+  }
+  begin(ring_index, header, shape.num_spans);
   const auto graph = graphs_.find(shape);
   if (graph != graphs_.end()) {
     graph->second.launch(stream_.handle());
@@ -427,7 +431,6 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
                              .num_page_updates = 0,
                              .row_budget = kind.num_rows};
   std::byte* input = input_at(0);
-  std::memcpy(input + input_.header, &header, sizeof header);
   auto* spans = reinterpret_cast<StepSpan*>(input + input_.spans);
   auto* updates = reinterpret_cast<SlotUpdate*>(input + input_.slot_updates);
   const int context = table.num_tokens(slots[0]);
@@ -462,7 +465,7 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
     shape = graph->first;
     break;
   }
-  start(0, shape, kind.proposes ? kind.num_rows : std::min(kind.num_seqs, kind.num_rows));
+  start(0, header, shape, kind.proposes ? kind.num_rows : std::min(kind.num_seqs, kind.num_rows));
   done_[0].wait();
   return done_[0].seconds_since(begun_[0]);
 }

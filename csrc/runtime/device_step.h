@@ -12,9 +12,10 @@
 
 namespace openspec {
 
-/// The step on CUDA: one copy in, one graph launch, and an outcome that the device writes into a
-/// ring in pinned memory. The device holds the sequence table that counts; the host's own is what
-/// it has heard of so far, so the next step can be launched before this one is known.
+/// The step on CUDA: a kernel that takes the input from pinned memory, one graph launch, and an
+/// outcome that the device writes into a ring there. The device holds the sequence table that
+/// counts; the host's own is what it has heard of so far, so the next step can be launched before
+/// this one is known.
 ///
 /// A graph is recorded for each number of rows in kGraphRows, where it matters for several numbers
 /// of sequences; a step takes the next larger one, its surplus rows are padding. Larger steps
@@ -82,7 +83,7 @@ class DeviceStep final : public StepBackend {
 
   // The step, by stages, on the device's stream.
   void enqueue(const Shape& shape, int num_samples);
-  void begin(int num_spans);
+  void begin(int ring_index, const StepHeader& header, int num_spans);
   void propose(const RowBatch& rows);
   void lay_out(const Shape& shape, int num_samples);
   void score(const RowBatch& rows);
@@ -122,8 +123,8 @@ class DeviceStep final : public StepBackend {
   KeptRows kept_rows();
   /// The drafter learns from all rows that wait. The ring's entry holds the list of slots.
   void learn_kept(int ring_index);
-  /// Copies the input of the ring's entry and starts the step.
-  void start(int ring_index, const Shape& shape, int num_samples);
+  /// Starts the step whose input is the header and the ring's entry.
+  void start(int ring_index, const StepHeader& header, const Shape& shape, int num_samples);
   SpanResult result_of(const StepLease& lease, size_t span) const;
   void upload_params(int slot);
   static size_t index(int i) { return static_cast<size_t>(i); }

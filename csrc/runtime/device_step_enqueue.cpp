@@ -25,7 +25,6 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .span_seq = at<int32_t>(s.span_seq),
                          .may_have_trees = shape.has_trees,
                          .expected_kv_len = shape.is_general ? 0 : kShortKvLen};
-  begin(num_spans);
   if (shape.proposes) propose(rows);
   lay_out(shape, num_samples);
   score(rows);
@@ -44,9 +43,7 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
 StepInput DeviceStep::input() {
   const auto* block = at<std::byte>(scratch_at_.input);
   return {.header = reinterpret_cast<const StepHeader*>(block + input_.header),
-          .spans = reinterpret_cast<const StepSpan*>(block + input_.spans),
-          .slot_updates = reinterpret_cast<const SlotUpdate*>(block + input_.slot_updates),
-          .page_updates = reinterpret_cast<const PageUpdate*>(block + input_.page_updates)};
+          .spans = reinterpret_cast<const StepSpan*>(block + input_.spans)};
 }
 
 DeviceStep::Proposals DeviceStep::proposals(bool has_trees, int num_spans) {
@@ -82,15 +79,24 @@ TableView DeviceStep::table_view() const {
           .max_num_seqs = context_.config.max_num_seqs};
 }
 
-void DeviceStep::begin(int num_spans) {
+void DeviceStep::begin(int ring_index, const StepHeader& header, int num_spans) {
   const Scratch& s = scratch_at_;
-  device::check(begin_step_cuda({.input = input(),
-                                 .table = table_,
-                                 .seq = at<int32_t>(s.seq),
-                                 .num_wanted = at<int32_t>(s.num_wanted),
-                                 .max_spans = num_spans},
-                                exec_.stream),
-                "begin_step");
+  const std::byte* host = input_at(ring_index);
+  auto* block = at<std::byte>(s.input);
+  device::check(
+      begin_step_cuda(
+          {.header = header,
+           .host_spans = reinterpret_cast<const StepSpan*>(host + input_.spans),
+           .slot_updates = reinterpret_cast<const SlotUpdate*>(host + input_.slot_updates),
+           .page_updates = reinterpret_cast<const PageUpdate*>(host + input_.page_updates),
+           .table = table_,
+           .max_spans = num_spans,
+           .out_header = reinterpret_cast<StepHeader*>(block + input_.header),
+           .spans = reinterpret_cast<StepSpan*>(block + input_.spans),
+           .seq = at<int32_t>(s.seq),
+           .num_wanted = at<int32_t>(s.num_wanted)},
+          exec_.stream),
+      "begin_step");
 }
 
 void DeviceStep::propose(const RowBatch& rows) {
@@ -296,7 +302,7 @@ void DeviceStep::learn_kept(int ring_index) {
 KeptRows DeviceStep::kept_rows() { return {}; }
 void DeviceStep::keep(const RowBatch&) {}
 void DeviceStep::learn_kept(int) {}
-void DeviceStep::begin(int) {}
+void DeviceStep::begin(int, const StepHeader&, int) {}
 void DeviceStep::propose(const RowBatch&) {}
 void DeviceStep::lay_out(const Shape&, int) {}
 void DeviceStep::score(const RowBatch&) {}
@@ -313,10 +319,7 @@ void DeviceStep::prepare() {
     for (const Shape& shape : shapes_of(rows)) {
       if (graphs_.contains(shape)) continue;
       // Once for real, without sequences: kernels are loaded and their limits set before recording.
-      StepHeader header;
-      std::memcpy(input_at(0) + input_.header, &header, sizeof header);
-      device::copy_to_device(at<std::byte>(scratch_at_.input), input_at(0), sizeof header,
-                             stream_.handle());
+      begin(0, {}, shape.num_spans);
       enqueue(shape, rows);
       synchronize();
       graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, rows); });

@@ -22,6 +22,7 @@ struct Input {
   Bits delta;                   // the same, or empty
   std::vector<float> partials;  // [num_partials, num_rows, width], or empty
   std::vector<float> weight;
+  bool starts_residual = false;
 
   size_t num_partials() const { return partials.size() / residual.size(); }
 };
@@ -29,7 +30,7 @@ struct Input {
 enum class Delta { kNone, kRow, kPartials };
 
 Input random_input(Rng& rng, size_t num_rows, size_t width, Delta kind, size_t num_partials = 0) {
-  Input input = {num_rows, width, to_bf16(rng.normals(num_rows * width, 3)), {}, {}, {}};
+  Input input = {num_rows, width, to_bf16(rng.normals(num_rows * width, 3)), {}, {}, {}, false};
   if (kind == Delta::kRow) input.delta = to_bf16(rng.normals(num_rows * width));
   if (kind == Delta::kPartials) input.partials = rng.normals(num_partials * num_rows * width);
   input.weight = rng.normals(width);
@@ -38,7 +39,7 @@ Input random_input(Rng& rng, size_t num_rows, size_t width, Delta kind, size_t n
 
 /// Rows [begin, begin + count) of `input` as an input of their own.
 Input rows_of(const Input& input, size_t begin, size_t count) {
-  Input part = {count, input.width, {}, {}, {}, input.weight};
+  Input part = {count, input.width, {}, {}, {}, input.weight, input.starts_residual};
   const auto append = [&](auto& to, const auto& from, size_t first_row) {
     if (from.empty()) return;
     const auto first = from.begin() + static_cast<std::ptrdiff_t>(first_row * input.width);
@@ -55,6 +56,7 @@ Input rows_of(const Input& input, size_t begin, size_t count) {
 RmsNormParams shape_of(const Input& input) {
   RmsNormParams params;
   params.num_partials = static_cast<int>(input.num_partials());
+  params.starts_residual = input.starts_residual;
   params.num_rows = static_cast<int>(input.num_rows);
   params.width = static_cast<int>(input.width);
   params.eps = kEps;
@@ -144,6 +146,23 @@ TEST(rms_norm_matches_reference) {
   }
   const Input many = random_input(rng, 5000, 320, Delta::kPartials, 4);
   check_result(many, run_cuda(many));
+}
+
+// Zeros of both signs stay what they are, and nothing of what was there before is read.
+TEST(rms_norm_starts_a_residual) {
+  Rng rng(8);
+  for (const size_t width : {320, 2560, 5120}) {
+    for (const Delta kind : {Delta::kRow, Delta::kPartials}) {
+      Input input = random_input(rng, 9, width, kind, 4);
+      input.starts_residual = true;
+      std::fill(input.residual.begin(), input.residual.end(), uint16_t{0x7fc0});
+      const uint16_t zeros[] = {0x0000, 0x8000};
+      for (size_t i = 0; i < 2 && kind == Delta::kRow; ++i) input.delta[5 + i] = zeros[i];
+      const Result result = run_cuda(input);
+      check_result(input, result);
+      CHECK(result.residual == (kind == Delta::kRow ? input : with_summed_partials(input)).delta);
+    }
+  }
 }
 
 TEST(rms_norm_of_partials_is_that_of_their_rounded_sum) {

@@ -105,6 +105,7 @@ struct OnDevice {
         stop_ids(size_t{kSeqs} * 4 * 4),
         header(sizeof(StepHeader)),
         spans(kSeqs * sizeof(StepSpan)),
+        host_spans(kSeqs * sizeof(StepSpan)),
         slot_updates(kSeqs * sizeof(SlotUpdate)),
         page_updates(size_t{kSeqs} * kPagesPerSeq * sizeof(PageUpdate)) {
     Ids history(size_t{kSeqs} * kMaxLen, -7), stops(size_t{kSeqs} * 4, -7);
@@ -135,13 +136,12 @@ struct OnDevice {
     sampling.upload(params);
     slot_updates.upload(slots);
     page_updates.upload(page_list);
-    spans.upload(at.step.spans);
-    header.upload(
-        std::vector<StepHeader>{{.num_spans = static_cast<int32_t>(at.step.spans.size()),
-                                 .num_slot_updates = static_cast<int32_t>(slots.size()),
-                                 .num_page_updates = static_cast<int32_t>(page_list.size()),
-                                 .row_budget = at.step.row_budget,
-                                 .ring_index = 1}});
+    host_spans.upload(at.step.spans);
+    host_header = {.num_spans = static_cast<int32_t>(at.step.spans.size()),
+                   .num_slot_updates = static_cast<int32_t>(slots.size()),
+                   .num_page_updates = static_cast<int32_t>(page_list.size()),
+                   .row_budget = at.step.row_budget,
+                   .ring_index = 1};
   }
   DeviceTable table() const {
     auto* number = numbers.as<int32_t>();
@@ -156,12 +156,10 @@ struct OnDevice {
             .max_pages_per_seq = kPagesPerSeq,
             .sampling = sampling.as<SamplingParams>()};
   }
-  StepInput input() const {
-    return {header.as<StepHeader>(), spans.as<StepSpan>(), slot_updates.as<SlotUpdate>(),
-            page_updates.as<PageUpdate>()};
-  }
-  DeviceBuffer tokens, numbers, pages, sampling, stop_ids, header, spans, slot_updates,
+  StepInput input() const { return {header.as<StepHeader>(), spans.as<StepSpan>()}; }
+  DeviceBuffer tokens, numbers, pages, sampling, stop_ids, header, spans, host_spans, slot_updates,
       page_updates;
+  StepHeader host_header;
 };
 
 int usable_drafts(const Case& at, size_t span) {
@@ -267,11 +265,16 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
   const DeviceBuffer drafts(draft_ids), num_drafts(draft_counts), parents(draft_parents),
       scores(draft_scores);
   const DeviceBuffer seq(kSeqs * 4), num_wanted(kSeqs * 4);
-  CHECK_CUDA(begin_step_cuda({.input = device.input(),
+  CHECK_CUDA(begin_step_cuda({.header = device.host_header,
+                              .host_spans = device.host_spans.as<StepSpan>(),
+                              .slot_updates = device.slot_updates.as<SlotUpdate>(),
+                              .page_updates = device.page_updates.as<PageUpdate>(),
                               .table = device.table(),
+                              .max_spans = kSeqs,
+                              .out_header = device.header.as<StepHeader>(),
+                              .spans = device.spans.as<StepSpan>(),
                               .seq = seq.as<int32_t>(),
-                              .num_wanted = num_wanted.as<int32_t>(),
-                              .max_spans = kSeqs},
+                              .num_wanted = num_wanted.as<int32_t>()},
                              nullptr));
   const auto rows = static_cast<size_t>(num_rows) * 4;
   const DeviceBuffer token(rows), position(rows), span(rows), parent(rows), kv_slot(2 * rows),
