@@ -10,6 +10,7 @@ from openspec.errors import RequestError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_N = 128
@@ -50,8 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Of the model's own distribution, or of the one the token was drawn from."""
 
-    def check(self, vocab_size: int) -> None:
-        """Checks every range.
+    def check(self, vocab_size: int, *, has_eos: bool = False) -> None:
+        """Checks every range; `has_eos`: the model's EOS ids, any number, are among the stop ids.
 
         Raises:
             RequestError: with the parameter, its value and the allowed range.
@@ -95,8 +96,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
-        if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
-            raise RequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS and not has_eos:
+            raise RequestError(
+                f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {len(self.stop_token_ids)}",
+                "stop_token_ids",
+            )
         for name, ids in (
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),

@@ -147,7 +147,7 @@ class Scheduler:
     def _check(self, source: EngineRequest, vocab_size: int) -> int:
         """Refuses what can never run; returns the output budget that the model's length leaves."""
         config, prompt = self._config, source.prompt_token_ids
-        source.sampling.check(vocab_size)
+        source.sampling.check(vocab_size, has_eos=True)
         if not prompt:
             raise RequestError("the prompt is empty", "prompt")
         if len(prompt) >= config.max_model_len:

@@ -174,6 +174,7 @@ def test_unknown_fields_are_ignored(server: RunningServer) -> None:
         ("stop", [1]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [10**6]),
+        ("stop_token_ids", [*range(1025)]),
         ("allowed_token_ids", []),
         ("min_tokens", 17),
         ("prompt_logprobs", -1),

@@ -276,3 +276,12 @@ def test_engine_process_refuses_in_one_line() -> None:
 
     with pytest.raises(ConfigError, match=r"^max_model_len 1048576 exceeds.*config\.json$"):
         asyncio.run(main())
+
+
+def test_as_many_stop_ids_as_allowed_beside_the_models_own() -> None:
+    with LLM(method=plain_method()) as llm:
+        most = SamplingParams(max_tokens=4, stop_token_ids=[*range(1000, 2024)])
+        outputs = llm.generate("The moon", most, use_tqdm=False)
+        assert outputs[0].outputs[0].finish_reason in ("stop", "length")
+        with pytest.raises(RequestError, match="at most 1024 stop_token_ids, got 1025"):
+            llm.generate("The moon", SamplingParams(stop_token_ids=[*range(1025)]))
