@@ -147,14 +147,15 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
 }
 
 void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight, const void* x,
-                            void* out, int num_rows, DType out_dtype) {
+                            void* out, int num_rows, DType out_dtype, float* partials) {
   ops::linear(exec, {.weight = weight,
                      .x = x,
                      .out = out,
                      .num_rows = num_rows,
                      .dtype = dtype_,
                      .out_dtype = out_dtype,
-                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
+                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
+                     .partials = partials});
 }
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
@@ -162,14 +163,7 @@ Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight,
   const bool is_apart = weight.num_splits > 1 && num_rows <= kMaxPartialRows;
   void* out = buffer_.at(at_.delta);
   auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
-  ops::linear(exec, {.weight = weight,
-                     .x = x,
-                     .out = out,
-                     .num_rows = num_rows,
-                     .dtype = dtype_,
-                     .out_dtype = dtype_,
-                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
-                     .partials = partials});
+  linear(exec, weight, x, out, num_rows, dtype_, partials);
   if (is_apart) return {.partials = partials, .num_partials = weight.num_splits};
   return {.rows = out};
 }

@@ -73,9 +73,9 @@ class DecoderScratch {
   static size_t bytes(const LayerGeometry& geometry, DType dtype, Device device,
                       const ForwardLimits& limits, int num_threads);
 
-  /// out [num_rows, outputs] = x W^T; outside of a pass too.
+  /// out [num_rows, outputs] = x W^T, or `partials` where they are given; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
-              int num_rows, DType out_dtype);
+              int num_rows, DType out_dtype, float* partials = nullptr);
   /// The same for the next norm, hidden_size outputs wide; there until the next one.
   Delta delta(const ExecContext& exec, const PackedLinear& weight, const void* x, int num_rows);
 

@@ -45,7 +45,8 @@ class DeviceStep final : public StepBackend {
   static size_t scratch_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
 
  private:
-  /// Offsets into one block of memory.
+  /// Offsets into a block of memory: an entry of the host's ring, which has all but the header, or
+  /// what stays of it on the device, which has no updates.
   struct InputLayout {
     size_t header, spans, slot_updates, page_updates, num_drafts, drafts, parents, total;
   };
