@@ -151,6 +151,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.rows.num_rows = num_rows;
   params.rows.num_spans = c.num_seqs;
   params.rows.expected_kv_len = c.kv_len;
+  params.rows.expected_span_rows = c.num_rows;
   params.rows.row_span = keep(device_copy(span));
   params.rows.row_parent = keep(device_copy(parent));
   params.rows.span_begin = keep(device_copy(begin));

@@ -16,6 +16,9 @@ class AcceptanceEstimate {
 
   /// `num_accepted` of `num_drafted` in a chain were accepted.
   void observe(int num_drafted, int num_accepted);
+  /// A step without a drafter shows nothing: the ratio drifts towards `prior`, so that a sequence
+  /// whose drafts no longer pay is tried again.
+  void rest(double prior);
   /// Conditional probability that the next draft is accepted given all before it were.
   double ratio() const { return accepted_ / tried_; }
 
@@ -24,6 +27,9 @@ class AcceptanceEstimate {
  private:
   static constexpr double kPriorTrials = 2.0;
   static constexpr double kDecay = 0.9;  // per observation: about the last ten steps count
+  // Per step without a drafter. Some tens of steps make up for a few failures at the start; where
+  // all drafts fail, trying them again and again costs 1 to 2 %.
+  static constexpr double kRest = 0.01;
   double accepted_;
   double tried_;
 };

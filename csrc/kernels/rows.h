@@ -31,6 +31,8 @@ struct RowBatch {
   bool may_have_trees = true;  // false promises that every span is a chain (SpanAttentionParams)
   // About the longest committed prefix; 0: unknown. It may choose a kernel, never a result.
   int expected_kv_len = 0;
+  // About the most rows of a span; 0: unknown. Likewise.
+  int expected_span_rows = 0;
 };
 
 /// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size,

@@ -149,7 +149,11 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
   return smallest;
 }
 
+/// Whether the step may have wide tiles: launching their kernel for nothing takes time, too.
 bool has_wide(const SpanAttentionParams& params) {
+  const int group = params.num_q_heads / params.kv.num_kv_heads;
+  const int span_rows = params.rows.expected_span_rows;
+  if (span_rows > 0 && span_rows * group <= kMaxTilePairs) return false;
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
 }
 

@@ -51,6 +51,9 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
 inline constexpr int kFewSpans = 4;
 inline constexpr int kShortKvLen = 2048;
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
+/// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A
+/// step that expects none (RowBatch::expected_span_rows) does without its launch.
+inline constexpr int kMinRowsOfLongSpans = 97;
 /// CUDA: rows of a span that is no chain, at most.
 inline constexpr int kMaxTreeRows = 256;
 

@@ -59,7 +59,8 @@ constexpr int kWideScratch = 32 + 2;
 
 // Steps with room for fewer rows than this have no wide tiles, and spare the launch.
 constexpr int kMinRowsForWide = 257;
-constexpr int kMinRowsForWgmma = 97;  // the same where the wide tiles are those of sm_90a
+// The same where the wide tiles are those of sm_90a.
+constexpr int kMinRowsForWgmma = kMinRowsOfLongSpans;
 
 // Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
 constexpr int kMaxTreePairsForSmallTiles = 128;

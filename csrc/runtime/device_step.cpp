@@ -248,7 +248,7 @@ void DeviceStep::launch(StepLease& lease) {
   num_kept_steps_ += shape.keeps_rows;
   lease.num_waiting = num_kept_steps_;
   const int num_samples = num_samples_of(lease, shape);
-  const bool takes_drafts = shape.proposes || is_on_host;
+  lease.has_proposed = shape.proposes || is_on_host;
 
   std::vector<PageUpdate> page_updates;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -271,7 +271,7 @@ void DeviceStep::launch(StepLease& lease) {
     const SpanRequest& request = lease.requests[i];
     spans[i] = {.slot = request.slot,
                 .num_new_tokens = request.num_new_tokens,
-                .max_drafts = takes_drafts ? request.max_drafts : 0,
+                .max_drafts = lease.has_proposed ? request.max_drafts : 0,
                 .acceptance = static_cast<float>(context_.table.acceptance(request.slot).ratio())};
   }
   const size_t slot_bytes = slot_updates_.size() * sizeof(SlotUpdate);
@@ -403,7 +403,7 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
   for (const auto& [shape, graph] : graphs_) {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
     // Drafts that cost nothing are verified in the graphs of as many sequences as rows.
-    const int least = std::max(1, shape.num_rows / (1 + config.num_speculative_tokens));
+    const int least = (shape.num_rows + most_draft_rows() - 1) / most_draft_rows();
     for (int num_seqs = shape.num_spans; !is_costly && num_seqs > least;) {
       num_seqs = std::max(least, num_seqs / 2);
       kinds.insert({shape.num_rows, {false, num_seqs}});
@@ -460,7 +460,8 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   for (const bool proposes : {kind.proposes, !kind.proposes}) {
     const bool has_trees = proposes && needs.makes_trees;
     const auto graph = find_graph({kind.num_rows, kind.num_seqs, proposes, has_trees,
-                                   context > kShortKvLen, needs.is_costly && !proposes});
+                                   context > kShortKvLen, needs.is_costly && !proposes,
+                                   kind.num_rows > kind.num_seqs * most_draft_rows()});
     if (graph == graphs_.end() || graph->first.num_rows != kind.num_rows) continue;
     shape = graph->first;
     break;

@@ -77,8 +77,9 @@ class DeviceStep final : public StepBackend {
     int num_spans = 0;      // room
     bool proposes = false;  // on the device
     bool has_trees = false;
-    bool is_general = true;   // false: no sequence has more than kShortKvLen tokens
-    bool keeps_rows = false;  // for the drafter, which else learns from them
+    bool is_general = true;      // false: no sequence has more than kShortKvLen tokens
+    bool keeps_rows = false;     // for the drafter, which else learns from them
+    bool has_long_spans = true;  // false: none has more rows than a known token and its drafts
     auto operator<=>(const Shape&) const = default;
   };
 
@@ -104,6 +105,8 @@ class DeviceStep final : public StepBackend {
     const float* scores;     // null where there are none
   };
   Proposals proposals(bool has_trees, int num_spans);
+  /// Rows of a sequence's known token and all its drafts.
+  int most_draft_rows() const { return 1 + context_.config.num_speculative_tokens; }
   /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
   bool compares_chains(int num_spans) const {
     return context_.drafter.needs().has_scores && num_spans > 1;

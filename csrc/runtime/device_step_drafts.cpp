@@ -54,13 +54,15 @@ DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees
   const bool is_on_device = config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
   const int max_rows = config.max_num_batched_tokens;
   int num_known = 0, num_drafts = 0;
-  bool is_general = false;
+  bool is_general = false, has_long_spans = false;
   std::vector<DraftOffer> offers;
   for (const SpanRequest& request : lease.requests) {
     const double availability = context_.table.availability(request.slot).ratio();
     num_known += request.num_new_tokens;
     num_drafts += request.max_drafts;
     is_general = is_general || context_.table.num_tokens(request.slot) > kShortKvLen;
+    has_long_spans =
+        has_long_spans || request.num_new_tokens + request.max_drafts > most_draft_rows();
     offers.push_back({.num_drafts = request.max_drafts,
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .availability = num_steps_ahead() == 0 ? 1.0 : availability,
@@ -83,9 +85,10 @@ DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees
       proposes = false;
     }
   }
-  Shape shape{num_rows,   num_spans,
-              proposes,   proposes ? needs.makes_trees : host_has_trees,
-              is_general, !proposes && may_keep_rows(context_, lease)};
+  Shape shape{num_rows,      num_spans,
+              proposes,      proposes ? needs.makes_trees : host_has_trees,
+              is_general,    !proposes && may_keep_rows(context_, lease),
+              has_long_spans};
   const auto graph = find_graph(shape);
   if (graph != graphs_.end()) return graph->first;
   shape.is_general = true;
@@ -132,6 +135,10 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
     few.num_spans = 1;
     shapes.push_back(few);
   }
+  for (size_t i = 0, count = shapes.size(); num_rows >= kMinRowsOfLongSpans && i < count; ++i) {
+    shapes.push_back(shapes[i]);
+    shapes.back().has_long_spans = false;
+  }
   return shapes;
 }
 
@@ -141,7 +148,8 @@ std::map<DeviceStep::Shape, device::Graph>::iterator DeviceStep::find_graph(cons
         const Shape& shape = graph.first;
         return shape.num_spans >= least.num_spans && shape.proposes == least.proposes &&
                shape.has_trees == least.has_trees && shape.keeps_rows == least.keeps_rows &&
-               (shape.is_general || !least.is_general);
+               (shape.is_general || !least.is_general) &&
+               (shape.has_long_spans || !least.has_long_spans);
       });
 }
 

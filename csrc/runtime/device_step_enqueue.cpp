@@ -24,7 +24,8 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
                          .span_kv_len = at<int32_t>(s.span_kv_len),
                          .span_seq = at<int32_t>(s.span_seq),
                          .may_have_trees = shape.has_trees,
-                         .expected_kv_len = shape.is_general ? 0 : kShortKvLen};
+                         .expected_kv_len = shape.is_general ? 0 : kShortKvLen,
+                         .expected_span_rows = shape.has_long_spans ? 0 : most_draft_rows()};
   if (shape.proposes) propose(rows);
   lay_out(shape, num_samples);
   score(rows);

@@ -69,7 +69,7 @@ class HostStep final : public StepBackend {
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;
   // Of the step under way.
-  bool has_proposed_ = false, keeps_rows_ = false;
+  bool keeps_rows_ = false;
   double host_seconds_ = 0.0;  // between steps, smoothed
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };

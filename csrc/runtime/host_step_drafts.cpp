@@ -37,13 +37,13 @@ void HostStep::offer_drafts(StepLease& lease) {
     span_of.push_back(i);
   }
   drawn_rows_.assign(lease.requests.size(), -1);
-  has_proposed_ = !wanted.empty() && drafts_pay(lease);
-  keeps_rows_ = !has_proposed_ && may_keep_rows(context_, lease);
+  lease.has_proposed = !wanted.empty() && drafts_pay(lease);
+  keeps_rows_ = !lease.has_proposed && may_keep_rows(context_, lease);
   std::vector<Draft> drafts;
   try {
     if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) learn_kept();
     lease.num_waiting = keeps_rows_ ? num_kept_steps_ + 1 : 0;
-    if (!has_proposed_) return;
+    if (!lease.has_proposed) return;
     drafts = proposals(wanted);
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
@@ -140,7 +140,7 @@ void HostStep::grant_drafts(StepLease& lease) {
                       .scores = lease.offered[i].scores});
   }
   if (!context_.config.adaptive || !has_step_times()) return;
-  const std::vector<int> counts = plan_drafts(lease, offers, has_proposed_,
+  const std::vector<int> counts = plan_drafts(lease, offers, lease.has_proposed,
                                               context_.config.max_num_batched_tokens, host_seconds_)
                                       .counts;
   for (size_t i = 0; i < counts.size(); ++i) lease.spans[i].draft.truncate(counts[i]);

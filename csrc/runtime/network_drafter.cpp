@@ -58,6 +58,7 @@ void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
   at_.span_kv_len = take(seqs, sizeof(int32_t));
   at_.span_seq = take(seqs, sizeof(int32_t));
   if (!has_noise_) at_.greedy = take(seqs, sizeof(SamplingParams));
+  max_span_rows_ = max_span_rows;
   if (window_ == 0) return;
   max_window_pages_ = window_pages(window_, max_span_rows, config_.page_size);
   at_.window_kv_len = take(seqs, sizeof(int32_t));
@@ -100,6 +101,7 @@ NetworkDrafter::Sight NetworkDrafter::sight_of(const ExecContext& exec, const Ta
                                                bool may_have_trees) {
   Sight sight{rows.batch(may_have_trees), table.pages};
   sight.rows.expected_kv_len = expected_kv_len;
+  sight.rows.expected_span_rows = max_span_rows_;
   if (window_ == 0) return sight;
   ops::window_spans(exec, {.span_begin = rows.span_begin,
                            .span_kv_len = rows.span_kv_len,

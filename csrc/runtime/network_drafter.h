@@ -76,7 +76,7 @@ class NetworkDrafter : public Drafter {
 
   bool has_noise_;
   int window_;
-  int max_window_pages_ = 0;
+  int max_window_pages_ = 0, max_span_rows_ = 0;
   size_t num_bytes_ = 0;
   Places at_{};
   Buffer memory_;

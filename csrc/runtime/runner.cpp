@@ -382,7 +382,9 @@ void Runner::commit(StepLease& lease) {
                    : table_.pages_for(kv_len + num_rows_behind()) - table_.num_pages(slot);
     lease.pages[i].keep(num_kept);
     table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
-    if (request.max_drafts > 0 && !result.token_ids.empty()) learn(result);
+    if (request.max_drafts > 0 && !result.token_ids.empty()) {
+      learn(result, lease.has_proposed);
+    }
     if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->show_committed(lease);
@@ -392,7 +394,14 @@ void Runner::commit(StepLease& lease) {
   lease.close();
 }
 
-void Runner::learn(const SpanResult& result) {
+void Runner::learn(const SpanResult& result, bool has_proposed) {
+  if (!has_proposed) {
+    // It was left out, which is not the same as having nothing to offer. Nor is what others showed
+    // true for ever: with one sequence at a time it is what this one showed.
+    table_.acceptance(result.slot).rest(acceptance_.ratio());
+    acceptance_.rest(AcceptanceEstimate::kPrior);
+    return;
+  }
   table_.availability(result.slot).observe(1, result.num_offered > 0 ? 1 : 0);
   table_.acceptance(result.slot).observe(result.num_judged, result.num_right);
   acceptance_.observe(result.num_judged, result.num_right);

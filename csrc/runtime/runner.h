@@ -120,7 +120,8 @@ class Runner {
   int num_rows_behind() const { return drafter_->needs().kv_layers.empty() ? 0 : 1; }
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
-  void learn(const SpanResult& result);
+  /// What a result tells about the drafter, if that was asked.
+  void learn(const SpanResult& result, bool has_proposed);
   /// Full pages, the drafter's entries included: it has yet to learn from the last `num_waiting`
   /// tokens.
   void publish_pages(int slot, int num_waiting);

@@ -56,6 +56,7 @@ struct StepLease {
   std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
   std::vector<PageLease> pages;   // by span
   std::vector<SpanResult> results;
+  bool has_proposed = false;  // the drafter was asked, whatever it offered
 
   // The host's own step.
   std::vector<Span> spans;

@@ -108,7 +108,9 @@ class Eagle3Drafter final : public NetworkDrafter {
     void* hidden = at<void>(at_.hidden);
     copy_rows(exec, rows.source, step.features, features, num_rows,
               head_.num_captures * head_.hidden_size);
-    model_->append(exec, rows.batch(), table.pages, kv_, embedding_, features, hidden);
+    RowBatch batch = rows.batch();
+    batch.expected_span_rows = step.rows.expected_span_rows;
+    model_->append(exec, batch, table.pages, kv_, embedding_, features, hidden);
     copy_rows(exec, at<int32_t>(at_.last_row), hidden, at<void>(at_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }

@@ -32,6 +32,57 @@ TEST(estimate_falls_and_recovers) {
   CHECK_GT(estimate.ratio(), 0.9);
 }
 
+TEST(a_sequence_that_does_not_draft_becomes_like_the_others) {
+  AcceptanceEstimate unlucky(0.7), hopeless(0.7), good(0.7);
+  for (int i = 0; i < 6; ++i) unlucky.observe(8, 0);
+  for (int i = 0; i < 50; ++i) hopeless.observe(8, 0);
+  for (int i = 0; i < 50; ++i) good.observe(8, 8);
+  const auto steps_to = [](AcceptanceEstimate estimate, double ratio) {
+    int num_steps = 0;
+    for (; estimate.ratio() < ratio && num_steps < 1000; ++num_steps) estimate.rest(0.7);
+    return num_steps;
+  };
+  // With a third of its drafts accepted a tree of eight levels is about to pay.
+  CHECK_LT(unlucky.ratio(), 0.33);
+  CHECK_GT(steps_to(unlucky, 0.33), 20);
+  CHECK_LT(steps_to(unlucky, 0.33), 50);
+  // It ends at what the others show, from either side.
+  for (AcceptanceEstimate* estimate : {&unlucky, &hopeless, &good}) {
+    for (int i = 0; i < 1000; ++i) estimate->rest(0.7);
+    CHECK_NEAR(estimate->ratio(), 0.7, 1e-3);
+  }
+  // What was seen keeps its weight: a failure says as much as it did before.
+  hopeless.observe(8, 0);
+  CHECK_NEAR(hopeless.ratio(), 0.7 * 0.9, 0.01);
+}
+
+TEST(a_bad_start_closes_the_gate_for_some_tens_of_steps_only) {
+  // What a tree of 15 takes of one sequence on an H200, in milliseconds.
+  const StepTimes plain({{1, 2.18}}), proposing({{2, 2.95}, {16, 3.2}});
+  const auto share_drafted = [&](int num_bad, int num_steps) {
+    AcceptanceEstimate all(0.8), sequence(0.8);
+    for (int i = 0; i < 10; ++i) all.observe(8, 6);
+    DraftGate gate;
+    int num_drafted = 0;
+    for (int i = 0; i < num_steps; ++i) {
+      const DraftOffer tree{.num_drafts = 15, .ratio = sequence.ratio(), .num_depths = 8};
+      const RowBudget with = spend_row_budget(std::vector{tree}, 1, 1, 64, proposing, 0.0);
+      if (gate.opens(with.tokens_per_second, 1.0 / plain.seconds(1))) {
+        const int num_accepted = num_drafted++ < num_bad ? 0 : 5;
+        sequence.observe(8, num_accepted);
+        all.observe(8, num_accepted);
+      } else {
+        sequence.rest(all.ratio());
+        all.rest(AcceptanceEstimate::kPrior);
+      }
+    }
+    return static_cast<double>(num_drafted) / num_steps;
+  };
+  CHECK_GT(share_drafted(/*num_bad=*/5, 200), 0.75);
+  // A step with drafts takes half as long again: where none succeeds, two percent are lost.
+  CHECK_LT(share_drafted(/*num_bad=*/5000, 5000), 0.05);
+}
+
 TEST(step_times_interpolate_and_never_fall) {
   const StepTimes times({{1, 1.0}, {4, 0.9}, {8, 2.0}});
   CHECK_NEAR(times.seconds(1), 1.0, 1e-12);

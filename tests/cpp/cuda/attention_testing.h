@@ -233,11 +233,16 @@ class Step {
     p.workspace = buffers_.back()->as<float>();
   }
 
-  // Twice over the same plan, as two layers would; steps of chains alone as what they are, expected
-  // to be short too, and as steps that might have trees.
+  // Twice over the same plan, as two layers would; expecting spans of one row, whatever they have;
+  // steps of chains alone as what they are, expected to be short too, and as steps that might have
+  // trees.
   Bits run() {
     const Bits first = run_once(params_);
     CHECK(run_behind_fence(params_) == first);
+    SpanAttentionParams short_spans = params_;
+    short_spans.rows.expected_span_rows = 1;
+    CHECK(run_once(short_spans) == first);
+    CHECK(run_behind_fence(short_spans) == first);
     if (!has_trees_) {
       SpanAttentionParams chains = params_;
       chains.may_have_trees = false;
