@@ -19,7 +19,6 @@ constexpr int kMaxUnits = kMaxGroups * kGroupUnits;
 constexpr int kMinStages = 3;    // of tiles of many rows
 constexpr int kSharedKib = 226;  // of a block, barriers aside
 constexpr int kBandRows = 2048;
-constexpr int kBoxRows = 8;  // the swizzle's
 constexpr int kMinRows = 9;  // below, streaming through mma.sync is as fast
 
 /// [units][octets of k][16 outputs][8 k], seen as octets of units of 128 elements.
@@ -38,11 +37,11 @@ bool map_weights(const PackedLinear& weight, int box_units, int cluster, CUtenso
 }
 
 /// x; rows that are not there read as zeros.
-bool map_rows(const LinearParams& params, int box_rows, CUtensorMap* map) {
+bool map_rows(const LinearParams& params, const WgmmaPlan& plan, CUtensorMap* map) {
   const cuuint64_t num_inputs = params.weight.num_inputs;
   const cuuint64_t sizes[] = {num_inputs, static_cast<cuuint64_t>(params.num_rows)};
   const cuuint64_t strides[] = {num_inputs * 2};
-  const cuuint32_t box[] = {kStageInputs, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[] = {kStageInputs, static_cast<cuuint32_t>(plan.tile_rows)};
   const cuuint32_t every[] = {1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(params.x),
                         sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -99,9 +98,6 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   job.num_splits = params.weight.num_splits;
   job.is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
   job.is_f32 = writes_f32(params);
-  // Of a tile that is not full no more than there is: what is behind it in a stage belongs to no
-  // row.
-  job.box_rows = std::min(kRows, ceil_div(params.num_rows, kBoxRows) * kBoxRows);
   job.tile_units = plan.tile_units;
   job.num_stages = num_stages(plan, params);
   // A stage is given back while the next one is read.
@@ -128,7 +124,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   if (!map_weights(params.weight, plan.tile_units, kCluster, &weights.whole) ||
       !map_weights(params.weight, job.last_units, kCluster, &weights.last) ||
       !map_weights(params.weight, shorter_units, kCluster, &weights.shorter) ||
-      !map_rows(params, job.box_rows, &rows)) {
+      !map_rows(params, plan, &rows)) {
     return cudaErrorInvalidValue;
   }
 

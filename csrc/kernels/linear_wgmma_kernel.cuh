@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& 
     const CUtensorMap* map = &maps.whole;
     if (units != job.tile_units) map = units == job.last_units ? &maps.last : &maps.shorter;
     // The rows' bytes too; they may have come before this.
-    wgmma::expect_bytes(barrier, units * kUnitBytes + job.box_rows * kRowBytes);
+    wgmma::expect_bytes(barrier, units * kUnitBytes + kRows * kRowBytes);
     if constexpr (kCluster == 1) {
       wgmma::copy_box(to, *map, 0, at.tile().first_unit, at.step * 2, barrier, policy);
     } else {

@@ -55,7 +55,6 @@ struct Job {
   bool is_f32;
   bool is_split;  // out is [num_splits, num_rows, num_outputs]
   int num_stages;
-  int box_rows;  // of a tile, that are loaded
   int tile_units;
   int num_runs;    // of a split and tile of rows; 0: bands of tiles
   int last_units;  // of the last tile of a longest run

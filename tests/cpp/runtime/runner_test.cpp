@@ -1,5 +1,6 @@
 #include "runtime/runner.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "check_test.h"
@@ -66,6 +67,62 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
       if (k == 0 && !adaptive) CHECK_LT(runner.stats().num_steps, 20);
     }
   }
+}
+
+TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
+  constexpr size_t kNumWrong = 20;
+  Job job{random_prompt(1, 9), {}};
+  job.params.max_tokens = 112;
+  RunnerConfig config = small_config();
+  config.max_model_len = 160;
+  config.enable_prefix_caching = false;  // the bystander's whole prompt is to run each time
+  const Ids expected = testing::plain(config, {job})[0];
+  size_t num_wrong = 0;
+  const auto script = [&, oracle = oracle_of({job}, {expected})](std::span<const int32_t> known,
+                                                                 int count) {
+    Ids draft = oracle(known, count);
+    if (known.size() >= job.prompt.size() + num_wrong) return draft;
+    for (int32_t& token : draft) token = (token + 1) % kVocab;
+    return draft;
+  };
+  Runner runner(config, 100, std::make_unique<ScriptedDrafter>(script, /*is_costly=*/true));
+  load_random_weights(runner);
+
+  // By token of the output, whether the step that chose it had the drafter propose. Beside the
+  // sequence a prompt runs token by token: of such steps the real times do not count.
+  const auto decode = [&](double proposing_seconds) {
+    // Beside these seconds those that the host takes between steps are nothing.
+    constexpr double kPlainSeconds = 1e6;
+    runner.backend().set_step_times(StepTable({{1, 1, kPlainSeconds}}, 0),
+                                    StepTable({{1, 1, proposing_seconds * kPlainSeconds}}, 0));
+    const int slot = runner.add_sequence(job.prompt, 9, job.params, {});
+    const int bystander = runner.add_sequence(random_prompt(2, 150), 150, {}, {});
+    std::vector<bool> is_drafted;
+    Ids output;
+    for (int num_new = 9; output.size() < expected.size(); num_new = 1) {
+      auto lease = runner.reserve(std::vector<SpanRequest>{{slot, num_new, 4}, {bystander, 1, 0}});
+      runner.launch(*lease);
+      const SpanResult result = runner.collect(*lease)[0];
+      runner.commit(*lease);
+      output.insert(output.end(), result.token_ids.begin(), result.token_ids.end());
+      is_drafted.resize(output.size(), result.num_offered > 0);
+    }
+    CHECK_EQ(output, expected);
+    runner.remove_sequence(slot);
+    runner.remove_sequence(bystander);
+    return is_drafted;
+  };
+  // Right drafts that do not pay: trials become rare, or one would save the next sequence.
+  decode(100.0);
+  num_wrong = kNumWrong;
+  const std::vector<bool> is_drafted = decode(1.5);
+  const auto count = [&](size_t begin, size_t end) {
+    return std::count(is_drafted.begin() + static_cast<std::ptrdiff_t>(begin),
+                      is_drafted.begin() + static_cast<std::ptrdiff_t>(end), true);
+  };
+  CHECK(is_drafted[0]);
+  CHECK_LT(count(0, kNumWrong), kNumWrong / 2);
+  CHECK_EQ(count(2 * kNumWrong, expected.size()), expected.size() - 2 * kNumWrong);
 }
 
 TEST(trees_change_no_text_and_leave_the_kv_of_plain_decoding) {

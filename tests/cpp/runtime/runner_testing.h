@@ -103,8 +103,9 @@ inline void load_random_weights(Runner& runner) {
 /// Proposes what a table of known continuations says, right or wrong.
 class ScriptedDrafter final : public Drafter {
  public:
-  explicit ScriptedDrafter(Script script) : script_(std::move(script)) {
+  explicit ScriptedDrafter(Script script, bool is_costly = false) : script_(std::move(script)) {
     needs_.num_speculative_tokens = 4;
+    needs_.is_costly = is_costly;
   }
   const DrafterNeeds& needs() const override { return needs_; }
   void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
