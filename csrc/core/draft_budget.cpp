@@ -18,7 +18,9 @@ void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
   tried_ = kDecay * tried_ + std::min(num_accepted + 1, num_drafted);
 }
 
-void AcceptanceEstimate::rest(double prior) { accepted_ += kRest * (prior * tried_ - accepted_); }
+void AcceptanceEstimate::rest(double prior) {
+  accepted_ += kRest * std::max(0.0, prior * tried_ - accepted_);
+}
 
 StepTimes::StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows)
     : points_(std::move(points)), most_sized_rows_(most_sized_rows) {

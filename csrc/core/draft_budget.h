@@ -16,8 +16,9 @@ class AcceptanceEstimate {
 
   /// `num_accepted` of `num_drafted` in a chain were accepted.
   void observe(int num_drafted, int num_accepted);
-  /// A step without a drafter shows nothing: the ratio drifts towards `prior`, so that a sequence
-  /// whose drafts no longer pay is tried again.
+  /// A step without a drafter shows nothing: from below the ratio drifts towards `prior`, so that a
+  /// sequence whose drafts no longer pay is tried again. What speaks for its drafts is kept: with
+  /// many requests good ones may not pay either.
   void rest(double prior);
   /// Conditional probability that the next draft is accepted given all before it were.
   double ratio() const { return accepted_ / tried_; }
