@@ -82,6 +82,9 @@ class SequenceTable {
   AcceptanceEstimate& acceptance(int slot) { return sequences_[index(slot)].acceptance; }
   /// How often the drafter has anything to offer.
   AcceptanceEstimate& availability(int slot) { return sequences_[index(slot)].availability; }
+  const AcceptanceEstimate& availability(int slot) const {
+    return sequences_[index(slot)].availability;
+  }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
   const PageHash& root(int slot) const { return sequences_[index(slot)].root; }
