@@ -42,6 +42,7 @@ struct Case {
   int num_rows;  // per sequence
   int kv_len;    // before them
   bool is_tree = false;
+  int prompt_rows = 0;  // of one more sequence, behind nothing
 };
 
 // Row counts 1, 5 and 16: plain decode, a short and a long draft. Trees: two children to a row.
@@ -79,6 +80,17 @@ constexpr Case kCases[] = {
     {"c4 tree", 4, 4, 600, true},
     {"c4 tree", 4, 16, 600, true},
     {"c16 tree", 16, 16, 600, true},
+    {"c16 short", 16, 8, 300},
+    {"c16 short", 16, 16, 300},
+    {"c16 short tree", 16, 4, 300, true},
+    {"c16 short tree", 16, 6, 300, true},
+    {"c16 short tree", 16, 8, 300, true},
+    {"c16 short tree", 16, 12, 300, true},
+    {"c16 short tree", 16, 16, 300, true},
+    {"c32 short tree", 32, 6, 300, true},
+    {"c16 prompt", 16, 8, 300, false, 128},
+    {"c16 prompt tree", 16, 8, 300, true, 128},
+    {"c16 prompt tree", 16, 16, 300, true, 128},
     {"prefill", 1, 550, 0},
     {"prefill", 1, 2048, 0},
     {"prefill", 1, 2048, 6144},
@@ -117,26 +129,34 @@ struct Result {
   double layer_us, in_step_us, plan_us, terabytes_per_s, teraflops;
 };
 
+int num_spans_of(const Case& c) { return c.num_seqs + (c.prompt_rows > 0 ? 1 : 0); }
+
+int pages_per_seq_of(const Case& c) {
+  return (std::max(c.kv_len + c.num_rows, c.prompt_rows) + kPageSize - 1) / kPageSize;
+}
+
 size_t layer_elements(const Case& c) {
-  const size_t pages = (c.kv_len + c.num_rows + kPageSize - 1) / kPageSize;
-  return c.num_seqs * pages * 2 * kNumKvHeads * kPageSize * kHeadDim;
+  const size_t pages = num_spans_of(c) * pages_per_seq_of(c);
+  return pages * 2 * kNumKvHeads * kPageSize * kHeadDim;
 }
 
 Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_trees,
            cudaStream_t stream) {
-  const int pages_per_seq = (c.kv_len + c.num_rows + kPageSize - 1) / kPageSize;
-  const int num_rows = c.num_seqs * c.num_rows;
-  std::vector<int32_t> pages(c.num_seqs * pages_per_seq), span, parent, begin = {0}, kv_len, seq;
+  const int pages_per_seq = pages_per_seq_of(c), num_spans = num_spans_of(c);
+  const int num_rows = c.num_seqs * c.num_rows + c.prompt_rows;
+  std::vector<int32_t> pages(num_spans * pages_per_seq), span, parent, begin = {0}, kv_len, seq;
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
-  for (int s = 0; s < c.num_seqs; ++s) {
-    for (int row = 0; row < c.num_rows; ++row) {
+  for (int s = 0; s < num_spans; ++s) {
+    const bool is_prompt = s == c.num_seqs;
+    for (int row = 0; row < (is_prompt ? c.prompt_rows : c.num_rows); ++row) {
       const int first = static_cast<int>(span.size()) - row;
-      parent.push_back(row == 0 ? -1 : first + (c.is_tree ? (row - 1) / 2 : row - 1));
+      const int parent_in_span = c.is_tree && !is_prompt ? (row - 1) / 2 : row - 1;
+      parent.push_back(row == 0 ? -1 : first + parent_in_span);
       span.push_back(s);
     }
     begin.push_back(static_cast<int>(span.size()));
-    kv_len.push_back(c.kv_len);
+    kv_len.push_back(is_prompt ? 0 : c.kv_len);
     seq.push_back(s);
   }
   std::vector<void*> buffers;
@@ -149,9 +169,9 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   fill_kernel<<<256, 256, 0, stream>>>(q, q_elements);
   SpanAttentionParams params;
   params.rows.num_rows = num_rows;
-  params.rows.num_spans = c.num_seqs;
+  params.rows.num_spans = num_spans;
   params.rows.expected_kv_len = c.kv_len;
-  params.rows.expected_span_rows = c.num_rows;
+  params.rows.expected_span_rows = std::max(c.num_rows, c.prompt_rows);
   params.rows.row_span = keep(device_copy(span));
   params.rows.row_parent = keep(device_copy(parent));
   params.rows.span_begin = keep(device_copy(begin));
@@ -167,7 +187,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.may_have_trees = may_have_trees || c.is_tree;
   char* workspace = nullptr;
   CHECK_CUDA(
-      cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, c.num_seqs, kNumQHeads,
+      cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, num_spans, kNumQHeads,
                                                                  kHeadDim, params.max_tokens)));
   params.workspace = reinterpret_cast<float*>(keep(workspace));
   CHECK_CUDA(cudaStreamSynchronize(stream));
@@ -239,12 +259,12 @@ int main(int argc, char** argv) {
   CHECK_CUDA(cudaGetLastError());
 
   std::string records;
-  std::printf("%s\n%-14s %5s %6s %7s %10s %8s %8s %8s %9s\n", properties.name, "case", "seqs",
+  std::printf("%s\n%-16s %5s %6s %7s %10s %8s %8s %8s %9s\n", properties.name, "case", "seqs",
               "rows", "kv_len", "us/layer", "in step", "TB/s", "TFLOP/s", "plan us");
   for (const Case& c : kCases) {
     if (std::string(c.name).find(filter) == std::string::npos) continue;
     const Result r = run(c, kv, reinterpret_cast<const uint4*>(between), may_have_trees, stream);
-    std::printf("%-14s %5d %6d %7d %10.2f %8.2f %8.2f %8.1f %9.2f\n", c.name, c.num_seqs,
+    std::printf("%-16s %5d %6d %7d %10.2f %8.2f %8.2f %8.1f %9.2f\n", c.name, c.num_seqs,
                 c.num_rows, c.kv_len, r.layer_us, r.in_step_us, r.terabytes_per_s, r.teraflops,
                 r.plan_us);
     char record[320];

@@ -6,7 +6,7 @@
 #include "kernels/ops.h"
 #include "runtime/device_step.h"
 
-// What DeviceStep enqueues on the device: the five parts of a step, and their recording.
+// What DeviceStep enqueues on the device: the parts of a step, and their recording.
 
 namespace openspec {
 

@@ -1,4 +1,4 @@
-"""Stage 3: train the head within a time limit, on texts that the target writes first.
+"""Stages 2 and 3: the target writes texts, then the head is trained on them within a time limit.
 
     python -m bench.tiny_model.eagle3.train --data .tiny/eagle3 --out .tiny/eagle3/run \\
         --generate-seconds 60 --max-seconds 240 --compile

@@ -2,7 +2,7 @@
 
 Client, server front and engine may share two cores, so the client takes no time from the others
 while a stream runs: it notes when bytes came, and takes them apart when the stream has ended. Plain
-sockets and a selector cost 9 us a chunk; asyncio's streams cost 37 us, httpx 95 us.
+sockets and a selector cost about 10 us a chunk; asyncio's streams cost 37 us, httpx 95 us.
 """
 
 from __future__ import annotations
