@@ -207,8 +207,9 @@ void DeviceStep::upload_params(int slot) {
   if (num_ints * sizeof(int32_t) > room.lists.bytes()) {
     synchronize();  // what is freed may be in use
     const size_t bytes = std::bit_ceil(num_ints * sizeof(int32_t));
-    room.lists = Buffer(bytes, Memory::kDevice);
-    room.staging = Buffer(sizeof(SamplingParams) + bytes, Memory::kPinned);
+    Buffer lists(bytes, Memory::kDevice), staging(sizeof(SamplingParams) + bytes, Memory::kPinned);
+    room.lists = std::move(lists);  // both or none
+    room.staging = std::move(staging);
   }
   SamplingParams sampling = context_.table.sampling_data()[slot];
   auto* staged = room.staging.as<std::byte>() + sizeof(SamplingParams);

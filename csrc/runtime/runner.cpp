@@ -187,12 +187,17 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   }
   if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
   const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
-  table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
-  // Rows that score prompt tokens must run, cached or not.
-  if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
-    attach_prefix(slot);
+  try {
+    table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
+    // Rows that score prompt tokens must run, cached or not.
+    if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
+      attach_prefix(slot);
+    }
+    backend_->add_sequence(slot);
+  } catch (...) {
+    remove_sequence(slot);
+    throw;
   }
-  backend_->add_sequence(slot);
   return slot;
 }
 
@@ -254,7 +259,9 @@ void Runner::check_integrity() const {
                    table_.kv_len(slot), " of ", table_.num_tokens(slot), " tokens");
     // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
     const int kv_len = table_.kv_len(slot);
-    const int num_needed = kv_len == 0 ? 0 : table_.pages_for(kv_len + num_rows_behind());
+    // A cached prefix of one token, which runs again, is a page for none.
+    const int num_needed = kv_len == 0 ? static_cast<int>(table_.page_hashes(slot).size())
+                                       : table_.pages_for(kv_len + num_rows_behind());
     const bool keeps_more = backend_->num_steps_ahead() > 0;
     OPENSPEC_CHECK(
         table_.num_pages(slot) == num_needed || (keeps_more && table_.num_pages(slot) > num_needed),

@@ -87,6 +87,9 @@ class SequenceTable {
   }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
+  const std::vector<PageHash>& page_hashes(int slot) const {
+    return sequences_[index(slot)].page_hashes;
+  }
   const PageHash& root(int slot) const { return sequences_[index(slot)].root; }
 
   /// Pages that hold `num_tokens` tokens.

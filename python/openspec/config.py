@@ -150,6 +150,8 @@ class EngineConfig:
             ("page_size", self.page_size, 1, 1024),
             ("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50),
             ("num_threads", self.num_threads, 1, 1024),
+            ("seed", self.seed, -(1 << 63), (1 << 63) - 1),
+            ("stats_interval_s", self.stats_interval_s, 0.0, 86400.0),
         ):
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
@@ -165,10 +167,12 @@ class EngineConfig:
                 f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
                 "prompts advance while every sequence decodes"
             )
-        if not self.model_path.is_dir():
-            raise ConfigError(f"model folder {self.model_path} does not exist")
-        if self.draft_model is not None and not Path(self.draft_model).is_dir():
-            raise ConfigError(f"draft model folder {self.draft_model} does not exist")
+        for name, folder in (("model", self.model), ("draft model", self.draft_model)):
+            if folder == "":
+                raise ConfigError(f"{name} folder must not be empty; '.' is the current one")
+            if folder is not None and not Path(folder).is_dir():
+                state = "is not a folder" if Path(folder).exists() else "does not exist"
+                raise ConfigError(f"{name} folder {folder} {state}")
 
 
 def config_from_settings(settings: Mapping[str, Raw]) -> EngineConfig:

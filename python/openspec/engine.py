@@ -10,6 +10,7 @@ from typing import Protocol
 
 from openspec.executor import OutOfPages
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.run_queue import NotAdmitted
 from openspec.runner import SpanResult, StepStats
 from openspec.scheduler import Scheduler
 from openspec.stats_log import StatsLog
@@ -140,7 +141,10 @@ class EngineCore:
         self._executor.check_integrity()
 
     def _advance(self) -> list[EngineOutput]:
-        plan = self._scheduler.schedule()
+        try:
+            plan = self._scheduler.schedule()
+        except NotAdmitted as refusal:
+            return self._refuse(refusal)
         if plan.spans:
             try:
                 self._in_flight.append(self._executor.launch(plan))
@@ -201,6 +205,13 @@ class EngineCore:
             self._executor.check_integrity()
             return self._scheduler.fail(plan.requests, message)
         return self._take(plan, results)
+
+    def _refuse(self, refusal: NotAdmitted) -> list[EngineOutput]:
+        """Ends a request that the device could not take."""
+        cause = refusal.__cause__
+        message = f"the request could not be admitted: {type(cause).__name__}: {cause}"
+        logger.error("%s", message)
+        return self._scheduler.fail([refusal.request], message)
 
     def _report_drafter(self) -> None:
         stats = self._executor.stats

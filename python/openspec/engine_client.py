@@ -239,10 +239,14 @@ class EngineClient:
         return await waiter
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets all cached prefixes, once the engine has got the message."""
+        """Forgets all cached prefixes, once the engine has got the message.
+
+        Raises:
+            EngineError: if the engine is gone.
+        """
         if self._is_alive:
             self._send(ResetPrefixCache())
-            await self.stats()
+        await self.stats()
 
     async def close(self) -> None:
         """Ends the child; open streams fail with `EngineError`."""

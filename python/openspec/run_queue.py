@@ -10,6 +10,14 @@ from openspec.request import Phase, Request
 from openspec.step_plan import SequenceTable, StepPlan
 
 
+class NotAdmitted(Exception):
+    """A request that waits could not be given a slot, though one is free; its cause says why."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"request {request.request_id} was not admitted")
+        self.request = request
+
+
 def _rank(request: Request) -> tuple[int, int]:
     return request.rank
 
@@ -59,12 +67,18 @@ class RunQueue:
 
         Pages promised to prompts on their way are left alone, and one page for each running
         sequence, so that a newcomer does not cause a preemption at once.
+
+        Raises:
+            NotAdmitted: if the table does not take it.
         """
         request = self._first_waiting()
         if request is None or not self.may_admit(num_free_pages):
             return None
         self._blocked = None
-        slot = self._table.add(request)
+        try:
+            slot = self._table.add(request)
+        except Exception as error:
+            raise NotAdmitted(request) from error
         num_computed = self._table.kv_len(slot)
         if self._running:
             # The cached prefix is attached now, hence no longer among the free pages.

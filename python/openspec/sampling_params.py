@@ -14,6 +14,8 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_N = 128
+MAX_ALLOWED_IDS_OF_ALL = 1 << 21
+"""`allowed_token_ids` times `n`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        num_allowed = self.n * len(self.allowed_token_ids or ())
+        if num_allowed > MAX_ALLOWED_IDS_OF_ALL:
+            raise RequestError(
+                f"at most {MAX_ALLOWED_IDS_OF_ALL} allowed_token_ids in all {self.n} completions, "
+                f"got {num_allowed}",
+                "allowed_token_ids",
+            )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS and not has_eos:
             raise RequestError(
                 f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {len(self.stop_token_ids)}",

@@ -78,7 +78,11 @@ class Scheduler:
     # The step
 
     def schedule(self) -> StepPlan:
-        """The next step, as if all those in flight had landed; no spans: nothing to launch."""
+        """The next step, as if all those in flight had landed; no spans: nothing to launch.
+
+        Raises:
+            NotAdmitted: if a request could not be given a slot; nothing is planned.
+        """
         plan = plan_step(self._config, self._table, self._queue)
         self._queue.advance(plan)
         return plan

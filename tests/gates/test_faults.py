@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine import EngineCore
+from openspec.sampling_params import SamplingParams
+from tests.gates import harness
 from tests.gates.conftest import Reference, drafter_settings
-from tests.gates.harness import make_core, run, texts
+from tests.gates.harness import Job, make_core, run, texts
 from tests.gates.workload import jobs
 
 STAGES = ("reserve", "propose", "score", "choose", "accept", "commit")
@@ -55,6 +57,17 @@ def test_two_failures_fail_the_requests_of_the_step(
             assert result.text == expected.text
     core._executor._runner.set_stage_hook(None)  # type: ignore[attr-defined]
     assert texts(run(core, batch)) == texts(reference(batch))
+
+
+def test_a_prefix_of_one_token_is_whole_while_it_is_all_there_is(drafter_name: str) -> None:
+    """With a head the cached token runs again, so its page belongs to a sequence without KV."""
+    if harness.DEVICE == "cuda":
+        pytest.skip("on CUDA no page has one token")
+    core = make_core(page_size=1, **drafter_settings(drafter_name))
+    sampling = SamplingParams(temperature=0.0, max_tokens=4)
+    run(core, [Job(prompt=(400, 401, 402), sampling=sampling)])
+    Fault(core, "score", every=1)
+    assert run(core, [Job(prompt=(400, 777), sampling=sampling)])[0].finish_reason == "error"
 
 
 def test_a_drafter_that_raises_costs_drafts_only(reference: Reference) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+from typing import Any
 
 import pytest
 
+from openspec.errors import ConfigError
+from openspec.serve.gate import is_authorised
+from openspec.serve.serve_config import ServeConfig
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import PATIENCE_S
 
@@ -102,6 +106,7 @@ def test_the_key_opens(guarded: RunningServer) -> None:
         KEY,
         f"Bearer {KEY.upper()}",
         f"Bearer {KEY} x",
+        "Bearer",
     ],
 )
 def test_wrong_keys(guarded: RunningServer, value: str) -> None:
@@ -264,7 +269,25 @@ def test_smuggled_second_request_is_not_served(guarded: RunningServer) -> None:
         + b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
         + inner,
     )
-    assert b"max_model_len" not in answer
+    assert status(answer) == 400 and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"api_key": []}, "api_key"),
+        ({"api_key": [""]}, "API key"),
+        ({"api_key": [KEY], "admin_api_key": ""}, "admin_api_key"),
+        ({"admin_api_key": ""}, "admin_api_key"),
+        ({"admin_api_key": "a b"}, "API key"),
+        ({"host": ""}, "host"),
+    ],
+)
+def test_what_is_empty_opens_nothing(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ServeConfig(**settings).check()
+    assert not is_authorised([(b"authorization", b"Bearer")], [b""])
 
 
 def test_slow_heads_and_bodies_are_cut_off(start_server) -> None:

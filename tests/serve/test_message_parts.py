@@ -69,6 +69,8 @@ ADD = ("add", '{"a": [1, "</tool"]}')
         (CALL.removesuffix("</tool_call>"), ("", [ADD])),
         ("<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", [])),
         ("<tool_call>[1", ("<tool_call>[1", [])),
+        ("x\n\n<tool_call>y</tool_call>", ("x\n\n<tool_call>y</tool_call>", [])),
+        (f"{CALL}\n<tool_call>y\n", ("<tool_call>y\n", [ADD])),
         ("a < b <tool", ("a < b <tool", [])),
     ],
 )

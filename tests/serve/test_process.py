@@ -60,6 +60,7 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--method", "nope", says="nope")
     fails_with_one_line("--api-key", "has space", says="API key")
     fails_with_one_line(says="does not fit", OPENSPEC_PORT="x")
+    fails_with_one_line(says="api_key is given but holds no key", OPENSPEC_API_KEY="")
     bad = tmp_path / "bad.yaml"
     bad.write_text("portt: 1")
     fails_with_one_line("--config", str(bad), says="port")

@@ -171,6 +171,18 @@ def test_stream_as_vllm_bench_reads_it(real: RealServer, chat: bool) -> None:
     assert 0 < num_chunks <= 40
 
 
+def test_echo_offsets_point_into_a_prompt_that_the_tokenizer_composes(real: RealServer) -> None:
+    body = {"prompt": "e\u0301e\u0301 hello", "max_tokens": 2, "temperature": 0, "echo": True}
+    plain = real.client.post("/v1/completions", json=body).json()["choices"][0]
+    assert plain["text"].startswith(str(body["prompt"]))
+    choice = real.client.post("/v1/completions", json={**body, "logprobs": 0}).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith("\u00e9\u00e9 hello")
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        if not token.startswith("bytes:"):
+            assert choice["text"][offset:].startswith(token)
+
+
 def test_prefix_cache_shows_in_the_usage(real: RealServer) -> None:
     body = {"prompt": "a cache test. " + REPEAT, "max_tokens": 1, "cache_salt": "x"}
     first = real.client.post("/v1/completions", json=body).json()

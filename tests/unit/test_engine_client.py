@@ -203,6 +203,8 @@ def test_a_killed_child() -> None:
         with pytest.raises(EngineError, match="killed by signal 9"):
             async for _ in stream:
                 pass
+        with pytest.raises(EngineError, match="killed by signal 9"):
+            await client.reset_prefix_cache()
 
     with_client(test, SLOW_STEPS)
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from openspec.errors import RequestError
 from openspec.fan_out import fan_out
 from openspec.messages import SpeculativeOptions
 from openspec.sampling_params import SamplingParams
@@ -33,3 +36,9 @@ def test_seeds() -> None:
 def test_ignore_eos() -> None:
     sampling = SamplingParams(ignore_eos=True, stop_token_ids=[8])
     assert fan_out("r", [1], sampling, (7,))[0].sampling.stop_token_ids == [8]
+
+
+def test_what_is_sent_with_every_completion_has_a_limit() -> None:
+    SamplingParams(n=128, allowed_token_ids=[0] * (1 << 14)).check(1)
+    with pytest.raises(RequestError, match="at most 2097152 allowed_token_ids"):
+        SamplingParams(n=128, allowed_token_ids=[0] * ((1 << 14) + 1)).check(1)

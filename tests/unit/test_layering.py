@@ -208,7 +208,8 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
         if path in own:
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if pattern.search(line):
+            # A field of other servers, refused by its name.
+            if pattern.search(line.replace("no_repeat_ngram_size", "")):
                 found.append(f"{relative(path)}:{number}: {line.strip()}")
     assert not found, "\n".join(found)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from openspec.errors import EngineError, RequestError
@@ -12,6 +14,7 @@ from tests.unit.fake_core import both_depths, expected, make_core, make_request,
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,
+    FakeParams,
     FakeRunner,
     FakeSpanResult,
     fake_params,
@@ -105,6 +108,34 @@ def test_request_limits_drafts(num_steps_ahead: int) -> None:
     assert off_stats.num_drafts == 0 and off_stats.num_steps == 16
     assert one_stats.num_draft_tokens == one_stats.num_drafts > 0
     assert seen["off"].token_ids == seen["one"].token_ids
+
+
+@both_depths
+def test_a_request_that_the_device_does_not_take_ends_alone(num_steps_ahead: int) -> None:
+    class Full(FakeRunner):
+        def add_sequence(
+            self,
+            token_ids: Sequence[int],
+            prompt_len: int,
+            params: FakeParams,
+            cache_salt: bytes = b"",
+        ) -> int:
+            if token_ids[0] == 7:
+                raise RuntimeError("out of memory")
+            return super().add_sequence(token_ids, prompt_len, params, cache_salt)
+
+    runner = Full(num_steps_ahead=num_steps_ahead)
+    core = make_core(runner)
+    requests = [make_request("a"), make_request("b", [7, 1]), make_request("c", [2, 3])]
+    seen = run(core, requests)
+    assert seen["b"].finish_reason == "error" and not seen["b"].token_ids
+    assert seen["b"].last is not None and "out of memory" in (seen["b"].last.error or "")
+    for request in (requests[0], requests[2]):
+        tokens, reason = expected(request, runner.max_model_len)
+        assert (seen[request.request_id].token_ids, seen[request.request_id].finish_reason) == (
+            tokens,
+            reason,
+        )
 
 
 @both_depths

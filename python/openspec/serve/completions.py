@@ -85,7 +85,8 @@ class _Answer:
         self._created = int(time.time())
         self._echoes: list[_Echo] = []
         if body.echo:
-            self._echoes = [_echo(context, prompt) for prompt in job.prompts]
+            has_offsets = body.logprobs is not None
+            self._echoes = [_echo(context, prompt, has_offsets) for prompt in job.prompts]
 
     def full(self) -> Completion:
         """The whole answer."""
@@ -254,7 +255,8 @@ def _prompts(context: ServerContext, body: CompletionRequest) -> list[Prompt]:
     return prompts
 
 
-def _echo(context: ServerContext, prompt: Prompt) -> _Echo:
+def _echo(context: ServerContext, prompt: Prompt, has_offsets: bool) -> _Echo:
+    """The prompt as it was sent; but as its tokens spell it where offsets point into it."""
     detokenizer = IncrementalDetokenizer(context.tokenizer, skip_special_tokens=False)
     pieces: list[str] = []
     offsets: list[int] = []
@@ -264,5 +266,5 @@ def _echo(context: ServerContext, prompt: Prompt) -> _Echo:
         pieces.append(detokenizer.append(token_id))
         offset += len(pieces[-1])
     pieces.append(detokenizer.finish())
-    text = "".join(pieces) if prompt.text is None else prompt.text
+    text = "".join(pieces) if prompt.text is None or has_offsets else prompt.text
     return _Echo(text, prompt.token_ids, offsets)

@@ -104,6 +104,13 @@ class Gate:
             raise ApiError(431, "The request's headers are too large.")
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL_BYTES:
             raise ApiError(414, "The request's URL is too long.")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            # A proxy in front may count the body the other way: what follows is not to be trusted.
+            raise ApiError(
+                400,
+                "A request has Content-Length or Transfer-Encoding, not both.",
+                headers={"connection": "close"},
+            )
         if scope["path"] in PUBLIC_PATHS:
             return
         if self._keys and not is_authorised(headers, self._keys):
@@ -127,7 +134,7 @@ def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes])
     scheme, _, token = given[0].partition(b" ")
     token = token.strip()
     matches = [hmac.compare_digest(token, key) for key in keys]
-    return scheme.lower() == b"bearer" and any(matches)
+    return scheme.lower() == b"bearer" and token != b"" and any(matches)
 
 
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:

@@ -253,9 +253,12 @@ class AbortRequest(Model):
 
 _BOTH: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
+    "bad_words_ids": ([],),
     "beam_width": (1,),
     "custom_logit_processor": (),
     "custom_params": (),
+    "dry_multiplier": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
     "ebnf": (),
     "early_stopping": (False,),
     "grammar": ("",),
@@ -269,13 +272,19 @@ _BOTH: dict[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "lora_path": (),
+    "max_new_tokens": (),
+    "min_new_tokens": (0,),
     "mirostat": (0,),
     "mm_processor_kwargs": ({},),
+    "n_predict": (),
+    "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
     "prompt_embeds": (),
     "regex": (),
     "repeat_penalty": (1, 1.0),
     "return_hidden_states": (False,),
+    "return_logprob": (False,),
+    "samplers": (),
     "session_params": (),
     "stop_regex": ([],),
     "structural_tag": (),
@@ -284,9 +293,24 @@ _BOTH: dict[str, tuple[object, ...]] = {
     "top_a": (0, 0.0),
     "typical_p": (1, 1.0),
     "use_beam_search": (False,),
+    "xtc_probability": (0, 0.0),
+}
+_COMPLETION: dict[str, tuple[object, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "function_call": ("none",),
+    "functions": ([],),
+    "max_completion_tokens": (),
+    "messages": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (),
 }
 _CHAT: dict[str, tuple[object, ...]] = {
     "audio": (),
+    "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
@@ -296,6 +320,7 @@ _CHAT: dict[str, tuple[object, ...]] = {
     "separate_reasoning": (True,),
     "store": (False,),
     "stream_reasoning": (True,),
+    "suffix": ("",),
     "web_search_options": (),
 }
 
@@ -306,7 +331,7 @@ def refuse_unsupported(request: GenerationFields) -> None:
     Raises:
         RequestError: naming the field.
     """
-    known = _BOTH | _CHAT if isinstance(request, ChatCompletionRequest) else _BOTH
+    known = _BOTH | (_CHAT if isinstance(request, ChatCompletionRequest) else _COMPLETION)
     for name, value in (request.model_extra or {}).items():
         neutral = known.get(name)
         if neutral is None or value is None or value in neutral:

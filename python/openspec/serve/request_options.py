@@ -42,12 +42,12 @@ def generation_options(
         frequency_penalty=_first(request.frequency_penalty, 0.0),
         repetition_penalty=_first(request.repetition_penalty, model.repetition_penalty, 1.0),
         logit_bias=_logit_bias(request.logit_bias or {}),
-        allowed_token_ids=request.allowed_token_ids,
+        allowed_token_ids=_without_repeats(request.allowed_token_ids),
         seed=request.seed,
         max_tokens=max_tokens,
         min_tokens=_first(request.min_tokens, 0),
         stop=stop or [],
-        stop_token_ids=request.stop_token_ids or [],
+        stop_token_ids=_without_repeats(request.stop_token_ids) or [],
         ignore_eos=bool(request.ignore_eos),
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=_first(request.skip_special_tokens, True),
@@ -113,11 +113,17 @@ def _first(*values: _T | None) -> _T:
     raise ValueError("the last value is never None")
 
 
+def _without_repeats(token_ids: list[int] | None) -> list[int] | None:
+    return None if token_ids is None else list(dict.fromkeys(token_ids))
+
+
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     result: dict[int, float] = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdigit() and len(key) < 11):
             raise RequestError("logit_bias: every key must be a token id", "logit_bias")
+        if int(key) in result:
+            raise RequestError(f"logit_bias: token id {int(key)} is given twice", "logit_bias")
         result[int(key)] = bias
     return result
 

@@ -76,6 +76,13 @@ class ServeConfig:
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
-        for key in [*(self.api_key or []), self.admin_api_key or "x"]:
+        # An empty variable is what a secret that is missing leaves behind: no reason to be open.
+        if self.api_key is not None and not self.api_key:
+            raise ConfigError("api_key is given but holds no key; give one, or leave it out")
+        if self.admin_api_key == "":
+            raise ConfigError("admin_api_key is given but empty; give a key, or leave it out")
+        for key in [*(self.api_key or []), *([self.admin_api_key] if self.admin_api_key else [])]:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("an API key must be printable ASCII without spaces")
+        if not self.host:
+            raise ConfigError("host must not be empty; 0.0.0.0 listens on every address")

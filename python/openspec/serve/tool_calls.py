@@ -36,6 +36,8 @@ class ToolCallParser:
 
     _pending: str = field(default="", init=False)
     _is_inside: bool = field(default=False, init=False)
+    _gap: str = field(default="", init=False)
+    """Line ends before the tag: layout, if a call follows."""
     _is_after_call: bool = field(default=False, init=False)
     """No text has followed the last call yet."""
 
@@ -53,7 +55,9 @@ class ToolCallParser:
             if self._is_inside:
                 self._end_call(before, TOOL_CLOSE, out, calls)
             else:
-                out.append(self._without_gap(before.rstrip("\n")))
+                text = before.rstrip("\n")
+                self._gap = before[len(text) :]
+                out.append(self._without_gap(text))
                 self._is_inside = True
         if not self._is_inside:
             size = len(self._pending) - (0 if is_last else held_back(self._pending, TOOL_OPEN))
@@ -69,7 +73,7 @@ class ToolCallParser:
         self._is_inside = False
         call = parse_call(text)
         if call is None:
-            out.append(TOOL_OPEN + text + tag)
+            out.append(self._without_gap(self._gap + TOOL_OPEN + text + tag))
         else:
             calls.append(call)
             self._is_after_call = True
