@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from openspec.bench.client import ClientError
 from openspec.bench.load import LoadResult, RequestSettings, run_load
 from openspec.bench.report import Acceptance, compare
-from openspec.bench.server import ServerUnderTest, started_server
+from openspec.bench.server import ServerUnderTest, leave_on_sigterm, started_server
 from openspec.bench.workloads import Prompt, Workload
 from openspec.config import EMBEDDED_MODEL
 from openspec.errors import ConfigError
@@ -151,4 +151,5 @@ def statistics_line(
 
 
 if __name__ == "__main__":
+    leave_on_sigterm()
     sys.exit(main())

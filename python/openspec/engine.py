@@ -171,7 +171,7 @@ class EngineCore:
         self._num_dry_steps = 0
         self._stats_log.tick(self.stats)
         self._num_steps += 1
-        if self._num_steps % DRAFTER_CHECK_STEPS == 0:
+        if self._num_steps % DRAFTER_CHECK_STEPS == 0 or not self._scheduler.has_work:
             self._report_drafter()
         return outputs
 

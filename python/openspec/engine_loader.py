@@ -32,6 +32,14 @@ logger = logging.getLogger(__name__)
 STEP_TIMING_BUDGET_S = 0.5
 
 
+def _check_drafter(drafter: object) -> None:
+    if not isinstance(drafter, _C.Drafter):
+        raise ConfigError(
+            "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
+            f"{type(drafter).__name__}"
+        )
+
+
 def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> EngineCore:
     """Loads the model and starts an engine in this process.
 
@@ -46,9 +54,11 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
+    is_compiled = config.num_drafts > 0 and drafter is None and spec.build is None
     if drafter is None and spec.build is not None and config.num_drafts > 0:
         drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
-    is_compiled = config.num_drafts > 0 and drafter is None
+    if config.num_drafts > 0 and not is_compiled:
+        _check_drafter(drafter)
     if is_compiled and spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
     draft_model = _read_draft_model(config, model_config, spec) if is_compiled else None

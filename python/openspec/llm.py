@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import numbers
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -38,7 +40,8 @@ class LLM:
 
     Keyword arguments are the fields of `EngineConfig`, the options of the method, and
     `speculative_config` (a mapping, as vLLM takes it). `drafter` replaces the method's drafter by
-    one written in Python, with the configured `num_speculative_tokens`.
+    one written in Python, with the configured `num_speculative_tokens`. Threads may share an LLM:
+    their calls run one after the other.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class LLM:
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
         self._num_requests = 0
+        self._lock = threading.Lock()
+        self._user: int | None = None  # the thread that generates
 
     @property
     def engine(self) -> EngineCore:
@@ -82,7 +87,7 @@ class LLM:
             else:
                 self.tokenizer.check_token_ids(prompt)
                 texts.append(None)
-                token_ids.append(list(prompt))
+                token_ids.append(prompt)
         return self._generate(texts, token_ids, sampling_params, use_tqdm)
 
     def chat(
@@ -157,16 +162,29 @@ class LLM:
             raise RequestError(
                 f"{len(sampling_params)} sampling parameters for {len(token_ids)} prompts"
             )
-        groups = [
-            self._processors(prompt, sampling)
-            for prompt, sampling in zip(token_ids, sampling_params, strict=True)
-        ]
-        by_id = {one.request.request_id: one for group in groups for one in group}
-        self._run(by_id, use_tqdm)
+        with self._alone():
+            groups = [
+                self._processors(prompt, sampling.typed())
+                for prompt, sampling in zip(token_ids, sampling_params, strict=True)
+            ]
+            by_id = {one.request.request_id: one for group in groups for one in group}
+            self._run(by_id, use_tqdm)
         return [
             request_output(group[0].request.request_id.rpartition("-")[0], text, group)
             for text, group in zip(texts, groups, strict=True)
         ]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The engine for one caller at a time."""
+        if self._user == threading.get_ident():
+            raise EngineError("generate was called while it runs, by the same thread")
+        with self._lock:
+            self._user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._user = None
 
     def _processors(
         self, prompt: list[int], sampling: SamplingParams
@@ -255,30 +273,43 @@ def _abandon(core: EngineCore, requests: Sequence[EngineRequest]) -> None:
 
 def _each_prompt(
     prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-) -> Iterator[str | Sequence[int]]:
-    if isinstance(prompts, str) or (prompts and _are_ids(prompts)):
-        yield prompts
-        return
-    for prompt in prompts:
-        if isinstance(prompt, int):
-            raise RequestError("prompts must be texts or lists of token ids, not both", "prompt")
-        yield prompt
+) -> Iterator[str | list[int]]:
+    given = [prompts] if isinstance(prompts, str) else _listed(prompts)
+    if given and all(_is_id(item) for item in given):
+        given = [given]
+    for prompt in given:
+        if isinstance(prompt, str):
+            yield prompt
+            continue
+        items = _listed(prompt)
+        if not all(_is_id(item) for item in items):
+            raise RequestError("token ids must be integers", "prompt")
+        yield [int(item) for item in items]
 
 
-def _are_ids(
-    prompts: Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-) -> TypeGuard[Sequence[int]]:
-    return all(isinstance(prompt, int) for prompt in prompts)
+def _listed(value: object) -> list[Any]:
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        raise RequestError(
+            f"a prompt is a text or a list of token ids, got {type(value).__name__}; several stand "
+            "in a list, either all of them or none",
+            "prompt",
+        )
+    return list(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _each_conversation(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> Iterator[list[Message]]:
-    single: list[Message] = []
-    for item in messages:
-        if isinstance(item, Mapping):
-            single.append(item)
-        else:
-            yield list(item)
-    if single:
-        yield single
+    given = list(messages)
+    if all(isinstance(item, Mapping) for item in given):
+        if given:
+            yield [item for item in given if isinstance(item, Mapping)]
+        return
+    for item in given:
+        if not isinstance(item, (list, tuple)):
+            raise RequestError("messages are one conversation, or a list of them", "messages")
+        yield list(item)

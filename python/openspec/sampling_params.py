@@ -53,6 +53,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Of the model's own distribution, or of the one the token was drawn from."""
 
+    def typed(self) -> SamplingParams:
+        """The same, every field of its type; `stop` may be one string, as vLLM takes it.
+
+        Raises:
+            RequestError: with the field and what it should be.
+        """
+        fields = msgspec.structs.asdict(self)
+        if isinstance(self.stop, str):
+            fields["stop"] = [self.stop]
+        try:
+            return msgspec.convert(fields, SamplingParams)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"sampling parameters: {error}") from None
+
     def check(self, vocab_size: int, *, has_eos: bool = False) -> None:
         """Checks every range; `has_eos`: the model's EOS ids, any number, are among the stop ids.
 

@@ -7,6 +7,7 @@ import importlib.util
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -285,3 +286,98 @@ def test_as_many_stop_ids_as_allowed_beside_the_models_own() -> None:
         assert outputs[0].outputs[0].finish_reason in ("stop", "length")
         with pytest.raises(RequestError, match="at most 1024 stop_token_ids, got 1025"):
             llm.generate("The moon", SamplingParams(stop_token_ids=[*range(1025)]))
+
+
+@pytest.fixture(scope="module")
+def greedy() -> Iterator[LLM]:
+    with LLM(max_num_seqs=8, max_model_len=128, stats_interval_s=0.0) as llm:
+        yield llm
+
+
+def texts_of(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_what_prompts_may_be(greedy: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    ids = greedy.tokenizer.encode("The moon")
+    expected = texts_of(greedy.generate(["The moon", "a"], params, use_tqdm=False))
+    for prompts in (iter(["The moon", "a"]), ("The moon", "a"), [tuple(ids), "a"]):
+        assert texts_of(greedy.generate(prompts, params, use_tqdm=False)) == expected  # type: ignore
+    assert texts_of(greedy.generate(ids, params, use_tqdm=False)) == expected[:1]
+    assert greedy.generate([], params, use_tqdm=False) == []
+    for bad in ({"prompt": "a"}, b"abc", [b"abc"], [True, False], [[1, 2.0]], [1, "a"], 5, [None]):
+        with pytest.raises(RequestError):
+            greedy.generate(bad, params, use_tqdm=False)  # type: ignore[arg-type]
+    one = {"role": "user", "content": "hi"}
+    with pytest.raises(RequestError, match="one conversation, or a list"):
+        greedy.chat([one, [one]], params, use_tqdm=False)  # type: ignore[list-item]
+
+
+def test_one_stop_string_is_a_list_of_one(greedy: LLM) -> None:
+    def run(stop: object) -> list[str]:
+        params = SamplingParams(temperature=0.0, max_tokens=30, stop=stop)  # type: ignore[arg-type]
+        return texts_of(greedy.generate(PROMPTS, params, use_tqdm=False))
+
+    assert run("the") == run(["the"]) != run(["t", "h", "e"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 4.0),
+        ("max_tokens", None),
+        ("top_k", 2.5),
+        ("temperature", "0"),
+        ("n", True),
+        ("seed", 1.5),
+        ("stop", None),
+        ("stop_token_ids", [1.0]),
+        ("logit_bias", {"1": 1.0}),
+        ("logprobs_mode", "best"),
+        ("ignore_eos", "no"),
+    ],
+)
+def test_a_parameter_of_another_type_is_refused(greedy: LLM, name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=rf"sampling parameters: .*\$\.{name}"):
+        greedy.generate("a", SamplingParams(**{name: value}), use_tqdm=False)  # type: ignore
+
+
+def test_threads_take_turns(greedy: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    expected = texts_of(greedy.generate(PROMPTS, params, use_tqdm=False))
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(greedy.generate, PROMPTS, params, False) for _ in range(6)]
+        assert [texts_of(run.result()) for run in runs] == [expected] * 6
+    greedy.engine.check_integrity()
+
+
+def test_generate_within_generate_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    class Nested(_C.Drafter):
+        def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+            llm.generate("a", use_tqdm=False)
+            return []
+
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    with LLM(drafter=Nested(2), max_model_len=64, stats_interval_s=0.0) as llm:
+        assert len(llm.generate("a", params, use_tqdm=False)[0].outputs[0].token_ids) == 4
+        assert llm.stats().num_drafter_failures > 0
+        llm.engine.check_integrity()
+    assert "generate was called while it runs" in caplog.text
+
+
+def test_a_drafter_is_a_drafter(caplog: pytest.LogCaptureFixture) -> None:
+    class Plain:
+        def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+            return []
+
+    with pytest.raises(ConfigError, match=r"subclass of openspec\._C\.Drafter, got Plain"):
+        LLM(drafter=Plain())  # type: ignore[arg-type]
+
+    class Failing(_C.Drafter):
+        def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+            raise ValueError("no idea")
+
+    with LLM(drafter=Failing(2), max_model_len=64, stats_interval_s=0.0) as llm:
+        llm.generate("a", SamplingParams(max_tokens=4), use_tqdm=False)
+    assert "no idea" in caplog.text

@@ -12,7 +12,7 @@ from openspec.bench.client import ClientError
 from openspec.bench.environment import environment
 from openspec.bench.results import report_cell, total_identity, write_json
 from openspec.bench.run import run_benchmark, server_of
-from openspec.bench.server import ServerUnderTest
+from openspec.bench.server import ServerUnderTest, leave_on_sigterm
 from openspec.bench.table import render_identity, render_positions, render_table
 from openspec.errors import ConfigError
 
@@ -49,7 +49,10 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
         print("\n" + positions)
     print("\n" + render_identity(identity, failures))
     if plan.bench.json is not None:
-        write_json(Path(plan.bench.json), where, reports)
+        try:
+            write_json(Path(plan.bench.json), where, reports)
+        except OSError as error:
+            raise ConfigError(f"json: {error}") from error
     return 1 if failures else 0
 
 
@@ -65,4 +68,5 @@ def _headline(where: dict[str, object], server: ServerUnderTest, plan: BenchPlan
 
 
 if __name__ == "__main__":
+    leave_on_sigterm()
     sys.exit(main())

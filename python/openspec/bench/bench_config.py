@@ -88,6 +88,8 @@ class BenchConfig:
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        if self.json is not None and Path(self.json).is_dir():
+            raise ConfigError(f"json: {self.json} is a folder; name a file in it")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
             raise ConfigError(f"json: the folder of {self.json} does not exist")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,15 @@ def started_server(settings: Mapping[str, Raw]) -> Iterator[ServerUnderTest]:
             yield describe("127.0.0.1", port)
         finally:
             _stop(process)
+
+
+def leave_on_sigterm() -> None:
+    """Lets SIGTERM end this process as Ctrl-C does: with the server that it started."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def _without(settings: Mapping[str, Raw]) -> dict[str, str]:
