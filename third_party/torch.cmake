@@ -1,7 +1,7 @@
 # PyTorch: headers and libraries of the environment that openspec is being installed into.
 #
 # pip builds in an environment of its own that hides the target's packages through PYTHONPATH;
-# `python -I` ignores that variable and sees them. A build requirement on torch would download a
+# `python -E` ignores that variable, and the one that hides the user's, and sees them. A build requirement on torch would download a
 # second, possibly different torch of several GB instead.
 #
 # Sets OPENSPEC_TORCH_LIB_DIR, OPENSPEC_TORCH_VERSION, OPENSPEC_TORCH_CUDA (version, or empty) and the
@@ -17,7 +17,7 @@ root = os.path.dirname(torch.__file__)
 print(root, torch.__version__, torch.version.cuda or "", int(torch.compiled_with_cxx11_abi()), sep="\n")
 ]=])
 execute_process(
-  COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH "${OPENSPEC_TORCH_PYTHON}" -I -c "${query}"
+  COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH "${OPENSPEC_TORCH_PYTHON}" -E -c "${query}"
   OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT torch_result EQUAL 0)

@@ -1,17 +1,22 @@
 """`python -m openspec.convert_drafter SRC DST`: a draft model that openspec can read.
 
 Takes pytorch_model.bin (or safetensors of another float type) and writes model.safetensors in
-bfloat16, tensor names as they are, and a copy of config.json. Needs torch. This is the one place
-that opens a pickle, with torch's restricted reader and only on request; the engine never does.
+bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch.
+This is the one place that opens a pickle, with torch's restricted reader and only on request; the
+engine never does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
+import math
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,19 +24,24 @@ from typing import TYPE_CHECKING
 from openspec.checkpoint_folder import find_file, open_folder
 from openspec.draft_model import CONVERTER, KIND, PICKLED_WEIGHTS
 from openspec.errors import ConfigError
+from openspec.json_keys import JsonKeys
 from openspec.safetensors_reader import (
     INDEX_FILE,
     SINGLE_FILE,
     checkpoint_files,
+    name_some,
     shown_name,
 )
+from openspec.strict_json import read_json_object
 
 if TYPE_CHECKING:
     import torch
 
 PICKLED_PATTERN = "pytorch_model*.bin"
+PICKLED_INDEX = f"{PICKLED_WEIGHTS}.index.json"
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE")
 ALIGNMENT = 8
+METADATA = "__metadata__"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,16 +67,35 @@ def convert(source: Path, target: Path) -> str:
     root = open_folder(source, KIND)
     if find_file(root, "config.json") is None:
         raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
-    tensors = {name: _converted(name, tensor) for name, tensor in _read(root).items()}
-    target.mkdir(parents=True, exist_ok=True)
-    for name in COPIED:
-        file = find_file(root, name)
-        if file is not None:
-            shutil.copyfile(file, target / name)
-    num_bytes = _write(target / SINGLE_FILE, tensors)
+    try:
+        if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
+        tensors = {name: _converted(name, tensor) for name, tensor in _read(root).items()}
+        num_bytes = _write_folder(root, target, tensors)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error}; name another folder") from None
     return f"{target / SINGLE_FILE}: {len(tensors)} tensors, {num_bytes / 1e6:.1f} MB"
+
+
+def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Writes the whole folder or nothing; returns the size of the weights."""
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=target) as partial:
+            for name in COPIED:
+                file = find_file(root, name)
+                if file is not None:
+                    shutil.copyfile(file, Path(partial) / name)
+            num_bytes = _write(Path(partial) / SINGLE_FILE, tensors)
+            for written in Path(partial).iterdir():
+                written.rename(target / written.name)
+        return num_bytes
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                target.rmdir()
+        raise
 
 
 def _read(root: Path) -> dict[str, torch.Tensor]:
@@ -98,7 +127,25 @@ def _read(root: Path) -> dict[str, torch.Tensor]:
         ):
             raise ConfigError(f"{entry}: expected a mapping of names to tensors (a state dict)")
         tensors.update(content)
+    _check_complete(root, tensors)
     return tensors
+
+
+def _check_complete(root: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuses shards that lack what their index names."""
+    index = find_file(root, PICKLED_INDEX)
+    if index is None:
+        return
+    keys = JsonKeys(read_json_object(index), str(root / PICKLED_INDEX))
+    weight_map = keys.object("weight_map")
+    if weight_map is None:
+        keys.refuse("weight_map", "an object with tensors")
+    missing = sorted(set(weight_map.values) - set(tensors))
+    if missing:
+        raise ConfigError(
+            f"{keys.source} names {name_some(missing)}, which no {PICKLED_PATTERN} holds; finish "
+            "the download"
+        )
 
 
 def _read_safetensors(root: Path) -> dict[str, torch.Tensor]:
@@ -130,8 +177,22 @@ def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """In a type that the engine reads: floats as bfloat16, token ids and masks as they are."""
     import torch
 
+    if name == METADATA:
+        raise ConfigError(f"{name}: a safetensors file has no tensor of this name; rename it")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise ConfigError(
+            f"{shown_name(name)}: expected a dense tensor with data, found {tensor.layout} on "
+            f"{tensor.device}; save the head again with plain tensors"
+        )
     if tensor.is_floating_point():
-        return tensor.detach().to(torch.bfloat16).contiguous()
+        converted = tensor.detach().to(torch.bfloat16).contiguous()
+        # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
+        if converted.numel() and not all(map(math.isfinite, converted.aminmax())):
+            raise ConfigError(
+                f"{shown_name(name)}: holds NaN, or numbers that are infinite in bfloat16; take "
+                "the head from another source"
+            )
+        return converted
     if tensor.dtype in (torch.int64, torch.int32, torch.bool, torch.uint8):
         return tensor.detach().contiguous()
     raise ConfigError(f"{shown_name(name)}: {tensor.dtype} has no place in a draft model")
@@ -145,7 +206,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
         **{torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"},
         **{torch.bool: "BOOL", torch.uint8: "U8"},
     }
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {METADATA: {"format": "pt"}}
     position = 0
     # Wide types first keeps every tensor aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

@@ -1,27 +1,32 @@
 """`python -m openspec.doctor --model DIR --method NAME`: does this drafter fit this model?
 
 A drafter that does not fit is still exact, only useless: nothing fails, and hardly a draft is
-accepted. This says what the draft checkpoint is, runs a short text, compares the acceptance with
-what the method should reach, and where it is low tries what is likely to be wrong.
+accepted. This says what the draft checkpoint is and whether its numbers are numbers, runs a short
+text, compares the acceptance with what the method should reach, and where it is low tries what is
+likely to be wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from openspec.config import EngineConfig, parse_engine_args
+from openspec.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.drafters import DrafterSpec, Variant, get_drafter
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, RequestError
 from openspec.messages import SpecDecodeStats
 from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
 from openspec.model_config import ModelConfig
+from openspec.safetensors_reader import TensorInfo, shown_name
 from openspec.sampling_params import SamplingParams
 from openspec.settings import build, group_of
+from openspec.weights import LOADABLE_DTYPES
 
 CHATS = (
     "Explain in a few sentences how binary search works, then write it in Python.",
@@ -101,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in lines:
             print(line.text, flush=True)
             verdict = max(verdict, line.verdict)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:  # the latter: the texts do not fit max_model_len
         print(f"error: {error}", file=sys.stderr)
         return 2
     return int(verdict)
@@ -120,6 +125,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
 
     Raises:
         ConfigError: for a pairing that cannot work at all.
+        RequestError: the built-in texts cannot be served.
     """
     target = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
@@ -135,6 +141,15 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
         draft_model = spec.read_draft_model(config, target)
         yield Line(f"draft model: {draft_model.folder}")
         yield from (Line(f"  {detail}") for detail in draft_model.details)
+        broken = _broken_tensors(draft_model)
+        if broken:  # acceptance would say nothing more
+            rest = f" (one of {len(broken)} that do)" if len(broken) > 1 else ""
+            yield Line(
+                f"PROBLEM: tensor {shown_name(broken[0])} holds NaN or infinite numbers{rest}; "
+                "download the draft model again, or take it from another source",
+                Verdict.SUSPECT,
+            )
+            return
     if config.num_drafts == 0:
         yield Line("nothing is drafted, nothing to check")
         return
@@ -149,6 +164,28 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
             Verdict.SUSPECT,
         )
     yield from _judge(config, spec, target, sample, measure)
+
+
+def _broken_tensors(draft_model: DraftModel) -> list[str]:
+    """Those of the loaded ones that hold NaN or infinity, which raises no error in the engine."""
+    with opened_draft_checkpoint(draft_model.folder) as checkpoint:
+        return [
+            name
+            for name, info in checkpoint.tensors.items()
+            if info.dtype in LOADABLE_DTYPES
+            and name not in draft_model.ignored_tensors
+            and not _is_finite(info, checkpoint.view(name))
+        ]
+
+
+def _is_finite(info: TensorInfo, view: memoryview) -> bool:
+    import torch
+
+    with view:
+        data = bytearray(view)
+    dtype = torch.bfloat16 if info.dtype == "BF16" else torch.float32
+    # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
+    return not data or all(map(math.isfinite, torch.frombuffer(data, dtype=dtype).aminmax()))
 
 
 def _judge(
@@ -228,7 +265,14 @@ def measure(config: EngineConfig, num_tokens: int) -> Sample:
 def _with_options(
     config: EngineConfig, options: Mapping[str, int | float | bool | str]
 ) -> EngineConfig:
-    return dataclasses.replace(config, method_options={**config.method_options, **options})
+    """A variant's options over the configured ones; the number of drafts may be one of them."""
+    changed = dict(options)
+    num_drafts = changed.pop("num_speculative_tokens", config.num_speculative_tokens)
+    return dataclasses.replace(
+        config,
+        num_speculative_tokens=None if num_drafts is None else int(num_drafts),
+        method_options={**config.method_options, **changed},
+    )
 
 
 def _shown(counters: SpecDecodeStats) -> str:

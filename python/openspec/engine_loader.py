@@ -6,7 +6,13 @@ import logging
 import os
 import time
 
-from openspec import _C
+try:
+    from openspec import _C
+except ImportError as error:
+    raise ImportError(
+        f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
+        "with: pip install torch, then pip install openspec again"
+    ) from error
 from openspec.config import EngineConfig
 from openspec.device import CUDA, DeviceTraits, choose_device
 from openspec.draft_model import DraftModel

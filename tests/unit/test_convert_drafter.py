@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +95,77 @@ def test_code_in_a_pickle_is_not_run(
         torch.save(content, source / "pytorch_model.bin")
         assert convert_drafter.main([str(source), str(source.parent / "new")]) == 2
     assert not (source / "gotcha").exists() and not (source.parent / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.zeros(2, device="meta"), "a: expected a dense tensor.* on meta"),
+        (lambda: torch.eye(3).to_sparse(), "a: expected a dense tensor.*sparse_coo"),
+        (lambda: torch.tensor([1.0, float("nan")]), "a: holds NaN"),
+        (lambda: torch.tensor([1.0, float("-inf")]), "a: holds.*infinite in bfloat16"),
+        (lambda: torch.tensor([3.4e38]), "a: holds.*infinite in bfloat16"),
+    ],
+    ids=["meta", "sparse", "nan", "inf", "overflow"],
+)
+def test_refused_tensors(source: Path, make: Callable[[], Any], message: str) -> None:
+    torch.save({"a": make()}, source / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=message):
+        convert_drafter.convert(source, source.parent / "new")
+    assert not (source.parent / "new").exists()
+
+
+def test_a_name_that_the_format_keeps(source: Path) -> None:
+    torch.save({"__metadata__": torch.zeros(1)}, source / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="__metadata__: a safetensors file has no tensor"):
+        convert_drafter.convert(source, source.parent / "new")
+
+
+def test_shards_are_those_of_the_index(source: Path) -> None:
+    names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    write_json(source / "pytorch_model.bin.index.json", index)
+    torch.save({"a": torch.zeros(1)}, source / names[0])
+    with pytest.raises(ConfigError, match=r"index\.json names b, which.*finish the download"):
+        convert_drafter.convert(source, source.parent / "new")
+    torch.save({"b": torch.zeros(1)}, source / names[1])
+    assert set(converted(source)) == {"a", "b"}
+    write_json(source / "pytorch_model.bin.index.json", {})
+    with pytest.raises(ConfigError, match="weight_map: expected an object"):
+        convert_drafter.convert(source, source.parent / "newer")
+
+
+def test_nowhere_to_write(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"a": torch.zeros(1)}, source / "pytorch_model.bin")
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for target in (tmp_path / "file" / "new", Path("/proc/new"), tmp_path / "dangling"):
+        assert convert_drafter.main([str(source), str(target)]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"error: {target}") and shown.count("\n") == 1
+    assert {entry.name for entry in tmp_path.iterdir()} == {"source", "file", "dangling"}
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_nothing_is_left_of_a_failure(
+    source: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    torch.save({"a": torch.zeros(1)}, source / "pytorch_model.bin")
+    new = source.parent / "new"
+    if is_there:
+        new.mkdir()
+
+    def full(path: Path, tensors: object) -> int:
+        path.write_bytes(b"the first half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert_drafter, "_write", full)
+        with pytest.raises(ConfigError, match=r"new: cannot be written: .*No space left"):
+            convert_drafter.convert(source, new)
+    assert new.exists() == is_there and not (is_there and any(new.iterdir()))
+    assert set(converted(source)) == {"a"}
+    assert {entry.name for entry in new.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_nothing_to_convert(source: Path, tmp_path: Path) -> None:

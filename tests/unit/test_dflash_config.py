@@ -144,6 +144,7 @@ def speculators() -> Checkpoint:
     return config, tensors
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 2048}
 FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
     "zlab": (zlab, "dflash"),
     "jetspec": (jetspec, "dflash"),
@@ -264,6 +265,30 @@ def test_default_layers(target: ModelConfig) -> None:
     assert read(target, (config, tensors)).options["capture_layers"] == "1,33"
 
 
+def test_default_block_size(target: ModelConfig) -> None:
+    """The speculators format has one; z-lab's and DeepSpec's have not (see the refused blocks)."""
+    config, tensors = speculators()
+    del config["block_size"]
+    assert read(target, (config, tensors)).options["block_size"] == 8
+    assert config_of(target, target.folder.parent / "draft", "dflash").num_drafts == 7
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"use_sliding_window": False, "sliding_window": 4096}, {"sliding_window": None}),
+        ({"use_sliding_window": True, "sliding_window": None}, {}),
+        ({"sliding_window": 4096}, {}),  # of transformers' Qwen3Config, which does not use it
+        ({"target_layer_ids": OUTPUTS}, {}),
+        ({}, {"block_size": None}),  # a null counts as absent
+    ],
+)
+def test_harmless_keys(target: ModelConfig, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    config, tensors = zlab()
+    config["dflash_config"] |= inner
+    assert read(target, (config | outer, tensors)).options == read(target, zlab()).options
+
+
 def test_what_the_user_says_counts(target: ModelConfig) -> None:
     model = read(
         target,
@@ -326,6 +351,8 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
         ("zlab", {"projector_type": "domino"}, "projector_type"),
         ("zlab", {"draft_shift": True}, "draft_shift.*not supported"),
         ("zlab", {"block_size": None}, "block_size: expected an integer"),
+        ("zlab", {"block_size": 65}, "dflash_config: block_size.*found 65"),
+        ("zlab", {"sliding_window": 2048}, "dflash_config: sliding_window.*not supported"),
         ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
         ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
         ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
@@ -351,6 +378,16 @@ def test_refused_blocks(
         ("zlab", {"hidden_size": 128}, "hidden_size: expected 64, as the target"),
         ("zlab", {"num_target_layers": 28}, "num_target_layers: expected 36"),
         ("zlab", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
+        ("zlab", WINDOW, "config.json: sliding_window: expected null, found 2048"),
+        ("zlab", WINDOW | {"layer_types": None}, "sliding_window.*a head without one"),
+        ("speculators", {"transformer_layer_config": base() | WINDOW}, "config: sliding_window"),
+        ("zlab", {"block_size": 65}, "config.json: block_size.*found 65"),
+        ("zlab", {"markov_rank": 8}, "config.json: markov_rank.*--method dspark"),
+        (
+            "zlab",
+            {"target_layer_ids": [0, 8, 16, 24, 32]},
+            r"dflash_config: target_layer_ids says \[1, .*json: target_layer_ids \[0, .*different",
+        ),
         ("speculators", {"speculators_model_type": "dflash2"}, "other methods' heads"),
         ("speculators", {"transformer_layer_config": None}, "transformer_layer_config"),
     ],
@@ -415,11 +452,12 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
     assert "normed states" in " ".join(plan.causes)
     options = [v.options for v in checkup(target, dspark(), "dspark").variants]
     assert {"draft_anchor": "drop"} in options and {"draft_attention": "causal"} in options
-    # With so many drafts as the last token's row as well gives, the other layout has too few.
-    options = [
-        v.options for v in checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
-    ]
-    assert {"draft_anchor": "drop"} not in options
+    # With so many drafts as the last token's row as well gives, the other layout has one fewer.
+    variants = checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
+    fewer: dict[str, OptionValue] = {"draft_anchor": "drop", "num_speculative_tokens": 6}
+    advice = next(variant.advice for variant in variants if variant.options == fewer)
+    assert "--draft-anchor drop" in advice and "--num-speculative-tokens 6" in advice
+    read(target, dspark(), "dspark", **fewer)
     # With the last token's row as well a block is one deeper, which the tree has to have room for.
     trees: dict[str, OptionValue] = {"draft_top_k": 8, "draft_tree_size": 15}
     options = [v.options for v in checkup(target, zlab(), "dflash", **trees).variants]

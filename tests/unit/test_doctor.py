@@ -20,10 +20,11 @@ from openspec.drafters import (
     register_drafter,
     unregister_drafter,
 )
+from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats
 from openspec.metrics import record_draft
 from openspec.model_config import ModelConfig
-from tests.unit.draft_checkpoints import write_draft, write_target
+from tests.unit.draft_checkpoints import tensor, write_draft, write_target
 
 CHECKUP = Checkup(
     usual=(0.6, 0.4),
@@ -40,7 +41,7 @@ CHECKUP = Checkup(
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[EngineConfig]:
     write_target(tmp_path / "target")
-    folder = write_draft(tmp_path / "draft", {}, {})
+    folder = write_draft(tmp_path / "draft", {}, {"fc": tensor("BF16", [2])})
 
     def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
         return DraftModel(
@@ -48,7 +49,7 @@ def config(tmp_path: Path) -> Iterator[EngineConfig]:
             description="a guesser",
             options={},
             tensor_names={},
-            ignored_tensors={},
+            ignored_tensors={"verifier": "only training needs it"},
             details=("format: of its own", "layers: outputs of 1 = entering 2"),
         )
 
@@ -131,6 +132,31 @@ def test_nothing_to_judge(config: EngineConfig) -> None:
     assert verdict is Verdict.FITS and "nothing is drafted" in text
 
 
+BFLOATS = {"0": b"\0\0", "nan": b"\xc0\x7f", "inf": b"\x80\x7f", "-inf": b"\x80\xff"}
+FLOATS = {"0": b"\0\0\0\0", "nan": b"\0\0\xc0\x7f", "inf": b"\0\0\x80\x7f"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [*(("BF16", BFLOATS[name]) for name in BFLOATS), *(("F32", FLOATS[name]) for name in FLOATS)],
+)
+def test_numbers_that_are_none(config: EngineConfig, dtype: str, number: bytes) -> None:
+    assert config.draft_model_path is not None
+    tensors = {
+        "empty": tensor("BF16", [0]),
+        "ids": tensor("I64", [1], 255),  # as a float it would be NaN
+        "verifier": ("BF16", [1], BFLOATS["nan"]),  # is not loaded
+        "fc": (dtype, [2], number + bytes(len(number))),
+        "norm": (dtype, [1], number),
+    }
+    write_draft(config.draft_model_path, {}, tensors)
+    text, verdict = report(config, accepting(dict.fromkeys(range(3), 70)))
+    is_broken = any(number)
+    assert verdict is (Verdict.SUSPECT if is_broken else Verdict.FITS)
+    expected = "PROBLEM: tensor fc holds NaN or infinite numbers (one of 2 that do)"
+    assert (expected in text) == is_broken == ("acceptance, chat" not in text)
+
+
 def test_command_line(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +170,13 @@ def test_command_line(
     assert doctor.main(argv) == 2
     assert "needs --draft-model" in capsys.readouterr().err
     assert doctor.main([*argv, *draft, "--doctor-tokens", "0"]) == 2
+
+    def refuse(config: EngineConfig, num_tokens: int) -> Sample:
+        raise RequestError("the prompt has 35 tokens")
+
+    monkeypatch.setattr(doctor, "measure", refuse)
+    assert doctor.main([*argv, *draft]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: the prompt has 35 tokens"
 
 
 def test_sample_adds_up() -> None:
@@ -190,6 +223,21 @@ def test_a_wrong_layout_is_found(
     assert doctor.main(arguments) == (1 if advice else 0)
     shown = capsys.readouterr().out
     assert advice is None or advice in shown
+
+
+@needs_engine
+def test_a_layout_with_fewer_drafts_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    """The embedded head has 15 rows, which all draft; in the other layout it is one fewer."""
+    flags = ["--num-speculative-tokens", "15", "--doctor-tokens", "48"]
+    assert doctor.main(["--method", "dspark", *flags]) == 0
+    tried = capsys.readouterr().out.partition("tried anchor-drop blocks: ")[2]
+    assert tried.partition(" by position")[0].count("%") == 14
+
+
+@needs_engine
+def test_texts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--method", "ngram", "--max-model-len", "16"]) == 2
+    assert "error: the prompt has" in capsys.readouterr().err
 
 
 @needs_engine

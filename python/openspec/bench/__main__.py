@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,16 +44,16 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
     reports = [report for cell in cells for report in report_cell(cell, plan.methods)]
     identity = total_identity(reports)
     failures = [report for report in reports if report.is_gated and not report.identity.holds]
-    print(render_table(reports))
-    positions = render_positions([report for report in reports if report.is_shown])
-    if positions:
-        print("\n" + positions)
-    print("\n" + render_identity(identity, failures))
     if plan.bench.json is not None:
         try:
             write_json(Path(plan.bench.json), where, reports)
         except OSError as error:
             raise ConfigError(f"json: {error}") from error
+    print(render_table(reports))
+    positions = render_positions([report for report in reports if report.is_shown])
+    if positions:
+        print("\n" + positions)
+    print("\n" + render_identity(identity, failures))
     return 1 if failures else 0
 
 
@@ -69,4 +70,6 @@ def _headline(where: dict[str, object], server: ServerUnderTest, plan: BenchPlan
 
 if __name__ == "__main__":
     leave_on_sigterm()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # bars, where the terminal has none
     sys.exit(main())

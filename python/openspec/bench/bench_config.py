@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,8 @@ class BenchConfig:
             raise ConfigError(f"json: {self.json} is a folder; name a file in it")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
             raise ConfigError(f"json: the folder of {self.json} does not exist")
+        if self.json is not None and not os.access(Path(self.json).absolute().parent, os.W_OK):
+            raise ConfigError(f"json: the folder of {self.json} cannot be written")
 
 
 @dataclass(frozen=True)

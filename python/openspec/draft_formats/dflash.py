@@ -6,7 +6,7 @@ Besides keys and numbering the formats differ in which rows of a block draft.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from openspec.draft_head import (
     CAPTURE_LAYERS,
@@ -47,10 +47,12 @@ DRAFT_ANCHOR = "draft_anchor"
 DRAFT_ATTENTION = "draft_attention"
 
 MAX_BLOCK = 64
+SPECULATORS_BLOCK = 8  # that format's default
 MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+NO_WINDOW = "a sliding window is not supported; give a head without one"
 UNSUPPORTED = {
     "conv_kernel_size": "DFlash2's convolution",
     "conv_group_size": "DFlash2's convolution",
@@ -64,12 +66,29 @@ UNSUPPORTED = {
 """Keys that make the head compute something else -> what."""
 
 
+class _BlockKeys(JsonKeys):
+    """Keys that stand in dflash_config or at top level; the inner one counts."""
+
+    def __init__(self, outer: JsonKeys, inner: JsonKeys) -> None:
+        given = {name: value for name, value in inner.values.items() if value is not None}
+        super().__init__({**outer.values, **given}, outer.source)
+        self._outer = outer
+        self._inner = inner
+
+    def refuse(self, name: str, expected: str, remedy: str = "") -> NoReturn:
+        """Names the object that the key stands in."""
+        place = self._outer if self._inner.get(name) is None else self._inner
+        place.refuse(name, expected, remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class _Dialect(Dialect):
     """And where it says how a block drafts."""
 
     block: JsonKeys
-    """Where the block's shape stands."""
+    """Where the rest about the block stands."""
+    block_size: int
+    """Its rows, as trained."""
     anchor_drafts: bool
     """Whether the row of the last known token drafts, too ("anchor-first")."""
     is_causal: bool
@@ -87,7 +106,7 @@ def num_drafts_of(keys: JsonKeys, options: Options) -> int:
 
 
 def _num_drafts(dialect: _Dialect, options: Options) -> int:
-    rows = dialect.block.integer("block_size", 2, MAX_BLOCK)
+    rows = dialect.block_size
     return rows if _anchor_drafts(dialect, options) else rows - 1
 
 
@@ -121,11 +140,10 @@ def _read_dialect(keys: JsonKeys) -> _Dialect:
             f'"dflash" or "dspark"; found architectures {keys.get("architectures")!r}; give the '
             "folder of such a draft model, not of a target or of another method's"
         )
-    # A key may stand at either place; the inner one counts.
-    block = keys
-    if inner is not None:
-        block = JsonKeys({**keys.values, **inner.values}, f"{keys.source}: dflash_config")
+    own = inner or JsonKeys({}, f"{keys.source}: dflash_config")
+    block = _BlockKeys(keys, own)
     _check_block(block)
+    _check_window(own, is_used=True)
     markov_rank = block.integer("markov_rank", 0, 1 << 16, 0)
     has_anchors = block.get("num_anchors") is not None or markov_rank > 0
     is_causal = block.boolean(
@@ -136,14 +154,26 @@ def _read_dialect(keys: JsonKeys) -> _Dialect:
         name=name,
         keys=keys,
         layer=keys,
-        layer_ids=layer_ids_at(block, "target_layer_ids", "output"),
+        layer_ids=_target_layer_ids(keys, own),
         block=block,
+        block_size=block.integer("block_size", 2, MAX_BLOCK),
         anchor_drafts=block.boolean(
             "sample_from_anchor", block.boolean("shift_label", has_anchors)
         ),
         is_causal=is_causal,
         markov_rank=markov_rank,
     )
+
+
+def _target_layer_ids(keys: JsonKeys, own: JsonKeys) -> LayerIds | None:
+    inner = layer_ids_at(own, "target_layer_ids", "output")
+    outer = layer_ids_at(keys, "target_layer_ids", "output")
+    if inner and outer and inner.ids != outer.ids:
+        raise ConfigError(
+            f"{inner.origin} says {list(inner.ids)}, {outer.origin} {list(outer.ids)}, which are "
+            "different layers; keep the one that is right"
+        )
+    return inner or outer
 
 
 def _speculators(keys: JsonKeys) -> _Dialect:
@@ -161,6 +191,7 @@ def _speculators(keys: JsonKeys) -> _Dialect:
         layer=speculators_layer(keys),
         layer_ids=layer_ids_at(keys, "aux_hidden_state_layer_ids", "entering"),
         block=keys,
+        block_size=keys.integer("block_size", 2, MAX_BLOCK, SPECULATORS_BLOCK),
         anchor_drafts=keys.boolean(
             "sample_from_anchor", keys.boolean("shift_label", kind == "dspark")
         ),
@@ -182,6 +213,17 @@ def _check_block(block: JsonKeys) -> None:
         )
     if block.number("input_embedding_scale", 0.0, 1e9, 1.0) != 1.0:
         block.refuse("input_embedding_scale", "1", "scaled embeddings are not supported")
+    _check_window(block, is_used=False)
+
+
+def _check_window(keys: JsonKeys, is_used: bool) -> None:
+    """Refuses a sliding window; `is_used`: whether one counts where use_sliding_window is absent.
+
+    As in Qwen3's config.json it does not at top level, where a size may stand all the same.
+    """
+    is_given = keys.get("sliding_window") not in (None, False, 0)
+    if is_given and keys.boolean("use_sliding_window", is_used):
+        keys.refuse("sliding_window", "null", NO_WINDOW)
 
 
 def _check_layers(layer: JsonKeys) -> None:
@@ -190,11 +232,8 @@ def _check_layers(layer: JsonKeys) -> None:
     if types is not None and not (
         isinstance(types, list) and all(kind == "full_attention" for kind in types)
     ):
-        layer.refuse(
-            "layer_types",
-            '"full_attention" for every layer',
-            "a sliding window is not supported; give a head without one",
-        )
+        layer.refuse("layer_types", '"full_attention" for every layer', NO_WINDOW)
+    _check_window(layer, is_used=False)
 
 
 def _layer_ids(
@@ -260,7 +299,7 @@ def describe(
         **geometry,
         "num_layers": num_layers,
         "draft_vocab_size": draft_vocab,
-        "block_size": block.integer("block_size", 2, MAX_BLOCK),
+        "block_size": dialect.block_size,
         "mask_token": block.integer("mask_token_id", 0, target.vocab_size - 1),
         CAPTURE_LAYERS: ",".join(map(str, layers)),
         "anchor_drafts": _anchor_drafts(dialect, options),
@@ -295,9 +334,9 @@ def describe(
 
 
 def _shown_block(dialect: _Dialect, options: Options) -> str:
-    rows = dialect.block.integer("block_size", 2, MAX_BLOCK)
     layout = "anchor-first" if _anchor_drafts(dialect, options) else "anchor-drop"
-    return f"blocks of {rows} rows, {layout}, {_num_drafts(dialect, options)} drafts"
+    num_drafts = _num_drafts(dialect, options)
+    return f"blocks of {dialect.block_size} rows, {layout}, {num_drafts} drafts"
 
 
 def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov_rank: int) -> bool:

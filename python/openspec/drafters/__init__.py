@@ -98,7 +98,7 @@ class Variant:
 
     label: str
     options: Options
-    """Of the method, over the configured ones."""
+    """Of the method, or `num_speculative_tokens`; over the configured ones."""
     advice: str
     """What to do if its drafts are accepted further."""
 

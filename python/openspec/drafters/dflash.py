@@ -75,19 +75,22 @@ def _plan_checkup(
     variants = [*layer_variants(draft_model, target)]
     anchor = DROP if model["anchor_drafts"] else FIRST
     given, block_size = config.num_speculative_tokens, int(model["block_size"])
-    if anchor == FIRST or given is None or given < block_size:
-        options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
-        tree_size = int(spec.complete_options(config.method_options)[DRAFT_TREE_SIZE])
-        if anchor == FIRST and given is None and 0 < tree_size < block_size:
-            options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
-        variants.append(
-            Variant(
-                label=f"anchor-{anchor} blocks",
-                options=options,
-                advice=f"the head was trained with the other rows drafting: use --draft-anchor "
-                f"{anchor} or mend config.json (num_anchors, sample_from_anchor)",
-            )
+    options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
+    also = ""
+    tree_size = int(spec.complete_options(config.method_options)[DRAFT_TREE_SIZE])
+    if anchor == FIRST and given is None and 0 < tree_size < block_size:
+        options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
+    if anchor == DROP and given == block_size:
+        options["num_speculative_tokens"] = block_size - 1  # all that such a block has
+        also = f", and --num-speculative-tokens {block_size - 1}"
+    variants.append(
+        Variant(
+            label=f"anchor-{anchor} blocks",
+            options=options,
+            advice="the head was trained with the other rows drafting: use --draft-anchor "
+            f"{anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
         )
+    )
     attention = FULL if model["is_causal"] else CAUSAL
     variants.append(
         Variant(
