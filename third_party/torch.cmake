@@ -25,7 +25,7 @@ if(NOT torch_result EQUAL 0)
   # Indented text is not wrapped: one line.
   message(FATAL_ERROR "  openspec needs PyTorch, and ${OPENSPEC_TORCH_PYTHON} cannot import it (${torch_error}): \
 run `pip install torch` first, then this command again; if your installer builds with another interpreter (uv, \
-python -m build), add --no-build-isolation or -C cmake.define.OPENSPEC_TORCH_PYTHON=/path/to/env/bin/python.\n")
+python -m build), add --no-build-isolation or CMAKE_ARGS=-DOPENSPEC_TORCH_PYTHON=/path/to/env/bin/python.\n")
 endif()
 string(REPLACE "\n" ";" torch_facts "${torch_facts}")
 list(GET torch_facts 0 torch_root)

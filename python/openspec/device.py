@@ -87,7 +87,7 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], why_no_cuda: str) -> D
         return CPU
     if why_no_cuda:
         raise ConfigError(
-            f"--device cuda: {why_no_cuda}; it takes a build with -C cmake.define.OPENSPEC_CUDA=ON "
+            f"--device cuda: {why_no_cuda}; it takes a build with CMAKE_ARGS=-DOPENSPEC_CUDA=ON "
             "and a GPU of compute capability 8.0 or newer that nvidia-smi lists and "
             "CUDA_VISIBLE_DEVICES does not hide; or use --device cpu"
         )
