@@ -147,7 +147,7 @@ struct Shape {
 void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dtype) {
   for (const Shape& shape : shapes) {
     const size_t bytes =
-        linear_packed_bytes_cpu(shape.num_outputs, shape.num_inputs, DType::kBF16, shape.epilogue);
+        linear_packed_bytes_cpu(shape.num_outputs, shape.num_inputs, shape.epilogue);
     // Copies worth 16 MB: more than the cores' own caches, about what the tiny model weighs.
     const size_t num_copies = std::max<size_t>(1, (size_t{16} << 20) / bytes);
     Aligned<uint16_t> weights(num_copies * bytes / 2, 0x3c01);
@@ -158,7 +158,7 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       Aligned<float> workspace(linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 +
                                1);
       LinearParams params;
-      params.weight = {nullptr, shape.num_outputs, shape.num_inputs, DType::kBF16, shape.epilogue};
+      params.weight = {nullptr, shape.num_outputs, shape.num_inputs, shape.epilogue};
       params.x = x.data();
       params.out = out.data();
       params.num_rows = num_rows;
@@ -181,9 +181,9 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
 void bench_pack() {
   const int n = 4096, k = 2560;
   Aligned<uint16_t> rows(static_cast<size_t>(n) * k, 1), packed(rows.size());
-  const PackedLinear shape = {nullptr, n, k, DType::kBF16, LinearEpilogue::kNone};
+  const PackedLinear shape = {nullptr, n, k, LinearEpilogue::kNone};
   const double time =
-      best_time([&] { linear_pack_cpu(shape, rows.data(), DType::kBF16, 0, n, packed.data()); });
+      best_time([&] { linear_pack_cpu(shape, rows.data(), 0, n, packed.data()); });
   std::printf("linear_pack %dx%d bf16, 1 thread %10.1f us %7.1f GB/s\n", n, k, time * 1e6,
               static_cast<double>(rows.size()) * 2 / time * 1e-9);
 }

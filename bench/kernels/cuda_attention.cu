@@ -184,7 +184,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
   params.dtype = DType::kBF16;
   params.max_tokens = 16384;
-  params.may_have_trees = may_have_trees || c.is_tree;
+  params.rows.may_have_trees = may_have_trees || c.is_tree;
   char* workspace = nullptr;
   CHECK_CUDA(
       cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, num_spans, kNumQHeads,

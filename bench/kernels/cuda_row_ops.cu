@@ -122,7 +122,6 @@ Run measure_embedding(cudaStream_t stream, int num_rows) {
   params.out = out;
   params.num_rows = num_rows;
   params.width = kWidth;
-  params.table_dtype = DType::kBF16;
   params.dtype = DType::kBF16;
   const double us = launch_us(stream, [&](int i) {
     params.token = tokens + static_cast<size_t>(i) * kMaxRows;

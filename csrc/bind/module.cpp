@@ -22,16 +22,12 @@ DType parse_dtype(const std::string& name) {
 }
 
 /// What a drafter written in Python derives from; Python calls it through PythonDrafter.
-struct PythonDrafterBase {
-  int num_speculative_tokens = 0;
-};
+struct PythonDrafterBase {};
 
 /// Lets a Python object propose: one call per sequence, for research and tests.
 class PythonDrafter final : public Drafter {
  public:
-  explicit PythonDrafter(py::object drafter) : drafter_(std::move(drafter)) {
-    needs_.num_speculative_tokens = drafter_.cast<PythonDrafterBase&>().num_speculative_tokens;
-  }
+  explicit PythonDrafter(py::object drafter) : drafter_(std::move(drafter)) {}
   ~PythonDrafter() override {
     py::gil_scoped_acquire gil;
     drafter_ = py::object();
@@ -306,11 +302,7 @@ void bind_values(py::module_& m) {
       .def_readonly("last_drafter_failure", &RunnerStats::last_drafter_failure)
       .def_readonly("step_seconds", &RunnerStats::step_seconds);
   py::class_<PythonDrafterBase>(m, "Drafter")
-      .def(py::init([](int num_speculative_tokens) {
-             return PythonDrafterBase{num_speculative_tokens};
-           }),
-           py::arg("num_speculative_tokens"))
-      .def_readonly("num_speculative_tokens", &PythonDrafterBase::num_speculative_tokens)
+      .def(py::init<>())
       .def("propose", [](const PythonDrafterBase&, int, const std::vector<int32_t>&, int) {
         return std::vector<int64_t>();
       });
@@ -336,9 +328,7 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
       .def(
           "measure_step_times",
-          [](Runner& runner, double budget_s) {
-            return runner.measure_step_times(budget_s).points();
-          },
+          [](Runner& runner, double budget_s) { runner.measure_step_times(budget_s); },
           py::arg("budget_s"), Nogil())
       .def(
           "add_sequence",
@@ -427,9 +417,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "The openspec core.";
   m.attr("torch_version") = OPENSPEC_TORCH_VERSION;
   py::register_exception<openspec::OutOfPages>(m, "OutOfPages");
-  // The package's own error, so that `except openspec.EngineError` catches the core's.
-  const py::object engine_error = py::module_::import("openspec.errors").attr("EngineError");
-  m.attr("EngineError") = engine_error;
+  // As the package's own error, so that `except openspec.EngineError` catches the core's.
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);

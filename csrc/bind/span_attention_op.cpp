@@ -106,7 +106,6 @@ SpanAttentionParams params_of(const Arguments& a) {
   params.dtype = a.q.scalar_type() == at::kFloat ? DType::kF32 : DType::kBF16;
   params.workspace = static_cast<float*>(a.workspace.data_ptr());
   params.max_tokens = static_cast<int>(max_tokens_of(a));
-  params.may_have_trees = a.may_have_trees;
   return params;
 }
 

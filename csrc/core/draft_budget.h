@@ -49,7 +49,6 @@ class StepTimes {
   double seconds(double num_rows) const;
   /// Rows of the largest measured step.
   int most_rows() const { return points_.empty() ? 0 : points_.back().first; }
-  const std::vector<std::pair<int, double>>& points() const { return points_; }
 
  private:
   std::vector<std::pair<int, double>> points_;

@@ -7,6 +7,9 @@
 
 namespace openspec {
 
+/// Below this a temperature counts as 0, as in vLLM.
+inline constexpr float kMinTemperature = 1e-5f;
+
 /// How a sequence chooses its tokens; one per slot of the sequence table. Pointers lie on the
 /// device that runs the step.
 struct SamplingParams {
@@ -57,18 +60,15 @@ struct DrawnDrafts {
 /// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
 /// seed and the position (design: "position-keyed choice").
 ///
-///   1. logit_bias is added; tokens outside allowed_ids become -inf; stop ids become -inf while
-///   fewer
-///      than min_tokens tokens are out;
+///   1. logit_bias is added; tokens outside allowed_ids become -inf, and stop ids while fewer than
+///      min_tokens tokens are out;
 ///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
 ///      output, each counting the row's own draft ancestors as output;
 ///   3. temperature 0 (below 1e-5): argmax (lowest id among equals). Otherwise logits * (1 /
 ///      temperature), then min_p, top_k (ties with the k-th largest stay), top_p (the smallest set
 ///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
 ///      position, id), `position` being the chosen token's own index: the row's position + 1.
-///
-///   4. rejection sampling, where `drafts` are given and the row has a draft d behind it (the i-th
-///   at
+///   4. rejection sampling, where `drafts` are given, the row has a draft d behind it (the i-th at
 ///      position num_tokens - 1 + i) and a temperature: with p the distribution that step 3 draws
 ///      from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and otherwise a
 ///      token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed as p, but

@@ -10,9 +10,6 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
-// Below this a temperature counts as 0, as in vLLM.
-constexpr float kMinTemperature = 1e-5f;
-
 // One thread's arrays over the vocabulary.
 struct Arrays {
   float* edited;      // logits after bias, masks and penalties

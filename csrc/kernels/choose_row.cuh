@@ -14,7 +14,6 @@ namespace sm = ::openspec::sample_math;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kMinTemperature = 1e-5f;  // below this a temperature counts as 0, as in vLLM
 
 // A warp reads a row by chunks of 128 ids, two blocks of noise (noise_of_counter). Chunks are dealt
 // out to the row's groups in turn, so that rows of any length keep all groups busy.

@@ -79,7 +79,6 @@ void fill_zero(void* data, size_t bytes, void* stream) {
 void synchronize(void* stream) {
   check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
-void check_health() { check(cudaPeekAtLastError(), "an earlier operation"); }
 
 Stream::Stream() {
   cudaStream_t stream = nullptr;
@@ -101,12 +100,6 @@ Event::~Event() {
 }
 void Event::record(void* stream) {
   check(cudaEventRecord(event_of(handle_), stream_of(stream)), "cudaEventRecord");
-}
-bool Event::is_done() const {
-  const cudaError_t state = cudaEventQuery(event_of(handle_));
-  if (state == cudaErrorNotReady) return false;
-  check(state, "the step");
-  return true;
 }
 void Event::wait() const { check(cudaEventSynchronize(event_of(handle_)), "the step"); }
 double Event::seconds_since(const Event& earlier) const {
@@ -161,13 +154,11 @@ void copy_to_device(void*, const void*, size_t, void*) { no_cuda(); }
 void copy_to_host(void*, const void*, size_t, void*) { no_cuda(); }
 void fill_zero(void*, size_t, void*) { no_cuda(); }
 void synchronize(void*) { no_cuda(); }
-void check_health() { no_cuda(); }
 Stream::Stream() { no_cuda(); }
 Stream::~Stream() = default;
 Event::Event() { no_cuda(); }
 Event::~Event() = default;
 void Event::record(void*) { no_cuda(); }
-bool Event::is_done() const { no_cuda(); }
 void Event::wait() const { no_cuda(); }
 double Event::seconds_since(const Event&) const { no_cuda(); }
 Graph::Graph(void*, const std::function<void()>&) { no_cuda(); }

@@ -45,8 +45,6 @@ void copy_to_device(void* to, const void* from, size_t bytes, void* stream);
 void copy_to_host(void* to, const void* from, size_t bytes, void* stream);
 void fill_zero(void* data, size_t bytes, void* stream);
 void synchronize(void* stream);
-/// Reports an error that an earlier operation left behind; waits for nothing.
-void check_health();
 
 class Stream {
  public:
@@ -67,7 +65,6 @@ class Event {
   Event(Event&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
   Event& operator=(Event&&) = delete;
   void record(void* stream);
-  bool is_done() const;
   /// Returns when everything before the last `record` is done.
   void wait() const;
   /// Seconds between two events that are done.

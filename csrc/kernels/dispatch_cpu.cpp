@@ -20,23 +20,6 @@ namespace {
 
 constexpr int kMaxHeadDim = attention::kMaxHeadDim;
 
-constexpr CpuOps kBaselineOps = {
-    isa_baseline::linear,      isa_baseline::rms_norm,    isa_baseline::embedding,
-    isa_baseline::rope_angles, isa_baseline::rope_append, isa_baseline::span_attention,
-    isa_baseline::choose,      isa_baseline::top_drafts,  isa_baseline::block_step,
-    isa_baseline::block_path,  isa_baseline::block_pairs};
-#ifdef OPENSPEC_X86_ISAS
-constexpr CpuOps kAvx2Ops = {isa_avx2::linear,      isa_avx2::rms_norm,    isa_avx2::embedding,
-                             isa_avx2::rope_angles, isa_avx2::rope_append, isa_avx2::span_attention,
-                             isa_avx2::choose,      isa_avx2::top_drafts,  isa_avx2::block_step,
-                             isa_avx2::block_path,  isa_avx2::block_pairs};
-constexpr CpuOps kAvx512Ops = {
-    isa_avx512::linear,      isa_avx512::rms_norm,    isa_avx512::embedding,
-    isa_avx512::rope_angles, isa_avx512::rope_append, isa_avx512::span_attention,
-    isa_avx512::choose,      isa_avx512::top_drafts,  isa_avx512::block_step,
-    isa_avx512::block_path,  isa_avx512::block_pairs};
-#endif
-
 Isa best_isa() {
   if (has_isa(Isa::kAvx512)) return Isa::kAvx512;
   if (has_isa(Isa::kAvx2)) return Isa::kAvx2;
@@ -50,10 +33,10 @@ Isa& current_isa() {
 
 const CpuOps& ops() {
 #ifdef OPENSPEC_X86_ISAS
-  if (current_isa() == Isa::kAvx512) return kAvx512Ops;
-  if (current_isa() == Isa::kAvx2) return kAvx2Ops;
+  if (current_isa() == Isa::kAvx512) return isa_avx512::kOps;
+  if (current_isa() == Isa::kAvx2) return isa_avx2::kOps;
 #endif
-  return kBaselineOps;
+  return isa_baseline::kOps;
 }
 
 void check_pairs(const TokenPairs& pairs) {
@@ -111,9 +94,8 @@ const char* isa_name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "baseline";
 }
 
-LinearLayout linear_layout_cpu(int num_inputs, DType dtype) {
-  const bool fits = dtype == DType::kBF16 && num_inputs % 32 == 0;
-  return fits && has_matrix_unit() ? LinearLayout::kPairs : LinearLayout::kLines;
+LinearLayout linear_layout_cpu(int num_inputs) {
+  return num_inputs % 32 == 0 && has_matrix_unit() ? LinearLayout::kPairs : LinearLayout::kLines;
 }
 
 void linear_cpu(const ExecContext& exec, const LinearParams& params) {

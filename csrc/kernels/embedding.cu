@@ -6,9 +6,7 @@
 namespace openspec {
 
 int embedding_cuda(const EmbeddingParams& params, void* stream) {
-  if (params.table_dtype != DType::kBF16 || params.dtype != DType::kBF16) {
-    return cudaErrorInvalidValue;
-  }
+  if (params.dtype != DType::kBF16) return cudaErrorInvalidValue;
   GatherRowsParams rows;
   rows.row = params.token;
   rows.in = params.table;

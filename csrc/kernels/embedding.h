@@ -7,11 +7,10 @@ namespace openspec {
 /// out[r] = table[token[r]].
 struct EmbeddingParams {
   const int32_t* token = nullptr;  // [num_rows], each in [0, vocab_size)
-  const void* table = nullptr;     // [vocab_size, width] table_dtype
+  const void* table = nullptr;     // [vocab_size, width] bf16
   void* out = nullptr;             // [num_rows, width] dtype
   int num_rows = 0;
   int width = 0;
-  DType table_dtype = DType::kBF16;
   DType dtype = DType::kF32;
 };
 

@@ -8,18 +8,11 @@ namespace openspec::OPENSPEC_ISA {
 void embedding(const ExecContext& exec, const EmbeddingParams& params) {
   const int64_t width = params.width;
   for_each_row(exec, params.num_rows, width, [&](int64_t row) {
-    const int64_t from = params.token[row] * width;
-    const int64_t to = row * width;
-    if (params.table_dtype == params.dtype) {
-      const size_t bytes = dtype_bytes(params.dtype);
-      std::memcpy(static_cast<char*>(params.out) + to * bytes,
-                  static_cast<const char*>(params.table) + from * bytes, width * bytes);
-    } else if (params.dtype == DType::kF32) {
-      bf16_to_float(static_cast<const uint16_t*>(params.table) + from,
-                    static_cast<float*>(params.out) + to, width);
+    const uint16_t* from = static_cast<const uint16_t*>(params.table) + params.token[row] * width;
+    if (params.dtype == DType::kF32) {
+      bf16_to_float(from, static_cast<float*>(params.out) + row * width, width);
     } else {
-      float_to_bf16(static_cast<const float*>(params.table) + from,
-                    static_cast<uint16_t*>(params.out) + to, width);
+      std::memcpy(static_cast<uint16_t*>(params.out) + row * width, from, width * sizeof(uint16_t));
     }
   });
 }

@@ -23,19 +23,25 @@ namespace openspec {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
+// Name and parameters of each op.
+#define OPENSPEC_FOR_CPU_OPS(X)          \
+  X(linear, LinearParams)                \
+  X(rms_norm, RmsNormParams)             \
+  X(embedding, EmbeddingParams)          \
+  X(rope_angles, RopeAnglesParams)       \
+  X(rope_append, RopeAppendParams)       \
+  X(span_attention, SpanAttentionParams) \
+  X(choose, ChooseParams)                \
+  X(top_drafts, TopDraftsParams)         \
+  X(block_step, BlockStepParams)         \
+  X(block_path, BlockPathParams)         \
+  X(block_pairs, BlockPairsParams)
+
 /// One instruction set's ops.
 struct CpuOps {
-  void (*linear)(const ExecContext&, const LinearParams&);
-  void (*rms_norm)(const ExecContext&, const RmsNormParams&);
-  void (*embedding)(const ExecContext&, const EmbeddingParams&);
-  void (*rope_angles)(const ExecContext&, const RopeAnglesParams&);
-  void (*rope_append)(const ExecContext&, const RopeAppendParams&);
-  void (*span_attention)(const ExecContext&, const SpanAttentionParams&);
-  void (*choose)(const ExecContext&, const ChooseParams&);
-  void (*top_drafts)(const ExecContext&, const TopDraftsParams&);
-  void (*block_step)(const ExecContext&, const BlockStepParams&);
-  void (*block_path)(const ExecContext&, const BlockPathParams&);
-  void (*block_pairs)(const ExecContext&, const BlockPairsParams&);
+#define OPENSPEC_CPU_OP(name, Params) void (*name)(const ExecContext&, const Params&);
+  OPENSPEC_FOR_CPU_OPS(OPENSPEC_CPU_OP)
+#undef OPENSPEC_CPU_OP
 };
 
 /// Whether this build and this CPU have the instruction set.
@@ -49,25 +55,21 @@ void force_isa(Isa isa);
 const char* isa_name(Isa isa);
 
 // Namespaces of the compiled copies; OPENSPEC_ISA names the one being compiled.
-#define OPENSPEC_DECLARE_CPU_OPS(isa)                                  \
-  namespace isa {                                                      \
-  void linear(const ExecContext&, const LinearParams&);                \
-  void rms_norm(const ExecContext&, const RmsNormParams&);             \
-  void embedding(const ExecContext&, const EmbeddingParams&);          \
-  void rope_angles(const ExecContext&, const RopeAnglesParams&);       \
-  void rope_append(const ExecContext&, const RopeAppendParams&);       \
-  void span_attention(const ExecContext&, const SpanAttentionParams&); \
-  void choose(const ExecContext&, const ChooseParams&);                \
-  void top_drafts(const ExecContext&, const TopDraftsParams&);         \
-  void block_step(const ExecContext&, const BlockStepParams&);         \
-  void block_path(const ExecContext&, const BlockPathParams&);         \
-  void block_pairs(const ExecContext&, const BlockPairsParams&);       \
+#define OPENSPEC_DECLARE_CPU_OP(name, Params) void name(const ExecContext&, const Params&);
+#define OPENSPEC_NAME_CPU_OP(name, Params) name,
+#define OPENSPEC_DECLARE_CPU_OPS(isa)                                          \
+  namespace isa {                                                              \
+  OPENSPEC_FOR_CPU_OPS(OPENSPEC_DECLARE_CPU_OP)                                \
+  inline constexpr CpuOps kOps = {OPENSPEC_FOR_CPU_OPS(OPENSPEC_NAME_CPU_OP)}; \
   }
 
 OPENSPEC_DECLARE_CPU_OPS(isa_baseline)
 OPENSPEC_DECLARE_CPU_OPS(isa_avx2)
 OPENSPEC_DECLARE_CPU_OPS(isa_avx512)
 #undef OPENSPEC_DECLARE_CPU_OPS
+#undef OPENSPEC_NAME_CPU_OP
+#undef OPENSPEC_DECLARE_CPU_OP
+#undef OPENSPEC_FOR_CPU_OPS
 
 /// For weights in LinearLayout::kPairs.
 namespace isa_amx {

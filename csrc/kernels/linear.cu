@@ -227,9 +227,9 @@ int linear_num_splits_cuda(int num_outputs, int num_inputs) {
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
-  if (weight.layout != LinearLayout::kTiles || weight.dtype != DType::kBF16 ||
-      params.dtype != DType::kBF16 || weight.num_outputs % kLinearUnit != 0 ||
-      weight.num_inputs % cuda::kLinearStep != 0 || weight.num_splits < 1 ||
+  if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
+      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
+      weight.num_splits < 1 ||
       (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
     return cudaErrorInvalidValue;
   }

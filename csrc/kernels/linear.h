@@ -14,7 +14,7 @@ enum class LinearEpilogue : uint8_t {
 
 /// The order of the weights within a panel of 32 output columns.
 enum class LinearLayout : uint8_t {
-  kLines,  // [num_inputs][32]; a bf16 line interleaves columns i and i + 16, so that a shift and a
+  kLines,  // [num_inputs][32]; a line interleaves columns i and i + 16, so that a shift and a
            // mask of 32-bit lanes unpack it
   kPairs,  // [num_inputs / 32][2 halves][16 pairs of k][16 columns][2]: what a matrix unit takes
   kTiles,  // CUDA: units of 16 outputs, [num_outputs / 16][num_inputs / 8][16 outputs][8 k]; see
@@ -22,16 +22,15 @@ enum class LinearLayout : uint8_t {
 };
 
 /// The layout that is fastest on this CPU for a matrix of so many inputs.
-LinearLayout linear_layout_cpu(int num_inputs, DType dtype);
+LinearLayout linear_layout_cpu(int num_inputs);
 
-/// A weight matrix repacked for streaming. On the CPU: panels of `kLinearPanel` output columns,
-/// zero-padded to whole panels; a SwiGLU matrix alternates gate and up panels. Made once at load by
-/// linear_pack_cpu. `data` should be aligned to 64 bytes: a line is then one cache line.
+/// A bf16 weight matrix repacked for streaming. On the CPU: panels of `kLinearPanel` output
+/// columns, zero-padded to whole panels; a SwiGLU matrix alternates gate and up panels. Made once
+/// at load by linear_pack_cpu. `data` should be aligned to 64 bytes: a line is then one cache line.
 struct PackedLinear {
   const void* data = nullptr;
   int num_outputs = 0;  // N, gate and up together for SwiGLU
   int num_inputs = 0;   // K
-  DType dtype = DType::kBF16;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
   LinearLayout layout = LinearLayout::kLines;
   int num_splits =
@@ -42,15 +41,13 @@ inline constexpr int kLinearPanel = 32;       // output columns
 inline constexpr int kLinearInPlaceRows = 6;  // fp32 rows read where they are; more are copied
 
 /// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
-size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, DType dtype,
-                               LinearEpilogue epilogue);
+size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);
 
 /// Packs rows [first_output, first_output + num_rows) of the (fused) matrix from `rows`
-/// ([num_rows, num_inputs] row-major, dtype `source_dtype`) into `packed`, so that fused matrices
-/// (q|k|v, gate|up) are packed piece by piece without a copy of the whole. bf16 goes to bf16 or
-/// f32; f32 goes to f32 only.
-void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_dtype,
-                     int first_output, int num_rows, void* packed);
+/// ([num_rows, num_inputs] row-major, bf16) into `packed`, so that fused matrices (q|k|v, gate|up)
+/// are packed piece by piece without a copy of the whole.
+void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                     void* packed);
 
 /// out[r, n] = sum_k x[r, k] * W[n, k], fp32 accumulation.
 ///
@@ -88,11 +85,11 @@ inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 /// function of the shape alone, since it decides the order of summation.
 int linear_num_splits_cuda(int num_outputs, int num_inputs);
 
-/// Bytes of the kTiles form of a bf16 matrix. num_outputs and num_inputs are multiples of 16. A
+/// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
 /// SwiGLU unit holds 8 gate rows, then the 8 up rows of the same outputs.
 size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
 
-/// As linear_pack_cpu, from `rows` in device memory, bf16. Enqueues a kernel.
+/// As linear_pack_cpu, from `rows` in device memory. Enqueues a kernel.
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream);
 

@@ -18,13 +18,9 @@ constexpr int kBlockPanels = 4;
 constexpr int kSingleTilePanels = 12;
 constexpr int kBlockInputs = 512;  // K is cut so: a slice of a bf16 panel is 32 KB
 
-TileFunction find_tile(DType dtype, bool is_in_place, int rows, int units) {
-  if (dtype == DType::kBF16) {
-    return is_in_place ? kTiles<Lines::kBF16Panel, true>.at[rows][units]
-                       : kTiles<Lines::kBF16Panel, false>.at[rows][units];
-  }
-  return is_in_place ? kTiles<Lines::kF32Panel, true>.at[rows][units]
-                     : kTiles<Lines::kF32Panel, false>.at[rows][units];
+TileFunction find_tile(bool is_in_place, int rows, int units) {
+  return is_in_place ? kTiles<Lines::kBF16Panel, true>.at[rows][units]
+                     : kTiles<Lines::kBF16Panel, false>.at[rows][units];
 }
 
 // The whole product: how it is cut, and where its operands are.
@@ -102,8 +98,7 @@ void Product::copy_tile(int t, float* to) const {
 
 void Product::add_products(int first_tile, int last_tile, int first_panel, int last_panel,
                            float* sums, int64_t sums_stride) const {
-  const int64_t line_bytes = kLinearPanel * static_cast<int64_t>(dtype_bytes(params.weight.dtype));
-  const int64_t unit_bytes = params.weight.dtype == DType::kBF16 ? kUnitColumns * 2 : kLanes * 4;
+  constexpr int64_t line_bytes = kLinearPanel * 2, unit_bytes = kUnitColumns * 2;
   const int64_t panel_bytes = line_bytes * num_inputs();
   const int first_row = tile_begin(first_tile);
   const int num_units = (last_panel - first_panel) * kUnitsPerPanel;
@@ -134,7 +129,7 @@ void Product::add_products(int first_tile, int last_tile, int first_panel, int l
         const int rows = tile_begin(t + 1) - begin;
         args.x = x + begin * num_inputs() + (is_in_place ? k : k * rows);
         args.sums = sums + (begin - first_row) * sums_stride;
-        find_tile(params.weight.dtype, is_in_place, rows, units)(args);
+        find_tile(is_in_place, rows, units)(args);
       }
     }
   }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
 #include "kernels/linear.h"
@@ -28,13 +27,18 @@ struct PanelMap {
   int part_panels;
 };
 
-// In bf16 a line of a panel (one k) interleaves columns i and i + 16, so that a shift and a mask of
-// 32-bit lanes yield both halves in order. In f32 it is in order.
-int bf16_position(int column) { return column < kHalf ? 2 * column : 2 * (column - kHalf) + 1; }
+// kLines: one row, or zeros, as a column of a panel. A line interleaves columns i and i + 16, so
+// that a shift and a mask of 32-bit lanes yield both halves in order.
+void pack_line(const uint16_t* row, int64_t num_inputs, int column, uint16_t* panel) {
+  const int position = column < kHalf ? 2 * column : 2 * (column - kHalf) + 1;
+  for (int64_t k = 0; k < num_inputs; ++k) {
+    panel[k * kLinearPanel + position] = row != nullptr ? row[k] : 0;
+  }
+}
 
-// All 32 columns of a bf16 panel at once, two k at a time: 32-bit reads of two source rows give
+// kLines: all 32 columns of a panel at once, two k at a time: 32-bit reads of two source rows give
 // the 32-bit words of two lines.
-void pack_whole_bf16_panel(const uint16_t* rows, int64_t num_inputs, uint16_t* panel) {
+void pack_whole_panel(const uint16_t* rows, int64_t num_inputs, uint16_t* panel) {
   constexpr int64_t kBlock = 64;  // 32 rows x 128 bytes stay in the first-level cache
   uint32_t* lines = reinterpret_cast<uint32_t*>(panel);
   for (int64_t begin = 0; begin < num_inputs; begin += kBlock) {
@@ -56,7 +60,7 @@ int64_t pair_word(int64_t k, int column) {
          k % kPairsBlock / 2 * kHalf + column % kHalf;
 }
 
-// One row, or zeros, as a column of a panel of pairs.
+// One row, or zeros, as a column of a panel.
 void pack_pairs(const uint16_t* row, int64_t num_inputs, int column, uint16_t* panel) {
   for (int64_t k = 0; k < num_inputs; k += 2) {
     uint16_t* to = panel + 2 * pair_word(k, column);
@@ -65,92 +69,51 @@ void pack_pairs(const uint16_t* row, int64_t num_inputs, int column, uint16_t* p
   }
 }
 
-template <typename Source, typename Packed, typename Convert>
-void pack_row(const Source* row, int64_t num_inputs, Packed* panel, int position,
-              const Convert& convert) {
-  for (int64_t k = 0; k < num_inputs; ++k) panel[k * kLinearPanel + position] = convert(row[k]);
-}
-
-float widen(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
 }  // namespace
 
-size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, DType dtype,
-                               LinearEpilogue epilogue) {
+size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue) {
   PackedLinear shape;
   shape.num_outputs = num_outputs;
   shape.epilogue = epilogue;
   return static_cast<size_t>(PanelMap(shape).num_panels()) * kLinearPanel *
-         static_cast<size_t>(num_inputs) * dtype_bytes(dtype);
+         static_cast<size_t>(num_inputs) * sizeof(uint16_t);
 }
 
-void linear_pack_cpu(const PackedLinear& shape, const void* rows, DType source_dtype,
-                     int first_output, int num_rows, void* packed) {
+void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                     void* packed) {
   const PanelMap map(shape);
   OPENSPEC_CHECK(!map.is_swiglu || shape.num_outputs % 2 == 0,
                  "a SwiGLU matrix has gate and up rows, got ", shape.num_outputs, " rows");
   OPENSPEC_CHECK(first_output >= 0 && num_rows >= 0 && first_output + num_rows <= shape.num_outputs,
                  "rows [", first_output, ", ", first_output + num_rows, ") of a matrix of ",
                  shape.num_outputs);
-  OPENSPEC_CHECK(source_dtype == DType::kBF16 || shape.dtype == DType::kF32,
-                 "fp32 weights are packed as fp32 only");
   const int64_t num_inputs = shape.num_inputs;
   const int64_t panel_elements = num_inputs * kLinearPanel;
-  const bool is_bf16 = shape.dtype == DType::kBF16;
-  uint16_t* const packed_bf16 = static_cast<uint16_t*>(packed);
-  float* const packed_f32 = static_cast<float*>(packed);
-  const uint16_t* const source_bf16 = static_cast<const uint16_t*>(rows);
-  const float* const source_f32 = static_cast<const float*>(rows);
-
   const bool is_pairs = shape.layout == LinearLayout::kPairs;
-  OPENSPEC_CHECK(!is_pairs || (is_bf16 && num_inputs % kPairsBlock == 0),
-                 "pairs hold bf16 and a multiple of ", kPairsBlock, " inputs, not ", num_inputs);
+  OPENSPEC_CHECK(!is_pairs || num_inputs % kPairsBlock == 0, "pairs hold a multiple of ",
+                 kPairsBlock, " inputs, not ", num_inputs);
   int row = 0;
   while (row < num_rows) {
     const int output = first_output + row;
     const int part = output / map.part_outputs;
     const int column = output % map.part_outputs;
     const int lane = column % kLinearPanel;
-    const int64_t panel = map.panel(part, column / kLinearPanel) * panel_elements;
-    const int left_in_part = std::min(num_rows - row, map.part_outputs - column);
-    const int64_t source = row * num_inputs;
-    if (is_bf16 && !is_pairs && lane == 0 && left_in_part >= kLinearPanel) {
-      pack_whole_bf16_panel(source_bf16 + source, num_inputs, packed_bf16 + panel);
+    uint16_t* panel =
+        static_cast<uint16_t*>(packed) + map.panel(part, column / kLinearPanel) * panel_elements;
+    const uint16_t* source = static_cast<const uint16_t*>(rows) + row * num_inputs;
+    if (!is_pairs && lane == 0 &&
+        std::min(num_rows - row, map.part_outputs - column) >= kLinearPanel) {
+      pack_whole_panel(source, num_inputs, panel);
       row += kLinearPanel;
       continue;
     }
-    if (is_pairs) {
-      pack_pairs(source_bf16 + source, num_inputs, lane, packed_bf16 + panel);
-    } else if (is_bf16) {
-      pack_row(source_bf16 + source, num_inputs, packed_bf16 + panel, bf16_position(lane),
-               [](uint16_t bits) { return bits; });
-    } else if (source_dtype == DType::kBF16) {
-      pack_row(source_bf16 + source, num_inputs, packed_f32 + panel, lane, widen);
-    } else {
-      pack_row(source_f32 + source, num_inputs, packed_f32 + panel, lane,
-               [](float value) { return value; });
-    }
+    const auto pack_column = is_pairs ? pack_pairs : pack_line;
+    pack_column(source, num_inputs, lane, panel);
     ++row;
     if (column + 1 < map.part_outputs) continue;
     // The last column of a matrix: the panel's remaining columns are zero.
     for (int pad = lane + 1; pad < kLinearPanel; ++pad) {
-      if (is_pairs) {
-        pack_pairs(nullptr, num_inputs, pad, packed_bf16 + panel);
-        continue;
-      }
-      for (int64_t k = 0; k < num_inputs; ++k) {
-        const int64_t line = panel + k * kLinearPanel;
-        if (is_bf16) {
-          packed_bf16[line + bf16_position(pad)] = 0;
-        } else {
-          packed_f32[line + pad] = 0.0f;
-        }
-      }
+      pack_column(nullptr, num_inputs, pad, panel);
     }
   }
 }

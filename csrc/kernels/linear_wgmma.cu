@@ -275,8 +275,8 @@ bool linear_wgmma_takes(const PackedLinear& shape, int num_rows) {
   // Chains without a step have no product to wait for; the kernel has no case for them.
   const int num_steps = shape.num_inputs / kLinearStep;
   return num_rows >= kMinRows && num_steps >= shape.num_splits * kLinearChains &&
-         shape.layout == LinearLayout::kTiles && shape.dtype == DType::kBF16 &&
-         shape.num_inputs % kLinearStep == 0 && shape.num_outputs % kLinearUnit == 0 && has_wgmma();
+         shape.layout == LinearLayout::kTiles && shape.num_inputs % kLinearStep == 0 &&
+         shape.num_outputs % kLinearUnit == 0 && has_wgmma();
 }
 
 }  // namespace openspec::cuda

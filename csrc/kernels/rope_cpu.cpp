@@ -1,3 +1,4 @@
+#include "kernels/attention_layout.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/rope.h"
 #include "kernels/row_ops_cpu.h"
@@ -6,9 +7,6 @@
 namespace openspec::OPENSPEC_ISA {
 
 namespace {
-
-// Longest head that the scratch on the stack holds; dispatch_cpu.cpp checks it.
-constexpr int kMaxHeadDim = 256;
 
 // cos and sin of an fp32 angle, rounded once: reduced by multiples of pi/2 and evaluated in double,
 // without branches, so that the loop over a row's angles vectorises. The error before rounding is
@@ -56,8 +54,8 @@ OPENSPEC_INLINE void norm_and_rotate(const RopeAppendParams& params, const void*
                                      const float* weight, const float* cos_sin, void* out) {
   const int dim = params.kv.head_dim;
   const bool is_f32 = params.dtype == DType::kF32;
-  float x[kMaxHeadDim];
-  float rotated[kMaxHeadDim];
+  float x[attention::kMaxHeadDim];
+  float rotated[attention::kMaxHeadDim];
   if (is_f32) {
     std::memcpy(x, head, dim * sizeof(float));
   } else {

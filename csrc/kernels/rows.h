@@ -28,7 +28,9 @@ struct RowBatch {
   const int32_t* span_begin = nullptr;   // [num_spans + 1] first row of each span
   const int32_t* span_kv_len = nullptr;  // [num_spans] tokens whose KV is committed
   const int32_t* span_seq = nullptr;     // [num_spans] slot in the sequence table
-  bool may_have_trees = true;  // false promises that every span is a chain (SpanAttentionParams)
+  // False promises that every span is a chain: on CUDA few rows are then attended to faster, and
+  // rows of trees would come out as if they were chains.
+  bool may_have_trees = true;
   // About the longest committed prefix; 0: unknown. It may choose a kernel, never a result.
   int expected_kv_len = 0;
   // About the most rows of a span; 0: unknown. Likewise.

@@ -124,7 +124,7 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
   const int group = params.num_q_heads / params.kv.num_kv_heads;
   int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
   const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
-  if (!params.may_have_trees) {
+  if (!params.rows.may_have_trees) {
     const SplitKernel* stream = stream_kernel_of(params, num_pairs);
     if (stream != nullptr) return stream;
   }
@@ -135,7 +135,7 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
                                         SplitKernel::available(SplitKernel::split<1>(2)),
                                         SplitKernel::available(SplitKernel::split<1>(1))};
   // Rows of small trees are shared out over the SMs: their tails take time.
-  if (params.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
+  if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     num_pairs /= 4;
   }
   const int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
@@ -218,7 +218,7 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
   const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
                         params.rows.expected_kv_len <= kShortKvLen;
-  if (params.may_have_trees ||
+  if (params.rows.may_have_trees ||
       params.rows.num_rows > (is_short ? kMaxLeanRows : kMaxLeanBatchRows) ||
       params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
     return false;
@@ -325,7 +325,8 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.first_token = params.first_token;
   args.is_early = params.is_behind_fence;
   args.workspace = workspace;
-  const int split_bytes = params.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
+  const int split_bytes =
+      params.rows.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
   const int status =
       cuda::launch(split->kernel, split->num_ctas(), split->num_threads, split_bytes, stream, args);
   if (status != cudaSuccess || !has_wide(params)) return status;

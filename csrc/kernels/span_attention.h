@@ -28,9 +28,6 @@ struct SpanAttentionParams {
   float* workspace = nullptr;  // span_attention_workspace_bytes_cpu(...)
   int max_tokens = 0;          // longest context (prefix + span) the workspace was sized for
   int first_token = 0;  // tokens before it are not seen; at most 32, and below every row's position
-  // CUDA: false promises that every span is a chain, for then few rows are attended to faster. Rows
-  // of trees would come out as if they were chains.
-  bool may_have_trees = true;
   // False: every row of a span sees all of its rows, before and behind it, as those of a block that
   // is drafted at once. Spans are no trees then.
   bool is_causal = true;

@@ -18,7 +18,6 @@ namespace sm = ::openspec::sample_math;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kMinTemperature = 1e-5f;  // below this a temperature counts as 0
 
 __device__ __forceinline__ const uint16_t* row_of(const void* table, int64_t token, int rank) {
   return static_cast<const uint16_t*>(table) + token * rank;

@@ -11,8 +11,6 @@ namespace {
 namespace sm = ::openspec::sample_math;
 
 constexpr float kMinusInfinity = -__builtin_inff();
-// Below this a temperature counts as 0, as for the choice.
-constexpr float kMinTemperature = 1e-5f;
 
 const uint16_t* row_of(const void* table, int64_t token, int rank) {
   return static_cast<const uint16_t*>(table) + token * rank;

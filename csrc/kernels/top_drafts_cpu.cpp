@@ -9,8 +9,6 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
-// Below this a temperature counts as 0, as for the choice.
-constexpr float kMinTemperature = 1e-5f;
 static_assert(kMaxTopDrafts <= Best::kMost);
 
 class RowDrafter {

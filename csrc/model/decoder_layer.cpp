@@ -135,7 +135,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   const int widest = std::max(
       {g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs});
   size_t linear_bytes = 0;
-  for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest, DType::kBF16)}) {
+  for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest)}) {
     linear_bytes = std::max(
         linear_bytes, linear_workspace_bytes_cpu(std::max(limits.max_rows, limits.max_logits_rows),
                                                  widest, dtype, layout));
@@ -186,7 +186,6 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .may_have_trees = rows.may_have_trees,
                 .is_causal = is_causal,
                 .is_behind_fence = is_fenced};
   if (is_fenced) plan();

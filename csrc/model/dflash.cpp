@@ -10,8 +10,6 @@ namespace openspec {
 
 namespace {
 
-constexpr DType kWeights = DType::kBF16;
-
 /// Of K and V of all layers.
 int context_width(const DFlashConfig& config) {
   return config.num_layers * 2 * config.layer().kv_width();
@@ -42,7 +40,7 @@ DFlash::DFlash(const DFlashConfig& config, DType dtype, Device device, const For
       dtype_(dtype),
       weights_(device, weight_bytes(config, device)),
       at_(plan_scratch(config_, dtype_, limits)),
-      pass_scratch_(config_.layer(), dtype_, device, pass_limits(config_, limits), num_threads) {
+      pass_scratch_(config_.layer(), dtype_, device, config_.pass_limits(limits), num_threads) {
   const DFlashConfig& c = config_;
   const LayerGeometry layer = c.layer();
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
@@ -113,16 +111,10 @@ DFlash::Scratch DFlash::plan_scratch(const DFlashConfig& c, DType dtype,
   return at;
 }
 
-ForwardLimits DFlash::pass_limits(const DFlashConfig& config, const ForwardLimits& limits) {
-  ForwardLimits own = limits;
-  own.max_inputs = config.num_captures * config.hidden_size;
-  return own;
-}
-
 size_t DFlash::scratch_bytes(const DFlashConfig& config, DType dtype, Device device,
                              const ForwardLimits& limits, int num_threads) {
   return plan_scratch(config, dtype, limits).total +
-         DecoderScratch::bytes(config.layer(), dtype, device, pass_limits(config, limits),
+         DecoderScratch::bytes(config.layer(), dtype, device, config.pass_limits(limits),
                                num_threads);
 }
 
@@ -171,7 +163,6 @@ void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
                         .out = residual,
                         .num_rows = rows.num_rows,
                         .width = c.hidden_size,
-                        .table_dtype = kWeights,
                         .dtype = dtype_});
   DecoderPass pass(exec, pass_scratch_, rows, page_table, kv.front(), inv_freq_.floats(), 1.0f,
                    /*first_token=*/0, c.is_causal);

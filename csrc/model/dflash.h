@@ -42,7 +42,6 @@ class DFlash {
   DFlash(const DFlashConfig& config, DType dtype, Device device, const ForwardLimits& limits,
          int num_threads);
 
-  const DFlashConfig& config() const { return config_; }
   Weights& weights() { return weights_; }
 
   /// Writes the context's K and V of `rows` (positions and slots count) from features [num_rows,
@@ -77,7 +76,6 @@ class DFlash {
     size_t residual, normed, kv, cos_sin, total;
   };
   static Scratch plan_scratch(const DFlashConfig& config, DType dtype, const ForwardLimits& limits);
-  static ForwardLimits pass_limits(const DFlashConfig& config, const ForwardLimits& limits);
 
   DFlashConfig config_;
   DType dtype_;

@@ -20,6 +20,11 @@ struct DraftModelConfig {
   bool has_token_map = false;  // d2t
 
   LayerGeometry layer() const;
+  /// With room for the linear over captured states.
+  ForwardLimits pass_limits(ForwardLimits limits) const {
+    limits.max_inputs = num_captures * hidden_size;
+    return limits;
+  }
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
   /// [head_dim / 2] fp32.

@@ -7,7 +7,6 @@ namespace openspec {
 
 namespace {
 
-constexpr DType kWeights = DType::kBF16;
 const char* const kPrefix = "midlayer.";
 // Entry 0 of a sequence would need the feature of position -1.
 constexpr int kFirstToken = 1;
@@ -27,7 +26,7 @@ Eagle3::Eagle3(const Eagle3Config& config, DType dtype, Device device, const For
       dtype_(dtype),
       weights_(device, weight_bytes(config, device)),
       at_(plan_scratch(config_, dtype_, limits)),
-      pass_scratch_(config_.layer(), dtype_, device, pass_limits(config_, limits), num_threads) {
+      pass_scratch_(config_.layer(), dtype_, device, config_.pass_limits(limits), num_threads) {
   const Eagle3Config& c = config_;
   fc_ = weights_.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
                             LinearEpilogue::kNone, /*may_split=*/true);
@@ -72,16 +71,10 @@ Eagle3::Scratch Eagle3::plan_scratch(const Eagle3Config& c, DType dtype,
   return at;
 }
 
-ForwardLimits Eagle3::pass_limits(const Eagle3Config& config, const ForwardLimits& limits) {
-  ForwardLimits own = limits;
-  own.max_inputs = config.num_captures * config.hidden_size;
-  return own;
-}
-
 size_t Eagle3::scratch_bytes(const Eagle3Config& config, DType dtype, Device device,
                              const ForwardLimits& limits, int num_threads) {
   return plan_scratch(config, dtype, limits).total +
-         DecoderScratch::bytes(config.layer(), dtype, device, pass_limits(config, limits),
+         DecoderScratch::bytes(config.layer(), dtype, device, config.pass_limits(limits),
                                num_threads);
 }
 
@@ -97,7 +90,6 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                         .out = embedded,
                         .num_rows = rows.num_rows,
                         .width = c.hidden_size,
-                        .table_dtype = kWeights,
                         .dtype = dtype_});
   DecoderPass pass(exec, pass_scratch_, rows, page_table, kv, inv_freq_.floats(), 1.0f,
                    kFirstToken);

@@ -32,7 +32,6 @@ class Eagle3 {
   Eagle3(const Eagle3Config& config, DType dtype, Device device, const ForwardLimits& limits,
          int num_threads);
 
-  const Eagle3Config& config() const { return config_; }
   Weights& weights() { return weights_; }
 
   /// The entries of rows of the target: hidden [num_rows, hidden_size] = fc(captured [num_rows,
@@ -68,7 +67,6 @@ class Eagle3 {
     return int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
   }
   static Scratch plan_scratch(const Eagle3Config& config, DType dtype, const ForwardLimits& limits);
-  static ForwardLimits pass_limits(const Eagle3Config& config, const ForwardLimits& limits);
 
   Eagle3Config config_;
   DType dtype_;

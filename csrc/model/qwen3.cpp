@@ -10,7 +10,6 @@ namespace openspec {
 namespace {
 
 // Matrices stay as published and are converted in registers.
-constexpr DType kWeights = DType::kBF16;
 
 }  // namespace
 
@@ -116,7 +115,6 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
                         .out = residual,
                         .num_rows = rows.num_rows,
                         .width = c.hidden_size,
-                        .table_dtype = kWeights,
                         .dtype = dtype_});
   for (int i = 0; i < c.num_layers; ++i) {
     const DecoderLayer& layer = layers_[static_cast<size_t>(i)];

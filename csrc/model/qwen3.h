@@ -39,9 +39,7 @@ class Qwen3 {
   Qwen3(const TargetConfig& config, DType dtype, Device device, const ForwardLimits& limits,
         int num_threads);
 
-  const TargetConfig& config() const { return config_; }
   Weights& weights() { return weights_; }
-  const Weights& weights() const { return weights_; }
 
   /// Runs all layers over `rows`, writing K and V to `kv[layer]`. Afterwards `logits` may be asked
   /// for any of the rows. `capture_layers` (rising) names layers whose output, the residual stream

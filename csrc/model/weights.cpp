@@ -53,10 +53,10 @@ void Weights::put(void* to, const void* from, size_t bytes) {
   }
 }
 
-void Weights::pack(const PackedLinear& shape, const void* rows, DType source, int first_output,
-                   int num_rows, void* packed) {
+void Weights::pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                   void* packed) {
   if (device_ != Device::kCuda) {
-    linear_pack_cpu(shape, rows, source, first_output, num_rows, packed);
+    linear_pack_cpu(shape, rows, first_output, num_rows, packed);
     return;
   }
 #ifdef OPENSPEC_CUDA
@@ -80,7 +80,6 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   PackedLinear linear;
   for (int count : outputs) linear.num_outputs += count;
   linear.num_inputs = inputs;
-  linear.dtype = kMatrixType;
   linear.epilogue = epilogue;
   if (device_ == Device::kCuda) {
     OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs % 16 == 0, prefix, parts.front(),
@@ -93,7 +92,7 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     (void)may_split;
 #endif
   } else {
-    linear.layout = linear_layout_cpu(inputs, kMatrixType);
+    linear.layout = linear_layout_cpu(inputs);
   }
   void* packed = take(linear_bytes(device_, linear.num_outputs, inputs, epilogue));
   linear.data = packed;
@@ -104,7 +103,8 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     destination.shape = {count, inputs};
     destination.stores.push_back(
         [this, linear, packed, first, count](const void* data, DType source) {
-          pack(linear, data, source, first, count, packed);
+          OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
+          pack(linear, data, first, count, packed);
         });
     first += count;
   }
@@ -214,7 +214,7 @@ size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilo
     return area_bytes(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) *
                       dtype_bytes(kMatrixType));
   }
-  return area_bytes(linear_packed_bytes_cpu(outputs, inputs, kMatrixType, epilogue));
+  return area_bytes(linear_packed_bytes_cpu(outputs, inputs, epilogue));
 }
 size_t Weights::norm_bytes(int width) {
   return area_bytes(static_cast<size_t>(width) * sizeof(float));

@@ -74,8 +74,8 @@ class Weights {
 
   void* take(size_t bytes);
   void put(void* to, const void* from, size_t bytes);
-  void pack(const PackedLinear& shape, const void* rows, DType source, int first_output,
-            int num_rows, void* packed);
+  void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+            void* packed);
 
   Device device_;
   Buffer buffer_;

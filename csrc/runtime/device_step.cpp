@@ -347,9 +347,7 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   result.slot = lease.requests[span].slot;
   const SequenceTable& table = context_.table;
   // Another sequence may have the slot by now; nobody wants to know then.
-  if (!table.is_in_use(result.slot) || table.serial(result.slot) != lease.serials[span]) {
-    return result;
-  }
+  if (!table.is_held_by(result.slot, lease.serials[span])) return result;
   const size_t first = entry * index(1 + std::max(1, config.num_speculative_tokens));
   const int32_t *tokens = tokens_.as<int32_t>() + first, *samples = samples_.as<int32_t>() + first;
   result.token_ids.assign(tokens, tokens + outcome.num_tokens);

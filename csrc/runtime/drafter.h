@@ -30,7 +30,6 @@ enum class Acceptance : uint8_t {
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
 struct DrafterNeeds {
-  int num_speculative_tokens = 0;      // rows of look-ahead per sequence
   bool makes_trees = false;            // with parents and scores; else chains
   bool has_scores = false;             // of chains; trees always have them
   std::vector<int> capture_layers;     // target layers whose output it reads, rising
@@ -39,7 +38,6 @@ struct DrafterNeeds {
   int num_draft_rows = 0;  // entries behind that one that proposing writes for a sequence, at most;
                            // 0: not beyond its drafts
   size_t fixed_bytes = 0;  // memory of its own: weights and scratch
-  int max_context = 0;     // tokens it can serve; 0: no limit of its own
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
   bool keeps_logits = false;  // see Drafter::draft_logits; asked for by Acceptance::kRejection
@@ -75,16 +73,6 @@ struct CommittedStep {
   const void* features = nullptr;  // [rows.num_rows, num_captures * hidden_size], activation type
 };
 
-/// Rows of one sequence that were committed by a step, for drafters on the host.
-struct CommittedRows {
-  int slot = 0;
-  int first_position = 0;
-  std::span<const int32_t> tokens;  // tokens of the rows, in order of position
-  std::span<const int32_t> rows;    // which rows of the step they are
-  const void* features = nullptr;   // of all rows of the step [*, num_captures * hidden_size],
-                                    // activation type; all of this is valid during the call
-};
-
 /// A source of draft tokens. Whatever it proposes, the text stays that of plain decoding: proposals
 /// are checked against the target's own choice, and one that throws costs its step the drafts only.
 /// With Acceptance::kRejection the distribution of texts stays, if its logits are what it says.
@@ -108,7 +96,8 @@ class Drafter {
   /// lengths come from `table`.
   virtual void propose(const ExecContext&, const TableView& /*table*/, const WantedDrafts&) {}
   /// Learns from committed rows, prompt rows included: a step's, or where proposing is costly also
-  /// those of several steps in which it was left out. `table` is that after the commit.
+  /// those of several steps in which it was left out. `table` is that after the commit. On CUDA one
+  /// that works on the host is not told.
   virtual void extend(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
 
   /// Where it keeps the logits of the drafts that it draws, by sequence of WantedDrafts, until the
@@ -122,8 +111,6 @@ class Drafter {
   /// sequence's known tokens. `drafts` come empty.
   virtual void propose_on_host(const SequenceTable&, std::span<const ProposeRequest>,
                                std::span<Draft>) {}
-  /// On the host: told of every committed row, prompt rows included, before the next propose.
-  virtual void observe(std::span<const CommittedRows>) {}
 };
 
 using DrafterOption = std::variant<bool, int64_t, double, std::string>;

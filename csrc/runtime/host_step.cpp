@@ -255,16 +255,14 @@ void HostStep::show_committed(const StepLease& lease) {
   std::vector<int32_t> num_computed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
     const int slot = lease.spans[i].slot;
-    const bool is_current = table.is_in_use(slot) && table.serial(slot) == lease.serials[i];
+    const bool is_current = table.is_held_by(slot, lease.serials[i]);
     num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
   }
   try {
     if (keeps_rows_) {
       keep(lease, num_computed);
-    } else if (context_.drafter.works_on_arrays()) {
-      extend(lease, num_computed);
     } else {
-      context_.drafter.observe(committed_rows(lease, num_computed));
+      extend(lease, num_computed);
     }
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
@@ -336,24 +334,6 @@ void HostStep::extend(const StepLease& lease, const std::vector<int32_t>& num_co
        .committed_row = lease.committed_row.empty() ? nullptr : lease.committed_row.data(),
        .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
        .features = captured_.data()});
-}
-
-std::vector<CommittedRows> HostStep::committed_rows(
-    const StepLease& lease, const std::vector<int32_t>& num_computed) const {
-  std::vector<CommittedRows> committed;
-  for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const Span& span = lease.spans[i];
-    const auto count = static_cast<size_t>(num_computed[i]);
-    if (count == 0) continue;
-    const auto first = static_cast<size_t>(lease.layout.span_begin[i]);
-    committed.push_back({.slot = span.slot,
-                         .first_position = span.kv_len,
-                         .tokens = context_.table.tokens(span.slot).subspan(
-                             static_cast<size_t>(span.kv_len), count),
-                         .rows = std::span(lease.committed_row).subspan(first, count),
-                         .features = captured_.data()});
-  }
-  return committed;
 }
 
 std::vector<StepBackend::StepKind> HostStep::step_kinds() const {

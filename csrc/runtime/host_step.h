@@ -36,8 +36,6 @@ class HostStep final : public StepBackend {
   void offer_drafts(StepLease& lease);
   bool drafts_pay(StepLease& lease);
   std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
-  std::vector<CommittedRows> committed_rows(const StepLease& lease,
-                                            const std::vector<int32_t>& num_computed) const;
   void extend(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void keep(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void learn_kept();

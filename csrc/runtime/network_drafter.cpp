@@ -11,7 +11,6 @@ NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
     : config_(config),
       has_noise_(config.flag("draft_noise", true)),
       window_(std::min(config.integer("draft_window", 0, 0, 1 << 24), config.max_model_len)) {
-  needs_.num_speculative_tokens = config.num_speculative_tokens;
   needs_.is_costly = true;
   needs_.keeps_logits = config.acceptance == Acceptance::kRejection;
   OPENSPEC_CHECK_ARG(!keeps_logits() || has_noise_,
@@ -94,6 +93,25 @@ DraftRows NetworkDrafter::draft_rows(int num_rows, int num_spans) {
           .span_begin = at<int32_t>(at_.span_begin),
           .span_kv_len = at<int32_t>(at_.span_kv_len),
           .span_seq = at<int32_t>(at_.span_seq)};
+}
+
+DraftRows NetworkDrafter::extend_rows(const ExecContext& exec, const TableView& table,
+                                      const CommittedStep& step, void* features, int width,
+                                      int32_t* last_row) {
+  // On the host exactly the rows that count, on a device room for all.
+  const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
+  const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
+  if (num_rows == 0) return rows;
+  ops::extend_rows(exec, {.step = step.rows,
+                          .num_computed = step.num_computed,
+                          .committed_row = step.committed_row,
+                          .table = table,
+                          .page_size = config_.page_size,
+                          .shift = last_row == nullptr ? 0 : 1,
+                          .out = rows,
+                          .last_row = last_row});
+  copy_rows(exec, rows.source, step.features, features, num_rows, width);
+  return rows;
 }
 
 NetworkDrafter::Sight NetworkDrafter::sight_of(const ExecContext& exec, const TableView& table,

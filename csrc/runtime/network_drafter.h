@@ -44,6 +44,10 @@ class NetworkDrafter : public Drafter {
   }
 
   DraftRows draft_rows(int num_rows, int num_spans);
+  /// The rows of a step that count, as the drafter's own, with their features in `features`
+  /// [num_rows, width]. With `last_row` (ExtendRowsParams) rows move one position ahead.
+  DraftRows extend_rows(const ExecContext& exec, const TableView& table, const CommittedStep& step,
+                        void* features, int width, int32_t* last_row = nullptr);
   /// What a pass over draft rows sees.
   struct Sight {
     RowBatch rows;

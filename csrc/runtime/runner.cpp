@@ -333,8 +333,7 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
 }
 
 bool Runner::is_current(const StepLease& lease, size_t index) const {
-  const int slot = lease.requests[index].slot;
-  return table_.is_in_use(slot) && table_.serial(slot) == lease.serials[index];
+  return table_.is_held_by(lease.requests[index].slot, lease.serials[index]);
 }
 
 void Runner::abandon(StepLease& lease) {

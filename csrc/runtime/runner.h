@@ -107,7 +107,6 @@ class Runner {
 
   const RunnerStats& stats() const { return stats_; }
   std::pair<int64_t, int64_t> prefix_cache_stats() const { return {cache_queries_, cache_hits_}; }
-  const StepBackend& backend() const { return *backend_; }
   StepBackend& backend() { return *backend_; }
 
  private:

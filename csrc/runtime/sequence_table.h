@@ -53,8 +53,6 @@ class SequenceTable {
   int num_free_slots() const { return static_cast<int>(free_slots_.size()); }
   /// The slot that add() takes next; -1: none is free.
   int next_slot() const { return free_slots_.empty() ? -1 : free_slots_.back(); }
-  int max_model_len() const { return max_model_len_; }
-  int page_size() const { return page_size_; }
 
   /// Takes a slot for `tokens`, of which the first `prompt_len` are the prompt. Throws
   /// ArgumentError on an empty or too long sequence, EngineError if no slot is free.
@@ -75,6 +73,10 @@ class SequenceTable {
   bool is_in_use(int slot) const { return sequences_[index(slot)].in_use; }
   /// Tells one occupant of a slot from the next.
   uint64_t serial(int slot) const { return sequences_[index(slot)].serial; }
+  /// Whether the sequence of that serial has the slot still.
+  bool is_held_by(int slot, uint64_t serial) const {
+    return is_in_use(slot) && this->serial(slot) == serial;
+  }
   InFlight& in_flight(int slot) { return sequences_[index(slot)].in_flight; }
   const InFlight& in_flight(int slot) const { return sequences_[index(slot)].in_flight; }
   /// Prompt and output, at most.

@@ -36,7 +36,7 @@ class StepBackend {
 
   /// Leases that may be launched before the first of them is collected, beyond one.
   virtual int num_steps_ahead() const = 0;
-  /// Called once all weights are there, and again after set_capture.
+  /// Called once all weights are there.
   virtual void prepare() {}
 
   /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.

@@ -9,10 +9,6 @@ from typing_extensions import Buffer
 class OutOfPages(Exception):
     """`Runner.reserve` found too few free pages; nothing was taken."""
 
-@final
-class EngineError(Exception):
-    """A broken invariant of the engine."""
-
 def has_cuda() -> bool:
     """Whether a runner can use CUDA, in this build and on this machine."""
 
@@ -144,7 +140,7 @@ class SpanResult:
     logprobs: list[Logprobs]
     """One for each of token_ids if asked for, else empty."""
     prompt_logprobs: list[Logprobs]
-    """For prompt tokens num_computed+1 .. of this chunk if asked for, else empty."""
+    """For the prompt tokens behind this chunk's rows if asked for, else empty."""
 
 @final
 class StepLease:
@@ -167,7 +163,7 @@ class StepStats:
 class Drafter:
     """Base for drafters written in Python (research and tests); C++ drafters register themselves."""  # noqa: E501
 
-    def __init__(self, num_speculative_tokens: int) -> None: ...
+    def __init__(self) -> None: ...
     def propose(
         self, slot: int, token_ids: list[int], num_wanted: int
     ) -> list[int] | list[tuple[int, int]]:
@@ -192,8 +188,8 @@ class Runner:
         """Takes one of these: "BF16", for vectors also "F32"; "I64" or "I32" for token ids."""
     def finish_loading(self) -> None:
         """Closes the loading of target and drafter."""
-    def measure_step_times(self, budget_s: float) -> list[tuple[int, float]]:
-        """Fills the cost table that adaptive drafting uses: (rows, seconds) pairs."""
+    def measure_step_times(self, budget_s: float) -> None:
+        """Fills the cost table that adaptive drafting uses; stops after about so many seconds."""
 
     # Sequences.
     def add_sequence(
@@ -260,7 +256,7 @@ class Runner:
     def last_draft_parents(self) -> list[list[int]]:
         """By draft, the number of the draft that it follows; -1: the last known token."""
     def last_draft_scores(self) -> list[list[float]]:
-        """By draft, its score in the tree; nothing for drafters that make chains."""
+        """By draft, its score; nothing for drafters without scores."""
     def last_draft_logits(self) -> list[float]:
         """Of the last drafts of the last proposal, one after another."""
     @property

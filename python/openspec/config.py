@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,23 +115,6 @@ class EngineConfig:
     def min_num_batched_tokens(self) -> int:
         """Rows that let prompts advance while every sequence decodes."""
         return self.max_num_seqs + self.page_size
-
-    def with_method(
-        self,
-        method: str,
-        num_speculative_tokens: int | None = None,
-        method_options: Mapping[str, OptionValue] | None = None,
-    ) -> EngineConfig:
-        """The same engine with another method; acceptance is by match where it has no other."""
-        spec = drafters.get_drafter(method)
-        return dataclasses.replace(
-            self,
-            method=method,
-            num_speculative_tokens=num_speculative_tokens,
-            method_options=dict(method_options or {}),
-            draft_model=self.draft_model if spec.needs_draft_model else None,
-            acceptance=self.acceptance if spec.supports_rejection else "match",
-        )
 
     def check(self) -> None:
         """Checks what can be checked without the model.

@@ -54,6 +54,15 @@ class LayerIds:
     origin: str
     """Where they stand, for messages."""
 
+    def outputs(self) -> tuple[int, ...]:
+        """The same layers by their outputs; see `captured_layers`."""
+        return tuple(i - self.shift for i in self.ids)
+
+    @property
+    def shift(self) -> int:
+        """By how much an id exceeds that of the layer whose output it means."""
+        return 1 if self.numbering == "entering" else 0
+
 
 def layer_ids_at(keys: JsonKeys, name: str, numbering: Numbering) -> LayerIds | None:
     """The ids under a key; None if absent."""
@@ -97,13 +106,10 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     | target_layer_ids, wherever it stands | z-lab, DeepSpec, SpecForge | output | 1, 17, 32 |
     | --capture-layers | users of openspec | output | 1, 17, 32 |
 
-    This is the only place where one way of counting is turned into the other.
-
     Raises:
         ConfigError: ids out of range or not rising, with the numbers.
     """
-    shift = 1 if layer_ids.numbering == "entering" else 0
-    layers = tuple(i - shift for i in layer_ids.ids)
+    shift, layers = layer_ids.shift, layer_ids.outputs()
     is_rising = all(a < b for a, b in itertools.pairwise(layers))
     if not is_rising or layers[0] < 0 or layers[-1] >= num_layers:
         raise ConfigError(

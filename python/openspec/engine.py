@@ -125,7 +125,6 @@ class EngineCore:
         stats, executor = self._scheduler.stats, self._executor
         stats.num_pages = executor.num_pages
         stats.num_free_pages = executor.num_free_pages
-        stats.page_size = self.info.page_size
         stats.num_steps = executor.stats.num_steps
         stats.num_drafter_failures = executor.stats.num_drafter_failures
         stats.prefix_cache_queries, stats.prefix_cache_hits = executor.prefix_cache_stats

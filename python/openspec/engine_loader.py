@@ -60,20 +60,21 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
-    is_compiled = config.num_drafts > 0 and drafter is None and spec.build is None
-    if drafter is None and spec.build is not None and config.num_drafts > 0:
-        drafter = spec.build(config.num_drafts, spec.complete_options(config.method_options))
-    if config.num_drafts > 0 and not is_compiled:
-        _check_drafter(drafter)
-    if is_compiled and spec.name not in _C.drafter_names():
-        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
-    draft_model = _read_draft_model(config, model_config, spec) if is_compiled else None
-    method = spec.name if is_compiled else plain_method()
-    options: dict[str, OptionValue] = {}
-    if is_compiled:
+    method, options, draft_model = plain_method(), dict[str, OptionValue](), None
+    if config.num_drafts > 0:
         options = spec.complete_options(config.method_options)
-    if draft_model is not None:
-        options.update(draft_model.options)
+        if drafter is None and spec.build is not None:
+            drafter = spec.build(config.num_drafts, options)
+        if drafter is not None or spec.build is not None:
+            _check_drafter(drafter)
+            options = {}
+        elif spec.name not in _C.drafter_names():
+            raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+        else:
+            method = spec.name
+            draft_model = _read_draft_model(config, model_config, spec)
+            if draft_model is not None:
+                options |= draft_model.options
 
     max_model_len = _max_model_len(config, model_config)
     wanted = _runner_config(config, device, model_config, max_model_len, method, options)
@@ -104,7 +105,6 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         Executor(runner, sequence_params, _C.OutOfPages),
         SchedulerConfig(
             max_model_len=plan.max_model_len,
-            max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
             num_speculative_tokens=config.num_draft_rows,

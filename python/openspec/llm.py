@@ -115,18 +115,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What is used without parameters: the checkpoint's own advice."""
-        advice, default = self.model_config.sampling, SamplingParams()
-
-        def first(advised: float | None, fallback: float) -> float:
-            return fallback if advised is None else advised
-
-        return SamplingParams(
-            temperature=first(advice.temperature, default.temperature),
-            top_p=first(advice.top_p, default.top_p),
-            top_k=default.top_k if advice.top_k is None else advice.top_k,
-            min_p=first(advice.min_p, default.min_p),
-            repetition_penalty=first(advice.repetition_penalty, default.repetition_penalty),
-        )
+        return SamplingParams(**self.model_config.sampling.given())
 
     def stats(self) -> EngineStats:
         """Counters since the start."""

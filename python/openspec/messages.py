@@ -81,7 +81,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
-    page_size: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openspec.checkpoint_folder import find_file, open_folder
 from openspec.errors import ConfigError
@@ -53,6 +53,12 @@ class SamplingDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
+    def given(self) -> dict[str, Any]:
+        """The advice that there is, by field of `SamplingParams`."""
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -69,14 +75,10 @@ class ModelConfig:
     """Rows of the embedding; more than the tokenizer has tokens."""
     rms_norm_eps: float
     tie_word_embeddings: bool
-    max_position_embeddings: int
     max_model_len: int
     """Tokens that the position encoding is made for: with scaling, more than it was trained on."""
     rope: RopeConfig
-    checkpoint_dtype: str
-    """"bfloat16", "float16" or "float32": what config.json says; the tensors decide."""
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     sampling: SamplingDefaults
 
     @classmethod
@@ -149,7 +151,6 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     ):
         name = "dtype" if keys.get("dtype") else "torch_dtype"
         keys.refuse(name, '"bfloat16" or "float32"; save the checkpoint in one of them')
-    bos = keys.token_ids("bos_token_id", vocab_size)
     return ModelConfig(
         folder=folder,
         hidden_size=keys.integer("hidden_size", 1, MAX_DIM),
@@ -161,13 +162,10 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         vocab_size=vocab_size,
         rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        max_position_embeddings=max_positions,
         max_model_len=max_model_len,
         rope=rope,
-        checkpoint_dtype=dtype.removeprefix("torch."),
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
         or keys.token_ids("eos_token_id", vocab_size),
-        bos_token_id=bos[0] if bos else None,
         sampling=_parse_sampling(generation),
     )
 

@@ -188,7 +188,8 @@ class RequestOutputProcessor:
     def process(self, output: EngineOutput) -> OutputDelta:
         """Takes the engine's next output; one that comes after the end adds nothing."""
         if output.spec_decode is not None:
-            self._spec_decode = _total([output.spec_decode])  # the engine goes on counting in it
+            # A copy, for the engine goes on counting in it.
+            self._spec_decode = total_speculation([output.spec_decode])
         if self._finish_reason is not None:
             return OutputDelta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
@@ -346,12 +347,13 @@ def request_output(
             first_token_time=min(first, default=None),
             last_token_time=max(last, default=None),
             finished_time=max(ends) if finished and ends else None,
-            spec_decode=_total(stats) if stats else None,
+            spec_decode=total_speculation(stats) if stats else None,
         ),
     )
 
 
-def _total(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
+def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
+    """Of several sequences; step by step only of one."""
     total = SpecDecodeStats()
     add_counters(total, parts)
     total.num_steps = sum(part.num_steps for part in parts)

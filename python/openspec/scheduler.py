@@ -33,8 +33,7 @@ class Scheduler:
         self._table = table
         self._queue = RunQueue(table)
         self._num_arrivals = 0
-        depth = config.draft_depth
-        self._depth = config.num_speculative_tokens if depth is None else depth
+        self._depth = config.draft_depth
         self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
 
     # Submission and cancellation

@@ -42,14 +42,13 @@ class SchedulerConfig:
     """Limits of the scheduler."""
 
     max_model_len: int
-    max_num_seqs: int
     max_num_batched_tokens: int
     """Rows of a step."""
     page_size: int
     num_speculative_tokens: int
     """Drafts of a sequence and step."""
-    draft_depth: int | None = None
-    """How many of these follow each other, at most; None: all."""
+    draft_depth: int
+    """How many of these follow each other, at most."""
     num_rows_ahead: int = 0
     """Entries behind the last known token that a step with drafts may write, at most; counts where
     they are more than the drafts."""

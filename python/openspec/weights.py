@@ -60,13 +60,11 @@ class _Part:
 def load_weights(
     runner: WeightSink,
     folder: str | Path,
-    on_progress: Callable[[int, int], None] | None = None,
     draft_model: DraftModel | None = None,
-) -> int:
-    """Gives every tensor of the checkpoints to the runner; returns the number of bytes read.
+) -> None:
+    """Gives every tensor of the checkpoints to the runner.
 
-    All names, shapes and types are checked before the first tensor is loaded. BF16 and F32 are
-    taken as they are; other types are refused. `on_progress` gets (bytes done, bytes in all).
+    All names, shapes and types are checked before the first tensor is loaded.
 
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
@@ -94,15 +92,12 @@ def load_weights(
                 with file.view(info.name) as data:
                     _load(part, info, data)
                 done += info.end - info.begin
-                if on_progress is not None:
-                    on_progress(done, total)
                 if time.monotonic() - last_log >= 2.0:
                     last_log = time.monotonic()
                     logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
             file.close()  # before the next one, so that read pages do not count as ours
         runner.finish_loading()
         logger.info("weights: %.3f GB in %.1f s", total / 1e9, time.monotonic() - start)
-        return total
     finally:
         for part in parts:
             for file in part.files:

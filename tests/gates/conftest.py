@@ -84,7 +84,7 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         return {
             "method": "ngram",
             "num_speculative_tokens": num_drafts,
-            "drafter": PYTHON_DRAFTERS[name](num_drafts),
+            "drafter": PYTHON_DRAFTERS[name](),
             "adaptive_speculation": False,
         }
     if name == plain_method():

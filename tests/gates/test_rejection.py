@@ -144,5 +144,5 @@ def test_preemption(method: str, reference: Reference) -> None:
 
 def test_what_cannot_work_is_refused(method: str) -> None:
     with pytest.raises(ValueError, match="by rejection needs the probabilities"):
-        make_core(drafter=EchoDrafter(4), **settings(method))
+        make_core(drafter=EchoDrafter(), **settings(method))
     assert make_core(**settings(method, num_speculative_tokens=0)).stats().num_drafts == 0

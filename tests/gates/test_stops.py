@@ -16,8 +16,8 @@ from tests.gates.workload import jobs, prompts
 class Oracle(_C.Drafter):
     """Knows the answers: every draft is accepted, so every end falls inside an accepted run."""
 
-    def __init__(self, num_speculative_tokens: int, answers: list[list[int]]) -> None:
-        super().__init__(num_speculative_tokens)
+    def __init__(self, answers: list[list[int]]) -> None:
+        super().__init__()
         self.answers = answers
 
     def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
@@ -31,7 +31,7 @@ def oracle_settings(num_drafts: int, answers: list[list[int]]) -> dict[str, obje
     return {
         "method": "ngram",
         "num_speculative_tokens": num_drafts,
-        "drafter": Oracle(num_drafts, answers),
+        "drafter": Oracle(answers),
         "adaptive_speculation": False,
     }
 

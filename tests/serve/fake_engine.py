@@ -118,7 +118,7 @@ class FakeEngineClient:
         self.step_s = step_s
         self.is_alive = True
         self.forget()
-        self._stats = EngineStats(num_pages=1024, num_free_pages=1024, page_size=16)
+        self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
         self._running: dict[str, _Sequence] = {}
         self._waiting: dict[str, _Sequence] = {}

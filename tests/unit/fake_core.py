@@ -43,10 +43,10 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
     )
     config = SchedulerConfig(
         max_model_len=runner.max_model_len,
-        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         page_size=runner.page_size,
         num_speculative_tokens=runner.num_speculative_tokens,
+        draft_depth=runner.num_speculative_tokens,
     )
     return EngineCore(Executor(runner, fake_params, FakeOutOfPages), config, info)
 

@@ -163,12 +163,6 @@ def test_from_settings() -> None:
     assert config.method_options["ngram_max"] == 3
 
 
-def test_with_method() -> None:
-    config = parse("--ngram-max", "6", "--num-speculative-tokens", "2", "--max-num-seqs", "3")
-    plain = config.with_method(drafters.plain_method())
-    assert (plain.num_drafts, plain.method_options, plain.max_num_seqs) == (0, {}, 3)
-
-
 def test_every_field_has_help_and_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse("--help")

@@ -144,7 +144,7 @@ def test_garbage_drafter(plain: list[object]) -> None:
                 raise RuntimeError("no idea")
             return [rng.choice([-1, 10**12, 3, 300, token_ids[-1]]) for _ in range(num_wanted + 1)]
 
-    with LLM(num_speculative_tokens=4, drafter=Garbage(4), adaptive_speculation=False) as llm:
+    with LLM(num_speculative_tokens=4, drafter=Garbage(), adaptive_speculation=False) as llm:
         assert essence(generate(llm)) == plain
         assert llm.stats().num_drafter_failures > 0
 
@@ -168,7 +168,7 @@ def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> Non
                 signal.raise_signal(signal.SIGINT)
             return []
 
-    with LLM(num_speculative_tokens=4, drafter=Interrupted(4), adaptive_speculation=False) as llm:
+    with LLM(num_speculative_tokens=4, drafter=Interrupted(), adaptive_speculation=False) as llm:
         with pytest.raises(KeyboardInterrupt):
             generate(llm)
         assert llm.stats().num_drafter_failures == 0
@@ -359,7 +359,7 @@ def test_generate_within_generate_is_refused(caplog: pytest.LogCaptureFixture) -
             return []
 
     params = SamplingParams(temperature=0.0, max_tokens=4)
-    with LLM(drafter=Nested(2), max_model_len=64, stats_interval_s=0.0) as llm:
+    with LLM(drafter=Nested(), max_model_len=64, stats_interval_s=0.0) as llm:
         assert len(llm.generate("a", params, use_tqdm=False)[0].outputs[0].token_ids) == 4
         assert llm.stats().num_drafter_failures > 0
         llm.engine.check_integrity()
@@ -378,6 +378,6 @@ def test_a_drafter_is_a_drafter(caplog: pytest.LogCaptureFixture) -> None:
         def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
             raise ValueError("no idea")
 
-    with LLM(drafter=Failing(2), max_model_len=64, stats_interval_s=0.0) as llm:
+    with LLM(drafter=Failing(), max_model_len=64, stats_interval_s=0.0) as llm:
         llm.generate("a", SamplingParams(max_tokens=4), use_tqdm=False)
     assert "no idea" in caplog.text

@@ -307,12 +307,9 @@ def expected_data() -> dict[str, tuple[bytes, str]]:
 def test_sharded_folder(tmp_path: Path) -> None:
     folder = write_sharded(tmp_path)
     sink = Sink(TENSORS)
-    progress: list[tuple[int, int]] = []
-    assert load_weights(sink, folder, lambda done, total: progress.append((done, total))) == 68
+    load_weights(sink, folder)
     assert sink.loaded == expected_data()
     assert sink.is_finished
-    assert progress[-1] == (68, 68)
-    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
 
 def test_a_single_file_wins_over_an_index(tmp_path: Path) -> None:

@@ -267,10 +267,10 @@ def test_results_of_another_plan_are_refused() -> None:
     runner = FakeRunner()
     config = SchedulerConfig(
         max_model_len=64,
-        max_num_seqs=8,
         max_num_batched_tokens=32,
         page_size=4,
         num_speculative_tokens=3,
+        draft_depth=3,
     )
     scheduler = Scheduler(config, Executor(runner, fake_params, FakeOutOfPages))
     scheduler.add(make_request(), VOCAB)

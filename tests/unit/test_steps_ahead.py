@@ -207,10 +207,10 @@ class Table:
 def make_scheduler(table: Table, num_slots: int = 1) -> Scheduler:
     config = SchedulerConfig(
         max_model_len=64,
-        max_num_seqs=num_slots,
         max_num_batched_tokens=32,
         page_size=4,
         num_speculative_tokens=0,
+        draft_depth=0,
     )
     table.num_free_slots = num_slots
     return Scheduler(config, table)

@@ -11,7 +11,6 @@ namespace openspec {
 namespace {
 
 constexpr int kMaxBlock = 64;
-constexpr int kMaxTopK = kMaxTopDrafts;
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
@@ -25,7 +24,7 @@ class DFlashDrafter final : public NetworkDrafter {
   explicit DFlashDrafter(const DrafterConfig& config)
       : NetworkDrafter(config),
         depth_(config.draft_depth),
-        top_k_(config.integer("draft_top_k", 1, 1, kMaxTopK)),
+        top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)),
         first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
     const int block_size = config.integer("block_size", 0, 2, kMaxBlock);
     const int most = block_size - first_draft_row_;
@@ -99,21 +98,10 @@ class DFlashDrafter final : public NetworkDrafter {
   }
 
   void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
-    // On the host exactly the rows that count, on a device room for all.
-    const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
-    if (num_rows == 0) return;
-    const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
-    ops::extend_rows(exec, {.step = step.rows,
-                            .num_computed = step.num_computed,
-                            .committed_row = step.committed_row,
-                            .table = table,
-                            .page_size = config_.page_size,
-                            .shift = 0,
-                            .out = rows});
     void* features = at<void>(at_.features);
-    copy_rows(exec, rows.source, step.features, features, num_rows,
-              model_config_.num_captures * model_config_.hidden_size);
-    model_->extend(exec, rows.batch(), features, kv_);
+    const DraftRows rows = extend_rows(exec, table, step, features,
+                                       model_config_.num_captures * model_config_.hidden_size);
+    if (rows.num_rows > 0) model_->extend(exec, rows.batch(), features, kv_);
   }
 
  private:

@@ -93,21 +93,12 @@ class Eagle3Drafter final : public NetworkDrafter {
   }
 
   void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
-    // On the host exactly the rows that count, on a device room for all.
-    const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
-    if (num_rows == 0) return;
-    const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
-    ops::extend_rows(exec, {.step = step.rows,
-                            .num_computed = step.num_computed,
-                            .committed_row = step.committed_row,
-                            .table = table,
-                            .page_size = config_.page_size,
-                            .out = rows,
-                            .last_row = at<int32_t>(at_.last_row)});
     void* features = at<void>(at_.features);
     void* hidden = at<void>(at_.hidden);
-    copy_rows(exec, rows.source, step.features, features, num_rows,
-              head_.num_captures * head_.hidden_size);
+    const DraftRows rows =
+        extend_rows(exec, table, step, features, head_.num_captures * head_.hidden_size,
+                    at<int32_t>(at_.last_row));
+    if (rows.num_rows == 0) return;
     RowBatch batch = rows.batch();
     batch.expected_span_rows = step.rows.expected_span_rows;
     model_->append(exec, batch, table.pages, kv_, embedding_, features, hidden);

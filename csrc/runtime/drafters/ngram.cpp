@@ -31,7 +31,6 @@ class NgramDrafter final : public Drafter {
                        "match must be recent or earliest, got ", match);
     params_.earliest = match == "earliest";
 
-    needs_.num_speculative_tokens = num_drafts;
     memory_ = memory_of(config.device);
     match_len_bytes_ = static_cast<size_t>(config.max_num_seqs) * sizeof(int32_t);
     if (memory_ == Memory::kHost) {

@@ -81,7 +81,7 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> Dialect:
     _check_variant(eagle)
     inner = layer_ids_at(eagle, LAYER_IDS_KEY, "output")
     outer = layer_ids_at(keys, LAYER_IDS_KEY, "entering")
-    if inner and outer and [i + 1 for i in inner.ids] != list(outer.ids):
+    if inner and outer and inner.outputs() != outer.outputs():
         raise ConfigError(
             f"{inner.origin} says {list(inner.ids)} (outputs), {outer.origin} "
             f"{list(outer.ids)} (entering), which are different layers; keep the one that is right"
@@ -197,7 +197,7 @@ def _details(model: Options, target: ModelConfig) -> list[str]:
 
 def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: int) -> None:
     """Ids that are all one off the usual ones were most likely written in the other numbering."""
-    usual = (1, num_layers // 2 - 1, num_layers - 4)
+    usual = default_layers(num_layers).outputs()
     for shift in (-1, 1):
         if layers == tuple(layer + shift for layer in usual):
             logger.warning(

@@ -44,14 +44,12 @@ def render_chat(
     kwargs: dict[str, JsonValue] = {
         key: _plain(value) for key, value in (request.chat_template_kwargs or {}).items()
     }
-    tools = None
+    tools = request.tools
     if isinstance(request, ChatCompletionRequest):
         if request.reasoning_effort is not None:
             kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
-        if request.tool_choice != "none":
-            tools = request.tools
-    else:
-        tools = request.tools
+        if request.tool_choice == "none":
+            tools = None
     prompt = tokenizer.render_chat(
         messages,
         tools=[_tool(tool) for tool in tools] if tools else None,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from openspec.errors import EngineError
 from openspec.fan_out import fan_out
 from openspec.messages import EngineOutput, SpecDecodeStats, SpeculativeOptions
-from openspec.metrics import add_counters
-from openspec.outputs import OutputDelta, RequestOutputProcessor
+from openspec.outputs import OutputDelta, RequestOutputProcessor, total_speculation
 from openspec.sampling_params import SamplingParams
 from openspec.serve.context import OutputStream, ServerContext
 from openspec.stop_strings import StopStrings
@@ -150,12 +149,7 @@ class Job:
         """Of all sequences that have ended."""
         parts = [processor.metrics().spec_decode for processor in self.processors]
         known = [part for part in parts if part is not None]
-        if len(known) == 1:
-            return known[0]
-        total = SpecDecodeStats()
-        add_counters(total, known)
-        total.num_steps = sum(part.num_steps for part in known)
-        return total if known else None
+        return total_speculation(known) if known else None
 
     def first_token_s(self) -> float | None:
         """From arrival to the first token of any sequence."""

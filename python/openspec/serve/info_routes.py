@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from collections.abc import Callable
@@ -113,7 +114,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
 
 async def model_info(context: ServerContext, _: Request) -> Response:
     """GET /model_info."""
-    model, sampling = context.model, context.model.sampling
+    model = context.model
     return json_response(
         {
             "model_path": context.model_name,
@@ -126,13 +127,7 @@ async def model_info(context: ServerContext, _: Request) -> Response:
             "num_layers": model.num_layers,
             "hidden_size": model.hidden_size,
             "eos_token_ids": list(model.eos_token_ids),
-            "preferred_sampling_params": {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-            },
+            "preferred_sampling_params": dataclasses.asdict(context.model.sampling),
         }
     )
 
@@ -146,7 +141,7 @@ async def loads(context: ServerContext, request: Request) -> Response:
     """GET /v1/loads: load in the form that routers read; `include` chooses sections."""
     info, stats = context.engine.info, await context.stats()
     capacity = info.num_pages * info.page_size
-    used = (stats.num_pages - stats.num_free_pages) * stats.page_size
+    used = (stats.num_pages - stats.num_free_pages) * info.page_size
     sections: dict[str, Callable[[], JsonObject]] = {
         "core": lambda: {
             "num_running_reqs": stats.num_running,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -179,12 +179,14 @@ class ResponseFormat(Model):
     type: str
 
 
-class ChatFields(Model):
-    """What is rendered into a prompt by the model's chat template."""
+Messages: TypeAlias = Annotated[
+    list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
 
-    messages: Annotated[
-        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
-    ]
+
+class ChatFields(Model):
+    """How messages are rendered into a prompt by the model's chat template."""
+
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     """Known keys only, such as `enable_thinking`."""
@@ -192,11 +194,13 @@ class ChatFields(Model):
     continue_final_message: bool | None = None
     """Leave the last message open, for the model to go on with it."""
     add_special_tokens: bool | None = None
+    """Of texts; a chat has those of its template."""
 
 
 class ChatCompletionRequest(ChatFields, GenerationFields):
     """POST /v1/chat/completions."""
 
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Older name of `max_completion_tokens`. Default: what the context leaves."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -217,20 +221,12 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     """False keeps the model's thinking out of the answer."""
 
 
-class TokenizeRequest(Model):
+class TokenizeRequest(ChatFields):
     """POST /tokenize: a text, or messages to render first."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: (
-        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-        | None
-    ) = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
+    messages: Messages | None = None
     return_token_strs: bool | None = None
 
 

@@ -6,15 +6,12 @@ from typing import TypeVar
 
 from openspec.errors import RequestError
 from openspec.messages import SpeculativeOptions
-from openspec.model_config import SamplingDefaults
 from openspec.sampling_params import SamplingParams
 from openspec.serve.context import ServerContext
 from openspec.serve.generation import GenerationOptions
 from openspec.serve.request_models import GenerationFields, SpeculativeField
 
 _T = TypeVar("_T")
-
-NO_DEFAULTS = SamplingDefaults()
 
 
 def generation_options(
@@ -30,27 +27,28 @@ def generation_options(
     Raises:
         RequestError: naming the field.
     """
-    model = context.model.sampling if context.config.generation_config == "auto" else NO_DEFAULTS
+    takes_advice = context.config.generation_config == "auto"
+    default = SamplingParams(**(context.model.sampling.given() if takes_advice else {}))
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     sampling = SamplingParams(
-        n=_first(request.n, 1),
-        temperature=_first(request.temperature, model.temperature, 1.0),
-        top_p=_first(request.top_p, model.top_p, 1.0),
-        top_k=_first(request.top_k, model.top_k, 0),
-        min_p=_first(request.min_p, model.min_p, 0.0),
-        presence_penalty=_first(request.presence_penalty, 0.0),
-        frequency_penalty=_first(request.frequency_penalty, 0.0),
-        repetition_penalty=_first(request.repetition_penalty, model.repetition_penalty, 1.0),
+        n=_first(request.n, default.n),
+        temperature=_first(request.temperature, default.temperature),
+        top_p=_first(request.top_p, default.top_p),
+        top_k=_first(request.top_k, default.top_k),
+        min_p=_first(request.min_p, default.min_p),
+        presence_penalty=_first(request.presence_penalty, default.presence_penalty),
+        frequency_penalty=_first(request.frequency_penalty, default.frequency_penalty),
+        repetition_penalty=_first(request.repetition_penalty, default.repetition_penalty),
         logit_bias=_logit_bias(request.logit_bias or {}),
         allowed_token_ids=_without_repeats(request.allowed_token_ids),
         seed=request.seed,
         max_tokens=max_tokens,
-        min_tokens=_first(request.min_tokens, 0),
+        min_tokens=_first(request.min_tokens, default.min_tokens),
         stop=stop or [],
         stop_token_ids=_without_repeats(request.stop_token_ids) or [],
         ignore_eos=bool(request.ignore_eos),
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
-        skip_special_tokens=_first(request.skip_special_tokens, True),
+        skip_special_tokens=_first(request.skip_special_tokens, default.skip_special_tokens),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logprobs_mode="processed"
@@ -106,11 +104,8 @@ def truncated(token_ids: list[int], limit: int | None, max_model_len: int) -> li
     return token_ids[max(0, len(token_ids) - keep) :]
 
 
-def _first(*values: _T | None) -> _T:
-    for value in values:
-        if value is not None:
-            return value
-    raise ValueError("the last value is never None")
+def _first(given: _T | None, default: _T) -> _T:
+    return default if given is None else given
 
 
 def _without_repeats(token_ids: list[int] | None) -> list[int] | None:

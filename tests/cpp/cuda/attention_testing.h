@@ -245,7 +245,7 @@ class Step {
     CHECK(run_once(known_spans) == first);
     if (!has_trees_) {
       SpanAttentionParams chains = params_;
-      chains.may_have_trees = false;
+      chains.rows.may_have_trees = false;
       CHECK(run_once(chains) == first);
       CHECK(run_behind_fence(chains) == first);
       chains.rows.expected_kv_len = 1;

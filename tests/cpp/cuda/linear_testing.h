@@ -47,7 +47,6 @@ inline PackedLinear packed(const Shape& shape, const void* data) {
   weight.data = data;
   weight.num_outputs = shape.num_outputs;
   weight.num_inputs = shape.num_inputs;
-  weight.dtype = DType::kBF16;
   weight.epilogue = shape.epilogue;
   weight.layout = LinearLayout::kTiles;
   weight.num_splits = shape.num_splits;

@@ -13,26 +13,25 @@ namespace {
 struct Matrix {
   int num_outputs;
   int num_inputs;
-  DType dtype;
   LinearEpilogue epilogue;
-  std::vector<float> values;  // as stored: rounded to bf16 where the dtype is
+  std::vector<float> values;  // as stored: rounded to bf16
   std::vector<uint8_t> packed;
   PackedLinear view;
 
   // Packs in pieces of random size.
-  Matrix(Rng& rng, int outputs, int inputs, DType type, LinearEpilogue what, DType source_dtype,
+  Matrix(Rng& rng, int outputs, int inputs, LinearEpilogue what,
          LinearLayout layout = LinearLayout::kLines)
-      : num_outputs(outputs), num_inputs(inputs), dtype(type), epilogue(what) {
+      : num_outputs(outputs), num_inputs(inputs), epilogue(what) {
     values = rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f);
-    Buffer source(values, source_dtype);
+    Buffer source(values, DType::kBF16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
-    packed.assign(linear_packed_bytes_cpu(outputs, inputs, type, what), 0xff);
-    view = {packed.data(), outputs, inputs, type, what, layout};
+    packed.assign(linear_packed_bytes_cpu(outputs, inputs, what), 0xff);
+    view = {packed.data(), outputs, inputs, what, layout};
     for (int row = 0; row < outputs;) {
       const int count = std::min(outputs - row, rng.integer(1, 100));
       const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);
-      linear_pack_cpu(view, static_cast<char*>(source.data()) + offset * dtype_bytes(source_dtype),
-                      source_dtype, row, count, packed.data());
+      linear_pack_cpu(view, static_cast<char*>(source.data()) + offset * sizeof(uint16_t), row,
+                      count, packed.data());
       row += count;
     }
   }
@@ -72,13 +71,11 @@ Buffer run(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num
   return out;
 }
 
-void check_against_reference(int num_outputs, int num_inputs, int num_rows, DType weight_dtype,
-                             DType dtype, DType out_dtype, LinearEpilogue epilogue,
+void check_against_reference(int num_outputs, int num_inputs, int num_rows, DType dtype,
+                             DType out_dtype, LinearEpilogue epilogue,
                              LinearLayout layout = LinearLayout::kLines) {
   Rng rng(static_cast<uint64_t>(num_outputs * 1000 + num_inputs));
-  const DType source =
-      weight_dtype == DType::kF32 && num_inputs % 2 == 0 ? DType::kF32 : DType::kBF16;
-  const Matrix matrix(rng, num_outputs, num_inputs, weight_dtype, epilogue, source, layout);
+  const Matrix matrix(rng, num_outputs, num_inputs, epilogue, layout);
   Buffer x(rng.normals(static_cast<size_t>(num_rows * num_inputs)), dtype);
   const Buffer out = run(matrix, x, 0, num_rows, 2, out_dtype);
   for (int row = 0; row < num_rows; ++row) {
@@ -99,8 +96,8 @@ TEST(matches_reference_for_odd_sizes) {
     for (const int num_outputs : {1, 31, 32, 33, 96, 250}) {
       for (const int num_inputs : {1, 7, 64, 129}) {
         for (const int num_rows : {1, 3, 7, 20}) {
-          check_against_reference(num_outputs, num_inputs, num_rows, DType::kBF16, DType::kF32,
-                                  DType::kF32, LinearEpilogue::kNone);
+          check_against_reference(num_outputs, num_inputs, num_rows, DType::kF32, DType::kF32,
+                                  LinearEpilogue::kNone);
         }
       }
     }
@@ -109,13 +106,11 @@ TEST(matches_reference_for_odd_sizes) {
 
 TEST(matches_reference_for_every_type) {
   for_each_isa([] {
-    for (const DType weight : both_dtypes()) {
-      for (const DType x : both_dtypes()) {
-        for (const DType out : both_dtypes()) {
-          for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
-            check_against_reference(166, 70, 2, weight, x, out, epilogue);
-            check_against_reference(166, 71, 19, weight, x, out, epilogue);
-          }
+    for (const DType x : both_dtypes()) {
+      for (const DType out : both_dtypes()) {
+        for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+          check_against_reference(166, 70, 2, x, out, epilogue);
+          check_against_reference(166, 71, 19, x, out, epilogue);
         }
       }
     }
@@ -124,16 +119,15 @@ TEST(matches_reference_for_every_type) {
 
 TEST(long_inner_dimension_is_cut_without_a_trace) {
   for_each_isa([] {
-    check_against_reference(70, 1500, 40, DType::kBF16, DType::kF32, DType::kF32,
-                            LinearEpilogue::kNone);
+    check_against_reference(70, 1500, 40, DType::kF32, DType::kF32, LinearEpilogue::kNone);
   });
 }
 
 namespace {
 
-void check_row_invariance(Rng& rng, int num_inputs, DType weight, DType dtype,
-                          LinearEpilogue epilogue, LinearLayout layout) {
-  const Matrix matrix(rng, 204, num_inputs, weight, epilogue, DType::kBF16, layout);
+void check_row_invariance(Rng& rng, int num_inputs, DType dtype, LinearEpilogue epilogue,
+                          LinearLayout layout) {
+  const Matrix matrix(rng, 204, num_inputs, epilogue, layout);
   constexpr int kRows = 200;
   Buffer x(rng.normals(static_cast<size_t>(kRows * matrix.num_inputs)), dtype);
   const size_t width = static_cast<size_t>(matrix.width());
@@ -158,10 +152,8 @@ TEST(rows_are_invariant_bit_for_bit) {
   for_each_isa([] {
     Rng rng(3);
     for (const DType dtype : both_dtypes()) {
-      for (const DType weight : both_dtypes()) {
-        for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
-          check_row_invariance(rng, 700, weight, dtype, epilogue, LinearLayout::kLines);
-        }
+      for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+        check_row_invariance(rng, 700, dtype, epilogue, LinearLayout::kLines);
       }
     }
   });
@@ -169,31 +161,30 @@ TEST(rows_are_invariant_bit_for_bit) {
 
 TEST(matrix_unit_matches_reference_and_is_row_invariant) {
   if (!has_matrix_unit()) {
-    CHECK(linear_layout_cpu(320, DType::kBF16) == LinearLayout::kLines);
+    CHECK(linear_layout_cpu(320) == LinearLayout::kLines);
     return;
   }
-  CHECK(linear_layout_cpu(320, DType::kBF16) == LinearLayout::kPairs);
-  CHECK(linear_layout_cpu(48, DType::kBF16) == LinearLayout::kLines);
-  CHECK(linear_layout_cpu(320, DType::kF32) == LinearLayout::kLines);
+  CHECK(linear_layout_cpu(320) == LinearLayout::kPairs);
+  CHECK(linear_layout_cpu(48) == LinearLayout::kLines);
   Rng rng(5);
   for (const DType dtype : both_dtypes()) {
     for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
       for (const DType out : both_dtypes()) {
         for (const int num_outputs : {2, 34, 250}) {
           for (const int num_rows : {1, 5, 6, 11, 16, 17, 50}) {
-            check_against_reference(num_outputs, 96, num_rows, DType::kBF16, dtype, out, epilogue,
+            check_against_reference(num_outputs, 96, num_rows, dtype, out, epilogue,
                                     LinearLayout::kPairs);
           }
         }
       }
-      check_row_invariance(rng, 704, DType::kBF16, dtype, epilogue, LinearLayout::kPairs);
+      check_row_invariance(rng, 704, dtype, epilogue, LinearLayout::kPairs);
     }
   }
 }
 
 TEST(packing_pads_with_zeros) {
   Rng rng(4);
-  const Matrix matrix(rng, 2 * 33, 5, DType::kBF16, LinearEpilogue::kSwiGlu, DType::kBF16);
+  const Matrix matrix(rng, 2 * 33, 5, LinearEpilogue::kSwiGlu);
   // Two gate and two up panels; the second of each holds one real column, at an even place.
   for (const int panel : {2, 3}) {
     for (int k = 0; k < 5; ++k) {
@@ -204,13 +195,4 @@ TEST(packing_pads_with_zeros) {
       }
     }
   }
-}
-
-TEST(fp32_weights_are_not_packed_as_bf16) {
-  const PackedLinear shape = {
-      nullptr, 32, 4, DType::kBF16, LinearEpilogue::kNone, LinearLayout::kLines};
-  std::vector<float> rows(32 * 4);
-  std::vector<uint8_t> packed(linear_packed_bytes_cpu(32, 4, DType::kBF16, LinearEpilogue::kNone));
-  CHECK_THROWS(linear_pack_cpu(shape, rows.data(), DType::kF32, 0, 32, packed.data()), EngineError,
-               "fp32");
 }

@@ -104,7 +104,6 @@ inline void load_random_weights(Runner& runner) {
 class ScriptedDrafter final : public Drafter {
  public:
   explicit ScriptedDrafter(Script script, bool is_costly = false) : script_(std::move(script)) {
-    needs_.num_speculative_tokens = 4;
     needs_.is_costly = is_costly;
   }
   const DrafterNeeds& needs() const override { return needs_; }
@@ -116,8 +115,8 @@ class ScriptedDrafter final : public Drafter {
       }
     }
   }
-  void observe(std::span<const CommittedRows> rows) override {
-    for (const CommittedRows& row : rows) num_observed += static_cast<int>(row.tokens.size());
+  void extend(const ExecContext&, const TableView&, const CommittedStep& step) override {
+    num_observed += step.num_committed;
   }
   int num_observed = 0;
 
@@ -129,9 +128,7 @@ class ScriptedDrafter final : public Drafter {
 /// Hides what a script says among siblings that are wrong.
 class TreeDrafter final : public Drafter {
  public:
-  explicit TreeDrafter(Script script) : script_(std::move(script)) {
-    needs_.num_speculative_tokens = 16;
-  }
+  explicit TreeDrafter(Script script) : script_(std::move(script)) {}
   const DrafterNeeds& needs() const override { return needs_; }
   void propose_on_host(const SequenceTable& table, std::span<const ProposeRequest> requests,
                        std::span<Draft> drafts) override {
@@ -149,13 +146,14 @@ class TreeDrafter final : public Drafter {
     }
   }
   /// Tokens and features of all committed rows.
-  void observe(std::span<const CommittedRows> committed) override {
-    for (const CommittedRows& part : committed) {
-      const auto* features = static_cast<const float*>(part.features);
-      for (size_t i = 0; i < part.tokens.size(); ++i) {
-        const auto row = static_cast<size_t>(part.rows[i]);
-        seen[{part.slot, part.first_position + static_cast<int>(i)}] = {
-            part.tokens[i], features == nullptr ? 0.0f : features[row * width]};
+  void extend(const ExecContext&, const TableView&, const CommittedStep& step) override {
+    const auto* features = static_cast<const float*>(step.features);
+    for (int span = 0; span < step.rows.num_spans; ++span) {
+      for (int i = 0; i < step.num_computed[span]; ++i) {
+        const int at = step.rows.span_begin[span] + i;
+        const int row = step.committed_row == nullptr ? at : step.committed_row[at];
+        seen[{step.rows.span_seq[span], step.rows.span_kv_len[span] + i}] = {
+            step.rows.row_token[row], features[static_cast<size_t>(row) * width]};
       }
     }
   }
