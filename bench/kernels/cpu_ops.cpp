@@ -158,7 +158,9 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       Aligned<float> workspace(linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 +
                                1);
       LinearParams params;
-      params.weight = {nullptr, shape.num_outputs, shape.num_inputs, shape.epilogue};
+      params.weight = {.num_outputs = shape.num_outputs,
+                       .num_inputs = shape.num_inputs,
+                       .epilogue = shape.epilogue};
       params.x = x.data();
       params.out = out.data();
       params.num_rows = num_rows;
@@ -181,7 +183,7 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
 void bench_pack() {
   const int n = 4096, k = 2560;
   Aligned<uint16_t> rows(static_cast<size_t>(n) * k, 1), packed(rows.size());
-  const PackedLinear shape = {nullptr, n, k, LinearEpilogue::kNone};
+  const PackedLinear shape = {.num_outputs = n, .num_inputs = k};
   const double time =
       best_time([&] { linear_pack_cpu(shape, rows.data(), 0, n, packed.data()); });
   std::printf("linear_pack %dx%d bf16, 1 thread %10.1f us %7.1f GB/s\n", n, k, time * 1e6,

@@ -406,7 +406,7 @@ void bind_runner(py::module_& m) {
       .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
       .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
       .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); })
-      .def_property_readonly("stats", &Runner::stats, py::return_value_policy::copy)
+      .def_property_readonly("stats", &Runner::stats)
       .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
 }
 

@@ -31,8 +31,8 @@ struct PackedLinear {
   const void* data = nullptr;
   int num_outputs = 0;  // N, gate and up together for SwiGLU
   int num_inputs = 0;   // K
-  LinearEpilogue epilogue = LinearEpilogue::kNone;
   LinearLayout layout = LinearLayout::kLines;
+  LinearEpilogue epilogue = LinearEpilogue::kNone;
   int num_splits =
       1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
 };

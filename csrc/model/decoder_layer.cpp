@@ -132,13 +132,12 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
 #else
   (void)device;
 #endif
-  const int widest = std::max(
-      {g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs});
+  const int num_rows = std::max(limits.max_rows, limits.max_logits_rows);
   size_t linear_bytes = 0;
-  for (LinearLayout layout : {LinearLayout::kLines, linear_layout_cpu(widest)}) {
-    linear_bytes = std::max(
-        linear_bytes, linear_workspace_bytes_cpu(std::max(limits.max_rows, limits.max_logits_rows),
-                                                 widest, dtype, layout));
+  for (const int inputs :
+       {g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs}) {
+    linear_bytes = std::max(linear_bytes, linear_workspace_bytes_cpu(num_rows, inputs, dtype,
+                                                                     linear_layout_cpu(inputs)));
   }
   at.linear = take(linear_bytes);
   at.attention =

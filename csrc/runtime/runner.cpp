@@ -140,6 +140,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                       .report_drafter_failure =
                           [this](const std::exception& error) {
                             // A drafter can cost a step its drafts, never its tokens.
+                            const std::lock_guard lock(stats_mutex_);
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
@@ -360,7 +361,10 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "collect follows launch");
   enter("collect");
   backend_->collect(lease);
-  stats_.step_seconds += lease.seconds;
+  {
+    const std::lock_guard lock(stats_mutex_);
+    stats_.step_seconds += lease.seconds;
+  }
   const auto now = Clock::now();
   backend_->learn(lease, std::chrono::duration<double>(now - last_collected_).count());
   last_collected_ = now;
@@ -394,8 +398,11 @@ void Runner::commit(StepLease& lease) {
     if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->show_committed(lease);
-  ++stats_.num_steps;
-  stats_.num_rows += lease.num_rows;
+  {
+    const std::lock_guard lock(stats_mutex_);
+    ++stats_.num_steps;
+    stats_.num_rows += lease.num_rows;
+  }
   lease.on_abandon = nullptr;
   lease.close();
 }

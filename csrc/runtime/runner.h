@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -105,7 +106,11 @@ class Runner {
   void set_stage_hook(StageHook hook) { stage_hook_ = std::move(hook); }
   void set_capture(std::vector<int> layers);
 
-  const RunnerStats& stats() const { return stats_; }
+  /// Unlike all else, of any thread, also while a step runs.
+  RunnerStats stats() const {
+    const std::lock_guard lock(stats_mutex_);
+    return stats_;
+  }
   std::pair<int64_t, int64_t> prefix_cache_stats() const { return {cache_queries_, cache_hits_}; }
   StepBackend& backend() { return *backend_; }
 
@@ -134,6 +139,7 @@ class Runner {
   std::vector<Buffer> kv_buffers_;  // by layer: the target's, then the drafter's
   std::vector<KvLayerView> kv_layers_;
   StageHook stage_hook_;
+  mutable std::mutex stats_mutex_;
   RunnerStats stats_;
   std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;

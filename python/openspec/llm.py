@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import numbers
+import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -202,23 +203,25 @@ class LLM:
 
     def _run(self, by_id: dict[str, RequestOutputProcessor], use_tqdm: bool) -> None:
         core = self.engine
-        try:
-            for one in by_id.values():
-                core.add_request(one.request)
-            with closing(_Progress(core, len(by_id), use_tqdm)) as progress:
-                while core.has_work:
-                    for output in core.step():
-                        one = by_id[output.request_id]
-                        was_finished = one.finished
-                        delta = one.process(output)
-                        if delta.abort:
-                            core.abort(output.request_id)
-                        if delta.error is not None:
-                            logger.error("request %s: %s", output.request_id, delta.error)
-                        progress.advance(one.finished and not was_finished)
-        except BaseException:
-            _abandon(core, [one.request for one in by_id.values()])
-            raise
+        with _whole_steps() as check_ctrl_c:
+            try:
+                for one in by_id.values():
+                    core.add_request(one.request)
+                with closing(_Progress(core, len(by_id), use_tqdm)) as progress:
+                    while core.has_work:
+                        for output in core.step():
+                            one = by_id[output.request_id]
+                            was_finished = one.finished
+                            delta = one.process(output)
+                            if delta.abort:
+                                core.abort(output.request_id)
+                            if delta.error is not None:
+                                logger.error("request %s: %s", output.request_id, delta.error)
+                            progress.advance(one.finished and not was_finished)
+                        check_ctrl_c()
+            except BaseException:
+                _abandon(core, [one.request for one in by_id.values()])
+                raise
 
 
 class _Progress:
@@ -250,6 +253,36 @@ class _Progress:
         self._bar.set_postfix_str(
             f"{rate:.1f} tok/s, acceptance length {mean_acceptance_length(stats):.2f}"
         )
+
+
+@contextmanager
+def _whole_steps() -> Iterator[Callable[[], None]]:
+    """Within it Ctrl-C waits until what it yields is called, and cuts no step in two.
+
+    A second one does not wait. Where Ctrl-C does not raise KeyboardInterrupt, nothing changes.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    has_come = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        if has_come:
+            signal.default_int_handler(number, frame)
+        has_come = True
+
+    def check() -> None:
+        if has_come:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    check()
 
 
 def _abandon(core: EngineCore, requests: Sequence[EngineRequest]) -> None:

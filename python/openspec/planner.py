@@ -79,7 +79,7 @@ class _MixedStep:
                 self._place_decode(request)
             index += 1
         while queue.num_preemptions == num_preemptions and self._rows_left > 0:
-            admitted = queue.admit(self._num_free())
+            admitted = queue.admit(self._num_pages_taken)
             if admitted is None:
                 break
             # It may rank before sequences that are placed already: those keep what they have.

@@ -62,16 +62,18 @@ class RunQueue:
         request, num_free_then = self._blocked
         return request is not self._first_waiting() or num_free_pages > num_free_then
 
-    def admit(self, num_free_pages: int) -> Request | None:
+    def admit(self, num_taken: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
         Pages promised to prompts on their way are left alone, and one page for each running
-        sequence, so that a newcomer does not cause a preemption at once.
+        sequence, so that a newcomer does not cause a preemption at once; and no fewer than
+        `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
             NotAdmitted: if the table does not take it.
         """
         request = self._first_waiting()
+        num_free_pages = self._table.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
             return None
         self._blocked = None
@@ -84,7 +86,7 @@ class RunQueue:
             # The cached prefix is attached now, hence no longer among the free pages.
             needed = self._table.num_pages_needed(slot, request.num_tokens - num_computed)
             kept_free = min(len(self._running), self._table.num_pages // 8) + self._num_promised()
-            if needed + kept_free > self._table.num_free_pages:
+            if needed + max(kept_free, num_taken) > self._table.num_free_pages:
                 self._table.remove(slot)
                 self._blocked = (request, num_free_pages)
                 return None

@@ -173,6 +173,7 @@ class FakeRunner:
         self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
         self.most_rows = 0
+        self.num_dry_steps = 0
         self._slots: dict[int, _Sequence] = {}
         self._free_slots = list(range(max_num_seqs))
         self._free = list(range(num_pages))
@@ -289,6 +290,7 @@ class FakeRunner:
                 if self.num_free_pages == 0:
                     lease.close()
                     self.is_giving_up = False  # not launched: the others are as they were
+                    self.num_dry_steps += 1
                     raise FakeOutOfPages(f"slot {slot}")
                 lease.pages[-1].append(self._allocate())
         return lease

@@ -166,6 +166,7 @@ def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> Non
             if self.is_armed:
                 self.is_armed = False
                 signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)  # the first waits for the end of the step
             return []
 
     with LLM(num_speculative_tokens=4, drafter=Interrupted(), adaptive_speculation=False) as llm:
@@ -173,6 +174,33 @@ def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> Non
             generate(llm)
         assert llm.stats().num_drafter_failures == 0
         assert essence(generate(llm)) == plain
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_cuts_no_call_in_two() -> None:
+    with LLM(method="none", max_num_seqs=1) as llm:
+        executor = llm.engine._executor  # type: ignore[attr-defined]
+        runner = executor._runner
+
+        class Slow:
+            """The signal comes while the runner takes the sequence."""
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(runner, name)
+
+            def add_sequence(self, *args: object) -> int:
+                slot: int = runner.add_sequence(*args)
+                signal.raise_signal(signal.SIGINT)
+                return slot
+
+        expected = essence(generate(llm))
+        executor._runner = Slow()
+        with pytest.raises(KeyboardInterrupt):
+            generate(llm)
+        executor._runner = runner
+        assert runner.num_free_slots == 1
+        assert essence(generate(llm)) == expected
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_fault_in_every_stage(plain: list[object]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from openspec.engine import EngineCore
 from openspec.errors import EngineError, RequestError
 from openspec.executor import Executor
 from openspec.messages import EngineRequest, SpeculativeOptions
@@ -215,6 +216,44 @@ def test_a_newcomer_of_higher_rank_preempts_nobody_of_the_same_step(num_steps_ah
     for request in (*requests, urgent):
         one = seen[request.request_id]
         assert (one.token_ids, one.finish_reason) == expected(request, 64)
+
+
+@both_depths
+def test_a_newcomer_whose_prefix_is_cached_takes_no_page_of_the_same_step(
+    num_steps_ahead: int,
+) -> None:
+    cached = list(range(6))
+    for num_free in range(16, 30):
+        runner = FakeRunner(
+            num_pages=64,
+            page_size=1,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            num_speculative_tokens=0,
+            num_steps_ahead=num_steps_ahead,
+        )
+        core = make_core(runner, max_num_seqs=16)
+        run(core, [make_request("before", cached, max_tokens=1)])
+        # Each of these needs a page a step. Free pages are those of the cached prefix, too, until
+        # the newcomer is given them.
+        requests = [make_request(f"r{i}", [i, i], max_tokens=4) for i in range(12)]
+        newcomer = make_request("newcomer", [*cached, 9], max_tokens=4)
+        waiting = [newcomer]
+
+        def add(
+            _step: int,
+            core: EngineCore = core,
+            waiting: list[EngineRequest] = waiting,
+            num_free: int = num_free,
+        ) -> None:
+            if waiting and core.stats().num_free_pages <= num_free:
+                core.add_request(waiting.pop())
+
+        seen = run(core, requests, before_step=add)
+        assert not waiting
+        assert runner.num_dry_steps == 0
+        for request in (*requests, newcomer):
+            assert seen[request.request_id].token_ids == expected(request, 64)[0]
 
 
 @both_depths

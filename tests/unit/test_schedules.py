@@ -85,6 +85,7 @@ def check_schedule(
         core.check_integrity()
         step += 1
         assert step < 5000, "the engine does not finish"
+    assert runner.num_dry_steps == 0
     assert runner.num_free_pages == runner.num_pages
     assert runner.num_free_slots == max_num_seqs
     for name, one in seen.items():

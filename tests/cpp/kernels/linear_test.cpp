@@ -26,7 +26,7 @@ struct Matrix {
     Buffer source(values, DType::kBF16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
     packed.assign(linear_packed_bytes_cpu(outputs, inputs, what), 0xff);
-    view = {packed.data(), outputs, inputs, what, layout};
+    view = {packed.data(), outputs, inputs, layout, what};
     for (int row = 0; row < outputs;) {
       const int count = std::min(outputs - row, rng.integer(1, 100));
       const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);
