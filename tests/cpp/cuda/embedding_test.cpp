@@ -23,8 +23,8 @@ TEST(embedding_copies_rows_of_the_table) {
       token[0] = kVocab - 1;
       std::vector<uint16_t> expected(static_cast<size_t>(num_rows) * static_cast<size_t>(width));
       ThreadPool pool(4);
-      embedding_cpu({.pool = &pool}, {token.data(), table.data(), expected.data(), num_rows, width,
-                                      DType::kBF16, DType::kBF16});
+      embedding_cpu({.pool = &pool},
+                    {token.data(), table.data(), expected.data(), num_rows, width, DType::kBF16});
       const DeviceBuffer device_token(token), device_table(table), out(expected.size() * 2);
       CHECK_CUDA(embedding_cuda({device_token.as<int32_t>(), device_table.data(), out.data(),
                                  num_rows, width, DType::kBF16},
