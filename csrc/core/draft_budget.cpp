@@ -189,7 +189,8 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
-    const double seconds = times.seconds(num_rows + taken) + fixed_seconds;
+    const double seconds =
+        std::max(times.seconds(num_rows + taken) + fixed_seconds, times.seconds(num_sampled));
     const StepYield::Correction correction = yield.of(num_sampled, taken);
     const double rate =
         correction.tokens * tokens / std::max(seconds + correction.seconds, kLeastShare * seconds);
@@ -210,14 +211,18 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
 
 DraftGate& DraftGates::of(int num_seqs) { return gates_[power_of_two(num_seqs)]; }
 
-bool DraftGate::opens(double with_drafts, double without_drafts) {
+bool DraftGate::opens(double with_drafts, double without_drafts, double duration) {
   if (num_left_ > 0) {
     --num_left_;
     return trial_opens_;
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  const int factor = is_clear ? kClearFactor : pays ? kOpenFactor : 1;
+  double factor = is_clear ? kClearFactor : kOpenFactor;
+  if (!pays) {
+    const double loss = duration * (1.0 - with_drafts / without_drafts);
+    factor = std::max(1.0, loss / kUsualLoss);
+  }
   if (++num_steps_ < factor * interval_) return pays;
   interval_ = std::min(2 * interval_, kLastInterval);
   num_steps_ = 0;

@@ -140,7 +140,8 @@ struct DraftOffer {
 /// are accepted); the number taken maximises
 ///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
 /// over every count, both corrected by `yield`, so that a step in the cost is looked across. Drafts
-/// do not make a step larger than those that were measured.
+/// do not make a step larger than those that were measured. `fixed_seconds` is below zero where
+/// rows of a prompt take time that no draft is to pay for.
 ///
 /// Source: the rule of vLLM's scheduler, with measured times, over all sequences at once.
 struct RowBudget {
@@ -157,8 +158,9 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
 /// Now and then, ever more rarely, a few steps in a row do the opposite, so that both are known.
 class DraftGate {
  public:
-  /// Expected tokens per second with and without drafts.
-  bool opens(double with_drafts, double without_drafts);
+  /// Expected tokens per second with and without drafts; `duration` of a step with them, in steps
+  /// without.
+  bool opens(double with_drafts, double without_drafts, double duration = 1.0);
 
  private:
   static constexpr int kTrialSteps = 6;
@@ -167,6 +169,9 @@ class DraftGate {
   static constexpr int kFirstInterval = 16, kLastInterval = 512;
   static constexpr int kOpenFactor = 4, kClearFactor = 16;
   static constexpr double kClearGain = 1.5;
+  // What a step of a trial of drafts loses, in steps without: of more, trials are as much rarer, so
+  // that in the long run they cost at most 0.6 %.
+  static constexpr double kUsualLoss = 0.5;
   int interval_ = kFirstInterval;
   int num_steps_ = 0;  // since the last trial
   int num_left_ = 0;   // of the trial under way

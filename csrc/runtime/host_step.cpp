@@ -59,8 +59,12 @@ void HostStep::add_sequence(int slot) {
 
 void HostStep::launch(StepLease& lease) {
   if (last_end_) {
-    const double gap = seconds_since(*last_end_);
-    if (gap < kLongestHostGap) host_seconds_ += 0.1 * (gap - host_seconds_);
+    const double gap = seconds_since(*last_end_) - learning_seconds_;
+    if (gap < kLongestHostGap) {
+      // A step before which requests came says little of the next.
+      const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
+      host_seconds_ += 0.1 * (usual - host_seconds_);
+    }
   }
   const auto begin = Clock::now();
   propose(lease);
@@ -258,6 +262,7 @@ void HostStep::show_committed(const StepLease& lease) {
     const bool is_current = table.is_held_by(slot, lease.serials[i]);
     num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
   }
+  const auto begin = Clock::now();
   try {
     if (keeps_rows_) {
       keep(lease, num_computed);
@@ -267,6 +272,7 @@ void HostStep::show_committed(const StepLease& lease) {
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
   }
+  learning_seconds_ = seconds_since(begin);
 }
 
 KeptRows HostStep::kept_rows() {

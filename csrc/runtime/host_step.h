@@ -68,7 +68,8 @@ class HostStep final : public StepBackend {
   std::vector<Draft> last_drafts_;
   // Of the step under way.
   bool keeps_rows_ = false;
-  double host_seconds_ = 0.0;  // between steps, smoothed
+  double host_seconds_ = 0.0;      // between steps, smoothed, without
+  double learning_seconds_ = 0.0;  // those of the drafter, which step times have
   std::optional<std::chrono::steady_clock::time_point> last_end_;
 };
 

@@ -15,6 +15,11 @@ int num_known_rows(const StepLease& lease) {
   return count;
 }
 
+bool has_prompt(const StepLease& lease) {
+  return std::any_of(lease.requests.begin(), lease.requests.end(),
+                     [](const SpanRequest& request) { return request.num_new_tokens > 1; });
+}
+
 int num_sampled(const StepLease& lease) {
   return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
 }
@@ -42,10 +47,15 @@ int StepBackend::expected_depths(const StepContext& context) {
 RowBudget StepBackend::plan_drafts(StepLease& lease, std::span<const DraftOffer> offers,
                                    bool proposes, int max_rows, double host_seconds) {
   proposes = proposes && !proposing_times_.empty();
-  const StepTable& times = proposes ? proposing_times_ : plain_times_;
-  RowBudget budget =
-      spend_row_budget(offers, num_known_rows(lease), num_sampled(lease), max_rows,
-                       times.of(static_cast<int>(lease.requests.size())), host_seconds, yield_);
+  const int num_seqs = static_cast<int>(lease.requests.size());
+  const int num_rows = num_known_rows(lease), num_samples = num_sampled(lease);
+  const StepTimes plain = plain_times_.of(num_seqs);
+  // A prompt takes its time whatever is drafted beside it. Were that part of the rate, drafts would
+  // seem to pay that take more time than the same tokens do in the steps after it.
+  const double prompt_seconds = plain.seconds(num_rows) - plain.seconds(num_samples);
+  RowBudget budget = spend_row_budget(offers, num_rows, num_samples, max_rows,
+                                      proposes ? proposing_times_.of(num_seqs) : plain,
+                                      host_seconds - prompt_seconds, yield_);
   lease.plan = {proposes, budget.num_drafts, budget.tokens, budget.seconds};
   return budget;
 }
@@ -54,8 +64,11 @@ bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offer
                              double host_seconds) {
   const RowBudget with = plan_drafts(lease, offers, /*proposes=*/true, max_rows, host_seconds);
   const RowBudget without = plan_drafts(lease, {}, /*proposes=*/false, max_rows, host_seconds);
+  const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;
+  // Nothing is learned of steps with prompts: no trials there.
+  if (has_prompt(lease)) return rate > without.tokens_per_second;
   return gates_.of(num_sampled(lease))
-      .opens(with.num_drafts > 0 ? with.tokens_per_second : 0.0, without.tokens_per_second);
+      .opens(rate, without.tokens_per_second, with.seconds / without.seconds);
 }
 
 void StepBackend::learn(const StepLease& lease, double seconds) {

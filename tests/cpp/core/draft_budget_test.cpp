@@ -106,6 +106,18 @@ TEST(linear_cost_verifies_nothing) {
   CHECK_EQ(spend_row_budget(offers, 1, 1, 64, times, 0.0).counts, (std::vector<int>{0}));
 }
 
+TEST(drafts_beside_a_prompt_pay_for_their_own_time) {
+  // A row takes a second: no draft is worth that. Beside a prompt of 99 rows, whose time was its
+  // own, two drafts would seem to bring 1.75 tokens in 102 seconds instead of 1 in 100.
+  const StepTimes times({{1, 1.0}, {200, 200.0}});
+  const std::vector<DraftOffer> offers{{2, 0.5}};
+  CHECK_EQ(spend_row_budget(offers, 100, 1, 200, times, 0.0).counts, (std::vector<int>{2}));
+  CHECK_EQ(spend_row_budget(offers, 100, 1, 200, times, -99.0).counts, (std::vector<int>{0}));
+  // Where rows beside it cost nothing they all are.
+  const StepTimes flat({{1, 1.0}, {99, 100.0}, {200, 100.0}});
+  CHECK_EQ(spend_row_budget(offers, 100, 1, 200, flat, -99.0).counts, (std::vector<int>{2}));
+}
+
 TEST(host_time_per_step_makes_drafts_pay) {
   const StepTimes times({{1, 1.0}, {64, 64.0}});
   const std::vector<DraftOffer> offers{{2, 0.95}};
@@ -304,11 +316,12 @@ TEST(a_correction_is_a_mean_that_one_held_up_step_does_not_spoil) {
 }
 
 TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
-  const auto steps_to_trial = [](DraftGate& gate, double with, double without) {
+  const auto steps_to_trial = [](DraftGate& gate, double with, double without,
+                                 double duration = 1.0) {
     const bool pays = with > without;
     int num_steps = 0;
-    while (gate.opens(with, without) == pays) ++num_steps;
-    for (int i = 1; i < 6; ++i) CHECK_EQ(gate.opens(with, without), !pays);
+    while (gate.opens(with, without, duration) == pays) ++num_steps;
+    for (int i = 1; i < 6; ++i) CHECK_EQ(gate.opens(with, without, duration), !pays);
     return num_steps;
   };
   DraftGate closed, open, clear;
@@ -317,6 +330,11 @@ TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
     // Where drafts win there is more to lose.
     CHECK_EQ(steps_to_trial(open, 1.2, 1.0), 4 * interval - 1);
     CHECK_EQ(steps_to_trial(clear, 2.0, 1.0), 16 * interval - 1);
+  }
+  // Trials that cost ten times as much are as much rarer, from the first on.
+  DraftGate costly;
+  for (const int interval : {16, 32, 64, 128, 256, 512, 512}) {
+    CHECK_EQ(steps_to_trial(costly, 0.5, 1.0, 10.0), 10 * interval - 1);
   }
   // Other numbers of sequences are another matter.
   DraftGates gates;
