@@ -218,12 +218,12 @@ bool DraftGate::opens(double with_drafts, double without_drafts, double duration
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  double factor = is_clear ? kClearFactor : kOpenFactor;
+  double wait = (is_clear ? kClearFactor : kOpenFactor) * interval_;
   if (!pays) {
     const double loss = duration * (1.0 - with_drafts / without_drafts);
-    factor = std::max(1.0, loss / kUsualLoss);
+    wait = loss > kUsualLoss ? kLastInterval * loss / kUsualLoss : interval_;
   }
-  if (++num_steps_ < factor * interval_) return pays;
+  if (++num_steps_ < wait) return pays;
   interval_ = std::min(2 * interval_, kLastInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;

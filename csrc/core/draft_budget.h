@@ -169,8 +169,8 @@ class DraftGate {
   static constexpr int kFirstInterval = 16, kLastInterval = 512;
   static constexpr int kOpenFactor = 4, kClearFactor = 16;
   static constexpr double kClearGain = 1.5;
-  // What a step of a trial of drafts loses, in steps without: of more, trials are as much rarer, so
-  // that in the long run they cost at most 0.6 %.
+  // What a step of a trial of drafts may lose, in steps without. Of more, trials are as much rarer
+  // than the rarest, from the first on: they cost 0.6 %.
   static constexpr double kUsualLoss = 0.5;
   int interval_ = kFirstInterval;
   int num_steps_ = 0;  // since the last trial

@@ -114,9 +114,10 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
     runner.remove_sequence(bystander);
     return is_drafted;
   };
-  // Right drafts that do not pay, by little: trials become rare, or one would save the next
-  // sequence.
-  decode(5.2);
+  // Right drafts that pay, then that do not, by little: trials become rare, or one would save the
+  // next sequence.
+  decode(1.0);
+  decode(5.1);
   num_wrong = kNumWrong;
   const std::vector<bool> is_drafted = decode(1.5);
   const auto count = [&](size_t begin, size_t end) {
