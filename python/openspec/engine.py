@@ -18,7 +18,6 @@ from openspec.step_plan import SchedulerConfig, SequenceTable, StepPlan
 
 logger = logging.getLogger(__name__)
 
-MAX_DRY_STEPS = 16  # in a row, short of pages
 DRAFTER_CHECK_STEPS = 64
 
 
@@ -86,7 +85,6 @@ class EngineCore:
         self._in_flight: deque[StepInFlight] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = 0
-        self._num_dry_steps = 0
         self._num_steps = 0
         self._reported: set[str] = set()
 
@@ -167,7 +165,6 @@ class EngineCore:
 
     def _take(self, plan: StepPlan, results: Sequence[SpanResult]) -> list[EngineOutput]:
         outputs = self._scheduler.update(plan, results)
-        self._num_dry_steps = 0
         self._stats_log.tick(self.stats)
         self._num_steps += 1
         if self._num_steps % DRAFTER_CHECK_STEPS == 0 or not self._scheduler.has_work:
@@ -183,27 +180,29 @@ class EngineCore:
     def _recover(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
         """Runs a failed step again, alone and without drafts; then gives its requests up.
 
-        Whatever else was in flight is planned anew.
+        Whatever else was in flight is planned anew. Plans count pages exactly; should one be short
+        of them all the same, whoever ranks last gives its own up and waits, until one is left.
         """
         self._give_up()
-        if isinstance(error, OutOfPages):
-            # Plans count pages exactly, so this is unexpected, yet nothing is lost.
-            self._num_dry_steps += 1
-            if self._num_dry_steps <= MAX_DRY_STEPS and self._scheduler.preempt_last():
+        has_failed = False
+        while True:
+            if not (isinstance(error, OutOfPages) and self._scheduler.preempt_last()):
+                message = self._report(error)
+                if has_failed:
+                    self._executor.check_integrity()
+                    return self._scheduler.fail(plan.requests, message)
+                has_failed = True
+            plan = self._scheduler.schedule_again(plan)
+            if not plan.spans:
                 return []
-        self._report(error)
-        plan = self._scheduler.schedule_again(plan)
-        if not plan.spans:
-            return []
-        try:
-            self._in_flight.append(self._executor.launch(plan))
-            results = self._finish_oldest()
-        except Exception as again:
-            message = self._report(again)
-            self._give_up()
-            self._executor.check_integrity()
-            return self._scheduler.fail(plan.requests, message)
-        return self._take(plan, results)
+            try:
+                self._in_flight.append(self._executor.launch(plan))
+                results = self._finish_oldest()
+            except Exception as again:
+                error = again
+                self._give_up()
+            else:
+                return self._take(plan, results)
 
     def _refuse(self, refusal: NotAdmitted) -> list[EngineOutput]:
         """Ends a request that the device could not take."""
