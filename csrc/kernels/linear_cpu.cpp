@@ -98,8 +98,8 @@ void Product::copy_tile(int t, float* to) const {
 
 void Product::add_products(int first_tile, int last_tile, int first_panel, int last_panel,
                            float* sums, int64_t sums_stride) const {
-  constexpr int64_t line_bytes = kLinearPanel * 2, unit_bytes = kUnitColumns * 2;
-  const int64_t panel_bytes = line_bytes * num_inputs();
+  constexpr int64_t kLineBytes = kLinearPanel * 2, kUnitBytes = kUnitColumns * 2;
+  const int64_t panel_bytes = kLineBytes * num_inputs();
   const int first_row = tile_begin(first_tile);
   const int num_units = (last_panel - first_panel) * kUnitsPerPanel;
   // A single tile reads every weight once: no reason to cut.
@@ -114,14 +114,14 @@ void Product::add_products(int first_tile, int last_tile, int first_panel, int l
     const int step = is_in_place ? max_units(tile_rows) : 1;
     // After these units the next ones, which lie as far behind as these are wide.
     args.next_weight =
-        step == 1 && kUnitsPerPanel > 1 ? unit_bytes : ceil_div(step, kUnitsPerPanel) * panel_bytes;
+        step == 1 && kUnitsPerPanel > 1 ? kUnitBytes : ceil_div(step, kUnitsPerPanel) * panel_bytes;
     for (int unit = 0; unit < num_units; unit += step) {
       const int units = min_of(step, num_units - unit);
       for (int u = 0; u < units; ++u) {
         const int panel = (unit + u) / kUnitsPerPanel;
         const int part = (unit + u) % kUnitsPerPanel;
         args.weight[u] = static_cast<const char*>(params.weight.data) +
-                         (first_panel + panel) * panel_bytes + part * unit_bytes + k * line_bytes;
+                         (first_panel + panel) * panel_bytes + part * kUnitBytes + k * kLineBytes;
         args.column[u] = panel * kLinearPanel + part * kLanes;
       }
       for (int t = first_tile; t < last_tile; ++t) {
