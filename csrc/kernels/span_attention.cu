@@ -134,11 +134,16 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
                                         SplitKernel::available(SplitKernel::split<2>(1)),
                                         SplitKernel::available(SplitKernel::split<1>(2)),
                                         SplitKernel::available(SplitKernel::split<1>(1))};
-  // Rows of small trees are shared out over the SMs: their tails take time.
+  int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
   if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
+    // Rows of small trees are shared out over the SMs: their tails take time.
     num_pairs /= 4;
+  } else if (params.rows.may_have_trees) {
+    // Blocks and tail of a tile at the same time; tiles by more rows than the mean, for a graph has
+    // room for more spans than there are.
+    num_pairs = std::min(2 * num_pairs, 2 * kMinTilePairs);
+    most_ctas_per_sm = 2;
   }
-  const int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
   const SplitKernel* smallest = nullptr;
   for (const SplitKernel& kernel : kernels) {
     if (!kernel.is_available) continue;

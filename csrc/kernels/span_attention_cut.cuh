@@ -30,16 +30,18 @@ struct PlanArgs {
 constexpr int kPlanThreads = 512;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// How spans are cut: pairs per tile, blocks per range.
+/// How spans are cut: pairs per tile, blocks per range; and whether a CTA that has all shared
+/// blocks of a tree's tile has its tail as well.
 struct Strategy {
   int tile_pairs, range_blocks;
+  bool joins_tails;
 };
-constexpr int kNumStrategies = 18;
+constexpr int kNumRanges = 18, kNumStrategies = kNumRanges + 1;
 
 __device__ __forceinline__ Strategy strategy_of(int index, int tile_pairs) {
-  constexpr int kRanges[kNumStrategies] = {1,  2,  3,  4,  5,  6,  7,  8,   10,
-                                           12, 16, 20, 24, 32, 48, 64, 128, 1 << 28};
-  return {tile_pairs, kRanges[index]};
+  constexpr int kRanges[kNumRanges] = {1,  2,  3,  4,  5,  6,  7,  8,   10,
+                                       12, 16, 20, 24, 32, 48, 64, 128, 1 << 28};
+  return {tile_pairs, kRanges[min(index, kNumRanges - 1)], index >= kNumRanges};
 }
 
 /// Partial results of so many rows with so many slots each, or one more than `most`.
@@ -49,6 +51,9 @@ __device__ __forceinline__ int count_pair_slots(const PlanArgs& args, int num_sl
   return static_cast<int>(min(count, int64_t{most} + 1));
 }
 
+// What a tail that is joined to a range takes before its first block, in blocks.
+constexpr int kTailStart = 2;
+
 // kIsCut: wide tiles, an item for each segment.
 enum SpanFlags : int { kIsTree = 1, kIsWide = 2, kHasSlots = 4, kIsCut = 8 };
 
@@ -57,6 +62,7 @@ struct SpanCut {
   int tile_rows, num_tiles;
   int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
   int num_slots;                                    // 0: each item is a whole tile
+  bool joins_tails;                                 // of the tiles to their only ranges
   int num_tile_tails, num_tails;  // tails of the first tiles, and in all; behind the other items
 
   __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
@@ -66,6 +72,7 @@ struct SpanCut {
     num_tiles = ceil_div(num_rows, tile_rows);
     range_blocks = strategy.range_blocks;
     num_tile_tails = num_tails = 0;
+    joins_tails = false;
     if (is_tree) {
       num_shared_blocks = has_slots ? kv_len / kBlockTokens : 0;
       num_ranges = ceil_div(num_shared_blocks, range_blocks);
@@ -76,7 +83,12 @@ struct SpanCut {
         const int room = tail_lines_of(strategy.tile_pairs / 16) - kv_len % kBlockTokens;
         num_tile_tails = num_rows <= room ? num_tiles : room / tile_rows;
       }
-      num_tails = num_tile_tails + max(num_rows - num_tile_tails * tile_rows, 0);
+      joins_tails = strategy.joins_tails && num_ranges == 1 && num_tile_tails == num_tiles;
+      if (joins_tails) {
+        num_tile_tails = 0;
+      } else {
+        num_tails = num_tile_tails + max(num_rows - num_tile_tails * tile_rows, 0);
+      }
     } else {
       const bool is_split = has_slots && num_blocks > range_blocks;
       num_shared_blocks = num_blocks;
@@ -118,6 +130,7 @@ struct StrategyTotals {
   int most_pair_slots, most_share;  // of a tile and KV head; over its items
   int most_slots;                   // of a pair
   int num_pair_slots;
+  int num_tails;  // items of their own
 };
 
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
@@ -128,8 +141,9 @@ __device__ float estimate(const PlanArgs& args, const StrategyTotals& totals, in
   const float num_items = static_cast<float>(totals.num_items) * num_kv_heads;
   const float read = num_tokens * (num_kv_heads * kTokenBytes / kMemory);
   const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * kTokenBytes / kCache);
-  const float rounds =
-      ceilf(num_items / num_ctas) * (args.item_ns + totals.longest_item * args.block_ns);
+  float rounds = ceilf(num_items / num_ctas) * (args.item_ns + totals.longest_item * args.block_ns);
+  // Tiles of trees that are not done together wait for each other's tails.
+  if (totals.num_tails > 0 && num_items > num_ctas) rounds *= 1.5f;
   float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
   if (totals.num_pair_slots > 0) {
     // A pair's slots are one warp's work.
@@ -212,25 +226,29 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
     const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
     if (num_rows == 0 || (spans.flags[span] & kIsWide) != 0) continue;
     const SpanCut cut(strategy, num_rows, kv_len, spans.flags[span] | kHasSlots, args.group);
+    const int num_tails = cut.joins_tails ? cut.num_tiles : cut.num_tails;
     const int tail_blocks =
-        cut.num_tails > 0 ? ceil_div(kv_len + num_rows, kBlockTokens) - cut.num_shared_blocks : 0;
+        num_tails > 0 ? ceil_div(kv_len + num_rows, kBlockTokens) - cut.num_shared_blocks : 0;
+    const int range_blocks =
+        cut.num_slots == 0 ? cut.num_shared_blocks : min(cut.range_blocks, cut.num_shared_blocks);
     my_tokens += kv_len + num_rows;
     mine.num_items += cut.num_items();
-    mine.num_blocks += cut.num_tiles * cut.num_shared_blocks + cut.num_tails * tail_blocks;
+    mine.num_tails += cut.num_tails;
+    mine.num_blocks += cut.num_tiles * cut.num_shared_blocks + num_tails * tail_blocks;
     mine.longest_item =
-        max(mine.longest_item,
-            cut.num_slots == 0 ? cut.num_shared_blocks
-                               : max(min(cut.range_blocks, cut.num_shared_blocks), tail_blocks));
+        max(mine.longest_item, cut.joins_tails ? range_blocks + kTailStart + tail_blocks
+                                               : max(range_blocks, tail_blocks));
     const int tile_rows = min(cut.tile_rows, num_rows);
     const int pair_slots = cut.num_slots * tile_rows * args.group;
     mine.most_pair_slots = max(mine.most_pair_slots, pair_slots);
     mine.most_slots = max(mine.most_slots, cut.num_slots);
-    const int num_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
-    mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + num_tails));
+    const int tile_tails = cut.num_tile_tails > 0 ? 1 : cut.num_tails > 0 ? tile_rows : 0;
+    mine.most_share = max(mine.most_share, pair_slots / (cut.num_ranges + tile_tails));
     mine.num_pair_slots += count_pair_slots(args, cut.num_slots, num_rows, kMaxPairSlots);
   }
   StrategyTotals& all = totals[lane];
   atomicAdd(&all.num_items, mine.num_items);
+  atomicAdd(&all.num_tails, mine.num_tails);
   atomicAdd(&all.num_blocks, mine.num_blocks);
   atomicMax(&all.longest_item, mine.longest_item);
   atomicMax(&all.most_share, mine.most_share);

@@ -79,6 +79,10 @@ struct PairRange {
 /// one.
 __device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
                             bool merges_together, int* shared) {
+  if (item.num_arrivals == 1) {
+    __syncthreads();
+    return {0, item.tile_rows * args.group};
+  }
   const int counter = item.tile_index * args.num_kv_heads + kv_head;
   int32_t* num_arrived = args.workspace.num_arrived + counter;
   const int num_pairs = item.tile_rows * args.group, num_arrivals = item.num_arrivals;
@@ -106,6 +110,18 @@ __device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int
     return {item.arrival * num_pairs / num_arrivals, (item.arrival + 1) * num_pairs / num_arrivals};
   }
   return {0, *shared == num_arrivals - 1 ? num_pairs : 0};
+}
+
+/// Goes from an item's blocks to the tail behind them. A barrier for the CTA.
+__device__ __forceinline__ void go_to_tail(WorkItem& item) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    item.end = item.tail_end;
+    item.block_begin = item.num_shared_blocks;
+    item.block_end = ceil_div(item.end, kBlockTokens);
+    item.first_slot = num_slots_of(item.num_shared_blocks, item.range_blocks);
+  }
+  __syncthreads();
 }
 
 __device__ __forceinline__ float4* scratch_of(const AttentionArgs& args) {
@@ -150,6 +166,10 @@ __global__ void __launch_bounds__(kSplitThreads, SplitLayout<kTiles>::kMostCtasP
       attend_split<kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
     }
     if (waits_later) queue.prefetch();
+    if (item.tail_end > 0) {
+      go_to_tail(item);
+      attend_tails<kTiles>(args, item, kv_head, shared);
+    }
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
       for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kSplitWarps) {

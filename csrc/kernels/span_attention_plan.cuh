@@ -87,6 +87,7 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
   item.is_tree = (flags & kIsTree) != 0;
   item.is_tile_tail = is_tail && tile < cut.num_tile_tails;
   item.tail_row = is_tail && !item.is_tile_tail ? spans.row[span] + tail_row : -1;
+  item.tail_end = cut.joins_tails ? item.kv_len + first_row + item.tile_rows : 0;
   if (is_tail) {
     item.end = item.kv_len;
     if (item.is_tile_tail) {

@@ -94,6 +94,8 @@ struct alignas(64) WorkItem {
   int32_t arrival;       // this one's place among them
   int32_t tile_index;    // of the counters
   int32_t is_tree;
+  int32_t tail_end;  // of an item with its tile's tail behind its blocks: tokens up to the tile's
+                     // last row; else 0
   // For each 8 tokens of the first kStreamWarps blocks: line of kHeadDim elements in the layer, KV
   // head 0's K.
   uint32_t lines[kStreamWarps * kBlockTokens / kLineRows];

@@ -183,10 +183,16 @@ void DeviceStep::add_sequence(int slot) {
   }
   upload_params(slot);
   slot_params_[index(slot)].uploaded.record(stream_.handle());
-  restore_sequence(slot);
+  new_slots_.push_back(slot);
+  update_slot(slot);
 }
 
 void DeviceStep::restore_sequence(int slot) {
+  has_restored_ = true;
+  update_slot(slot);
+}
+
+void DeviceStep::update_slot(int slot) {
   const SequenceTable& table = context_.table;
   const SlotUpdate update = {.slot = slot,
                              .num_tokens = table.num_tokens(slot),
@@ -243,7 +249,9 @@ void DeviceStep::launch(StepLease& lease) {
   const bool is_on_host = num_steps_ahead() == 0 && config.num_speculative_tokens > 0;
   const bool host_has_trees = is_on_host && propose_on_host(lease, input);
   const Shape shape = choose_shape(lease, host_has_trees);
-  if (!shape.keeps_rows || num_kept_steps_ == most_kept_steps(config)) {
+  // The lengths that sequences go back to forget where the rows that wait began.
+  const bool goes_back = std::exchange(has_restored_, false);
+  if (goes_back || !shape.keeps_rows || num_kept_steps_ == most_kept_steps(config)) {
     learn_kept(lease.ring_index);
   }
   num_kept_steps_ += shape.keeps_rows;
@@ -285,6 +293,7 @@ void DeviceStep::launch(StepLease& lease) {
   std::memcpy(input + input_.page_updates, page_updates.data(), page_bytes);
   start(lease.ring_index, header, shape, num_samples);
   slot_updates_.clear();
+  new_slots_.clear();
 }
 
 void DeviceStep::start(int ring_index, const StepHeader& header, const Shape& shape,
@@ -408,8 +417,10 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
       kinds.insert({shape.num_rows, {false, num_seqs}});
     }
   }
-  // Larger steps have any size; drafts there stand beside prompts.
-  for (int rows : {2 * row_sizes().back(), 4 * row_sizes().back()}) {
+  // Larger steps have any size; drafts there stand beside prompts. Linears take them in bands of
+  // rows, so that up to most_sized_rows() their times rise in steps.
+  const int largest = row_sizes().back();
+  for (int rows : {largest + largest / 2, most_sized_rows(), 4 * largest}) {
     if (rows > config.max_num_batched_tokens) break;
     kinds.insert({rows, {false, config.max_num_seqs}});
     for (int num_seqs = config.max_num_seqs; is_costly && num_seqs > 1; num_seqs /= 4) {

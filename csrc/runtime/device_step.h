@@ -34,7 +34,7 @@ class DeviceStep final : public StepBackend {
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
-  int most_sized_rows() const override { return row_sizes().back(); }
+  int most_sized_rows() const override { return 2 * row_sizes().back(); }
   double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
@@ -64,6 +64,7 @@ class DeviceStep final : public StepBackend {
     device::Event uploaded;  // what the sequence in the slot began with
   };
 
+  void update_slot(int slot);
   static InputLayout plan_input(const RunnerConfig& config, const DrafterNeeds& needs);
   static Scratch plan_scratch(const RunnerConfig& config, const DrafterNeeds& needs);
   template <typename T>
@@ -145,6 +146,8 @@ class DeviceStep final : public StepBackend {
   DeviceTable table_;
   std::vector<SlotParams> slot_params_;
   std::vector<SlotUpdate> slot_updates_;  // for the next step
+  std::vector<int> new_slots_;            // of these, those whose sequence the device does not know
+  bool has_restored_ = false;             // and whether there are others
   // [ring] in pinned memory
   Buffer input_ring_, outcomes_, tokens_, samples_, logprob_ids_, logprobs_, ranks_, kept_slots_;
   std::vector<device::Event> begun_, done_;  // [ring]

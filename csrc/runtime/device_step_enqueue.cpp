@@ -254,12 +254,12 @@ void DeviceStep::learn_kept(int ring_index) {
   const int num_steps = std::exchange(num_kept_steps_, 0);
   if (num_steps == 0) return;
   const KeptRows kept = kept_rows();
-  // Pages of sequences that left may be someone else's by now, and of slots that were written since
-  // the device still has the lengths from before.
+  // Pages of sequences that left may be someone else's by now, and of new ones the device has the
+  // lengths of who was there before. Of those that go back it has lengths that include the steps
+  // that were given up: what is learned of these will be computed again.
   std::vector<int> slots = context_.table.slots_in_use();
   std::erase_if(slots, [&](int slot) {
-    return std::any_of(slot_updates_.begin(), slot_updates_.end(),
-                       [&](const SlotUpdate& update) { return update.slot == slot; });
+    return std::find(new_slots_.begin(), new_slots_.end(), slot) != new_slots_.end();
   });
   auto* list = kept_slots_.as<int32_t>() + ring_index * context_.config.max_num_seqs;
   std::copy(slots.begin(), slots.end(), list);

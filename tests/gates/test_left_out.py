@@ -55,6 +55,32 @@ def test_drafts_do_not_depend_on_what_was_left_out(method: str, num_plain: int) 
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_what_waits_outlasts_steps_that_are_given_up(method: str) -> None:
+    folders = (EMBEDDED_MODEL, EMBEDDED_MODEL / method)
+    options: dict[str, int | str] = {"device": harness.DEVICE, "max_model_len": 256}
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    runner = make_runner(folders, method, NUM_DRAFTS, **options)
+    slot, known = prefill(runner, tokenizer.encode(PROMPTS[0]))
+    text = tokenizer.encode(PROMPTS[0]) + known
+    for num_plain, num_given_up in ((7, 1), (5, 2), (3, 0)):
+        for _ in range(num_plain):
+            text += step_all(runner, [(slot, 1, 0)])[0]
+        for _ in range(min(num_given_up, 1 + runner.num_steps_ahead)):
+            lease = runner.reserve([(slot, 1, 0)])
+            runner.launch(lease)
+            lease.close()
+    fresh = make_runner(folders, method, NUM_DRAFTS, **options)
+    drafts = []
+    for each, taken in ((runner, slot), (fresh, add(fresh, text))):
+        if each is fresh:
+            step_all(each, [(taken, len(text) - 1, 0)])
+        step_all(each, [(taken, 1, NUM_DRAFTS)])
+        drafts.append(each.last_drafts()[0])
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) == NUM_DRAFTS
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_what_waited_for_a_sequence_that_left_spoils_no_others_prefix(method: str) -> None:
     folders = (EMBEDDED_MODEL, EMBEDDED_MODEL / method)
     options: dict[str, int | str] = {"device": harness.DEVICE, "max_model_len": 256}
