@@ -25,9 +25,9 @@ from openspec.drafters import plain_method
 from openspec.llm import LLM
 from openspec.messages import SpecDecodeStats
 from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
-from openspec.outputs import RequestOutput
 from openspec.sampling_params import SamplingParams
-from openspec.tokenizer import Tokenizer
+from openspec.text.outputs import RequestOutput
+from openspec.text.tokenizer import Tokenizer
 
 
 def read_settings(text: str) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from typing import Any
 from openspec.bench.environment import environment
 from openspec.bench.workloads import build_workload
 from openspec.drafters import plain_method
-from openspec.engine import EngineCore
+from openspec.engine.core import EngineCore
 from openspec.llm import LLM
 from openspec.messages import EngineRequest
 from openspec.sampling_params import SamplingParams
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 Answer = tuple[list[int], str | None]
 """Token ids and why they end."""

@@ -22,11 +22,11 @@ from statistics import median
 import torch
 
 from openspec.bench.environment import environment
+from openspec.checkpoint.config import ModelConfig
 from openspec.drafters import plain_method
-from openspec.engine import EngineCore
+from openspec.engine.core import EngineCore
 from openspec.llm import LLM
 from openspec.messages import EngineRequest
-from openspec.model_config import ModelConfig
 from openspec.sampling_params import SamplingParams
 
 

@@ -54,7 +54,7 @@ set(OPENSPEC_HAS_CUDA ON)
 add_compile_definitions($<$<COMPILE_LANGUAGE:CXX,CUDA>:OPENSPEC_CUDA=1>)
 
 function(openspec_add_cuda_sources target folder)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cu)
   if(NOT sources)
     return()
   endif()

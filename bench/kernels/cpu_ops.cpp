@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/isa_cpu.h"
-#include "kernels/ngram_lookup.h"
+#include "kernels/common/isa_cpu.h"
+#include "kernels/drafts/ngram_lookup.h"
 
 namespace {
 

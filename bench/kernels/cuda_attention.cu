@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "cuda_bench.h"
-#include "kernels/launch.cuh"
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/common/launch.cuh"
 
 namespace {
 

@@ -3,8 +3,8 @@
 //
 //   cmake --build build --target bench_cuda_choose, or
 //   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
-//     bench/kernels/cuda_choose.cu csrc/kernels/choose.cu csrc/kernels/top_drafts.cu -o choose (one
-//     line)
+//     bench/kernels/cuda_choose.cu csrc/kernels/choose/choose.cu csrc/kernels/drafts/top_drafts.cu
+//     -o choose (one line)
 //   ./choose [--json FILE]
 //
 // Up to some 64 rows the logits come from L2, as behind the product that makes them. It does not
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "cuda_bench.h"
-#include "kernels/choose.h"
-#include "kernels/draft_tree.h"
+#include "kernels/choose/choose.h"
+#include "kernels/drafts/draft_tree.h"
 
 namespace {
 

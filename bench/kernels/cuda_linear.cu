@@ -24,9 +24,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/linear.h"
-#include "kernels/linear_tiles.cuh"
-#include "kernels/linear_wgmma.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/tiles.cuh"
+#include "kernels/linear/wgmma.h"
 #include "read_bandwidth.h"
 
 #ifdef OPENSPEC_HAS_CUBLASLT

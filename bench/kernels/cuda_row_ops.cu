@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cuda_bench.h"
-#include "kernels/embedding.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/steps/embedding.h"
 
 namespace {
 

@@ -13,8 +13,8 @@
 
 #include "bind/checks.h"
 #include "core/thread_pool.h"
-#include "kernels/exec.h"
-#include "kernels/ngram_lookup.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/ngram_lookup.h"
 
 #ifdef OPENSPEC_CUDA
 #include <c10/core/DeviceGuard.h>

@@ -10,8 +10,8 @@
 
 #include "bind/checks.h"
 #include "core/thread_pool.h"
-#include "kernels/exec.h"
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/common/exec.h"
 
 #ifdef OPENSPEC_CUDA
 #include <c10/core/DeviceGuard.h>

@@ -42,8 +42,8 @@ struct Span {
   int num_rows() const { return num_new_tokens + draft.size(); }
 };
 
-/// The rows of a step, laid out span after span: known tokens, then drafts. See kernels/rows.h for
-/// the meaning of the arrays.
+/// The rows of a step, laid out span after span: known tokens, then drafts. See
+/// kernels/steps/rows.h for the meaning of the arrays.
 struct RowLayout {
   std::vector<int32_t> token, position, span, parent;
   std::vector<int64_t> kv_slot;

@@ -12,8 +12,8 @@
 #include <new>
 #include <span>
 
-#include "kernels/device.h"
-#include "kernels/exec.h"
+#include "kernels/common/device.h"
+#include "kernels/common/exec.h"
 
 namespace openspec {
 

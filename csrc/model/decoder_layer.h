@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
-#include "kernels/linear.h"
-#include "kernels/rows.h"
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/common/exec.h"
+#include "kernels/linear/linear.h"
+#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/weights.h"
 

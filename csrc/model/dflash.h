@@ -4,10 +4,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/draft_rows.h"
-#include "kernels/exec.h"
-#include "kernels/rows.h"
-#include "kernels/token_pairs.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/token_pairs.h"
+#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/draft_model.h"

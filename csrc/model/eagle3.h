@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/draft_rows.h"
-#include "kernels/exec.h"
-#include "kernels/rows.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
+#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/draft_model.h"

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
-#include "kernels/linear.h"
-#include "kernels/rows.h"
+#include "kernels/common/exec.h"
+#include "kernels/linear/linear.h"
+#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/weights.h"

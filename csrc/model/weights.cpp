@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "kernels/device.h"
+#include "kernels/common/device.h"
 
 namespace openspec {
 

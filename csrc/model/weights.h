@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
-#include "kernels/linear.h"
+#include "kernels/common/exec.h"
+#include "kernels/linear/linear.h"
 #include "model/buffer.h"
 
 namespace openspec {

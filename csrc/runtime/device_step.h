@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/device.h"
-#include "kernels/kept_rows.h"
-#include "kernels/step_rows.h"
+#include "kernels/common/device.h"
+#include "kernels/drafts/kept_rows.h"
+#include "kernels/steps/step_rows.h"
 #include "runtime/step_backend.h"
 
 namespace openspec {

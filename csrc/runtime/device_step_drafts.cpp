@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
 #include "runtime/device_step.h"
 
 namespace openspec {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/row_layout.h"
-#include "kernels/draft_rows.h"
-#include "kernels/exec.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
 #include "model/qwen3.h"
 #include "runtime/sequence_table.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "kernels/kept_rows.h"
+#include "kernels/drafts/kept_rows.h"
 #include "runtime/step_backend.h"
 
 namespace openspec {

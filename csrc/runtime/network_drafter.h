@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/draft_rows.h"
-#include "kernels/exec.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
 #include "model/buffer.h"
 #include "model/draft_model.h"
 #include "runtime/drafter.h"

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "core/check.h"
-#include "kernels/kept_rows.h"
+#include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
 #include "runtime/device_step.h"
 #include "runtime/host_step.h"

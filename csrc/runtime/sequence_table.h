@@ -7,14 +7,15 @@
 #include "core/draft_budget.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
-#include "kernels/choose.h"
-#include "kernels/draft_rows.h"
-#include "kernels/rows.h"
+#include "kernels/choose/choose.h"
+#include "kernels/drafts/draft_rows.h"
+#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 
 namespace openspec {
 
-/// What a sequence asks for, by value. See SamplingParams in kernels/choose.h for the meaning.
+/// What a sequence asks for, by value. See SamplingParams in kernels/choose/choose.h for the
+/// meaning.
 struct SequenceParams {
   float temperature = 0.0f, top_p = 1.0f, min_p = 0.0f;
   float presence_penalty = 0.0f, frequency_penalty = 0.0f, repetition_penalty = 1.0f;

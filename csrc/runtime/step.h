@@ -7,7 +7,7 @@
 
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose.h"
+#include "kernels/choose/choose.h"
 
 namespace openspec {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/kept_rows.h"
+#include "kernels/drafts/kept_rows.h"
 
 namespace openspec {
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from openspec.config import EngineConfig
     from openspec.drafters import available_drafters
-    from openspec.engine_client import EngineClient
+    from openspec.engine.client import EngineClient
     from openspec.errors import ConfigError, EngineError, RequestError
     from openspec.llm import LLM
-    from openspec.outputs import CompletionOutput, RequestOutput
     from openspec.sampling_params import SamplingParams
+    from openspec.text.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -37,13 +37,13 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
-    "CompletionOutput": "outputs",
+    "CompletionOutput": "text.outputs",
     "ConfigError": "errors",
-    "EngineClient": "engine_client",
+    "EngineClient": "engine.client",
     "EngineConfig": "config",
     "EngineError": "errors",
     "RequestError": "errors",
-    "RequestOutput": "outputs",
+    "RequestOutput": "text.outputs",
     "SamplingParams": "sampling_params",
     "available_drafters": "drafters",
 }

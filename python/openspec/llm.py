@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.config import config_from_settings
 from openspec.errors import EngineError, RequestError
 from openspec.fan_out import fan_out
 from openspec.messages import EngineRequest, EngineStats
 from openspec.metrics import mean_acceptance_length
-from openspec.model_config import ModelConfig
-from openspec.outputs import RequestOutput, RequestOutputProcessor, request_output
 from openspec.sampling_params import SamplingParams
 from openspec.settings import Raw
-from openspec.stop_strings import StopStrings
-from openspec.strict_json import JsonValue
-from openspec.tokenizer import Tokenizer
+from openspec.text.outputs import RequestOutput, RequestOutputProcessor, request_output
+from openspec.text.stop_strings import StopStrings
+from openspec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from openspec import _C
-    from openspec.engine import EngineCore
+    from openspec.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, drafter: _C.Drafter | None = None, **settings: Raw
     ) -> None:
-        from openspec.engine_loader import load_engine
+        from openspec.engine.load import load_engine
 
         if model is not None:
             settings["model"] = model

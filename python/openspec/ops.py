@@ -63,7 +63,7 @@ def ngram_lookup(
 
 @dataclass(frozen=True)
 class Spans:
-    """The rows of one step, ragged over sequences: csrc/kernels/rows.h says more.
+    """The rows of one step, ragged over sequences: csrc/kernels/steps/rows.h says more.
 
     A span is the run of rows of one sequence. A row sees the span_kv_len tokens before the span,
     and of the span its ancestors and itself. All tensors are int32 and on one device.

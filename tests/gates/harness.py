@@ -9,11 +9,11 @@ from functools import cache
 
 from openspec import _C
 from openspec.config import EngineConfig, config_from_settings
-from openspec.engine import EngineCore
-from openspec.engine_loader import load_engine
+from openspec.engine.core import EngineCore
+from openspec.engine.load import load_engine
 from openspec.messages import EngineRequest, SpeculativeOptions, TokenLogprobs
 from openspec.sampling_params import SamplingParams
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 DEVICE = "cpu"
 """Set by the option --device."""

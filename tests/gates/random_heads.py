@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from openspec.checkpoint.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import get_drafter
-from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import Tensors, write_safetensors
 
 NUM_LAYERS, BLOCK, MARKOV_RANK = 2, 16, 16

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from openspec.checkpoint.config import ModelConfig
 from openspec.errors import ConfigError
-from openspec.model_config import ModelConfig
 from tests.gates.test_logits import EMBEDDED, RANDOM_MODELS, Subject, make_random_model
 
 torch = pytest.importorskip("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openspec.engine import EngineCore
+from openspec.engine.core import EngineCore
 from openspec.sampling_params import SamplingParams
 from tests.gates import harness
 from tests.gates.conftest import Reference, drafter_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openspec.config import EMBEDDED_MODEL
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 from tests.gates import harness
 from tests.golden.engine_runs import add, make_runner, prefill, step_all
 

@@ -17,9 +17,9 @@ import pytest
 
 import openspec
 from openspec import _C
-from openspec.model_config import ModelConfig
-from openspec.tokenizer import Tokenizer
-from openspec.weights import load_weights
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.weights import load_weights
+from openspec.text.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

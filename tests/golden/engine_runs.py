@@ -15,7 +15,7 @@ from torch import Tensor
 
 from openspec import _C
 from openspec.config import config_from_settings
-from openspec.engine_loader import load_engine
+from openspec.engine.load import load_engine
 
 from .stored_cases import Stored
 

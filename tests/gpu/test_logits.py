@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from openspec import _C
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 from tests.gates.test_logits import (
     DECODE_TOKENS,
     EMBEDDED,

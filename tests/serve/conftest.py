@@ -14,12 +14,12 @@ import httpx
 import openai
 import pytest
 
+from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.model_config import ModelConfig
 from openspec.serve.context import ServerContext
 from openspec.serve.serve_config import ServeConfig
 from openspec.serve.server import http_server
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model
 from tests.serve.waiting import PATIENCE_S

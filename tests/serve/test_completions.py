@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 from tests.serve.conftest import MODEL_NAME, RunningServer, run_fake_server
 from tests.serve.fake_engine import CYCLE
 from tests.serve.fake_model import write_fake_model

@@ -169,7 +169,7 @@ def test_token_names_are_unique() -> None:
 
 
 def test_candidates_with_the_same_text_do_not_hide_each_other(server: RunningServer) -> None:
-    from openspec.outputs import Logprob
+    from openspec.text.outputs import Logprob
 
     tokenizer = server.context.tokenizer
     token = server.ids(" three")[0]

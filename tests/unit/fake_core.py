@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from openspec.engine import EngineCore
-from openspec.executor import Executor
+from openspec.engine.core import EngineCore
+from openspec.engine.executor import Executor
+from openspec.engine.step_plan import SchedulerConfig
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, SpeculativeOptions
 from openspec.sampling_params import SamplingParams
-from openspec.step_plan import SchedulerConfig
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,

@@ -10,9 +10,9 @@ import os
 import sys
 import time
 
-from openspec import engine_process
 from openspec.config import EngineConfig
-from openspec.engine import EngineCore
+from openspec.engine import process as engine_process
+from openspec.engine.core import EngineCore
 from openspec.errors import ConfigError, EngineError
 from tests.unit.fake_core import make_core
 from tests.unit.fake_runner import FakeRunner

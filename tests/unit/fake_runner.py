@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from openspec.engine.request import Request
+from openspec.engine.runner import Span
 from openspec.errors import EngineError
-from openspec.request import Request
-from openspec.runner import Span
 
 VOCAB = 50
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openspec.chat_template import ChatTemplate
 from openspec.errors import ConfigError, RequestError
+from openspec.text.chat_template import ChatTemplate
 from tests.unit.toy_tokenizer import MARKUP, SPECIAL, save_toy_tokenizer, toy_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é<&>'": {"type": "string"}}}}
@@ -220,7 +220,7 @@ def test_hostile_templates(source: str) -> None:
 
 
 def test_slow_templates_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openspec.chat_template.MAX_RENDER_S", 0.2)
+    monkeypatch.setattr("openspec.text.chat_template.MAX_RENDER_S", 0.2)
     nested = "{% set r = range(99999) %}" + "{% for i in r %}" * 4 + "{% endfor %}" * 4
     start = time.monotonic()
     with pytest.raises(RequestError, match="takes too long"):

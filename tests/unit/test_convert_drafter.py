@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from openspec import convert_drafter
-from openspec.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.draft_model import opened_draft_checkpoint
 from openspec.errors import ConfigError
+from openspec.tools import convert_drafter
 from tests.unit.draft_checkpoints import tensor, write_json, write_safetensors
 
 torch = pytest.importorskip("torch")

@@ -4,8 +4,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
-from openspec.demo import statistics_line, tinted
 from openspec.messages import SpecDecodeStats
+from openspec.tools.demo import statistics_line, tinted
 
 GREEN, RESET = "\x1b[1;32m", "\x1b[0m"
 

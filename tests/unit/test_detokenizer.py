@@ -5,7 +5,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openspec.detokenizer import IncrementalDetokenizer
+from openspec.text.detokenizer import IncrementalDetokenizer
 from tests.unit.toy_tokenizer import toy_tokenizer
 
 # The first 256 ids are single bytes, so that broken characters of every kind occur.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig, config_from_settings
-from openspec.draft_model import DraftModel
 from openspec.drafters import Checkup, OptionValue, get_drafter
 from openspec.errors import ConfigError
-from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
     HEAD_DIM,

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from openspec import doctor
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig
-from openspec.doctor import Sample, Verdict, examine
-from openspec.draft_model import DraftModel
 from openspec.drafters import (
     Checkup,
     DrafterOption,
@@ -23,7 +22,8 @@ from openspec.drafters import (
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats
 from openspec.metrics import record_draft
-from openspec.model_config import ModelConfig
+from openspec.tools import doctor
+from openspec.tools.doctor import Sample, Verdict, examine
 from tests.unit.draft_checkpoints import tensor, write_draft, write_target
 
 CHECKUP = Checkup(

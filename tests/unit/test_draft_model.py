@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from openspec.draft_model import DraftModel, opened_draft_checkpoint
+from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
+from openspec.checkpoint.weights import load_weights
 from openspec.drafters import DrafterOption, DrafterSpec, register_drafter, unregister_drafter
 from openspec.errors import ConfigError, EngineError
-from openspec.weights import load_weights
 from tests.unit.draft_checkpoints import (
     Tensors,
     tensor,
@@ -154,8 +154,8 @@ def test_engine_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The whole path, with a runner that only looks like one."""
-    from openspec import engine_loader
     from openspec.config import EngineConfig
+    from openspec.engine import load as engine_loader
 
     write_target(tmp_path / "target")
     folder = write_draft(tmp_path / "target" / "guess", {}, DRAFT)

@@ -22,8 +22,8 @@ from openspec.drafters import (
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from openspec.draft_model import DraftModel
-    from openspec.model_config import ModelConfig
+    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.draft_model import DraftModel
 
 MODEL: ModelConfig = None  # type: ignore[assignment] # no built-in drafter looks at it
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.draft_head import LayerIds, captured_layers
+from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.draft_formats.eagle3 import default_layers
-from openspec.draft_head import LayerIds, captured_layers
-from openspec.draft_model import DraftModel
 from openspec.drafters import OptionValue, get_drafter
 from openspec.errors import ConfigError
-from openspec.model_config import ModelConfig
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
     HEAD_DIM,

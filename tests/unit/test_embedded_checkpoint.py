@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 import openspec
-from openspec.model_config import ModelConfig
-from openspec.safetensors_reader import checkpoint_files
-from openspec.tokenizer import Tokenizer
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.safetensors_reader import checkpoint_files
+from openspec.text.tokenizer import Tokenizer
 from tests.unit.test_chat_template import HOSTILE, PLAIN, chats
 from tests.unit.test_tokenizer import TEXTS
 

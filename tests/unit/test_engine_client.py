@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine_client import EngineClient, join_outputs
-from openspec.engine_protocol import FrameEncoder, FrameSplitter, ReadStats
+from openspec.engine.client import EngineClient, join_outputs
+from openspec.engine.protocol import FrameEncoder, FrameSplitter, ReadStats
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineOutput
 from tests.unit.fake_core import expected, make_request
@@ -237,7 +237,7 @@ def test_child_ends_with_its_parent() -> None:
     script = f"""
         import asyncio
         from openspec.config import EngineConfig
-        from openspec.engine_client import EngineClient
+        from openspec.engine.client import EngineClient
         from tests.unit.fake_core import make_request
 
         async def main():
@@ -309,7 +309,7 @@ def test_frames_survive_any_cut() -> None:
 
 def test_the_parent_imports_neither_torch_nor_the_core() -> None:
     code = (
-        "import sys, openspec.engine_client, openspec.llm, openspec.config; "
+        "import sys, openspec.engine.client, openspec.llm, openspec.config; "
         "print([m for m in sys.modules if m.split('.')[0] == 'torch' or m == 'openspec._C'])"
     )
     done = subprocess.run(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from openspec.engine.executor import Executor, OutOfPages
+from openspec.engine.runner import SpanResult
+from openspec.engine.step_plan import StepPlan
 from openspec.errors import EngineError
-from openspec.executor import Executor, OutOfPages
-from openspec.runner import SpanResult
-from openspec.step_plan import StepPlan
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import FakeOutOfPages, FakeParams, FakeRunner, fake_params
 

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.skipif(
 
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
-    from openspec.engine_client import EngineClient
+    from openspec.engine.client import EngineClient
     from openspec.fan_out import fan_out
     from openspec.llm import LLM
-    from openspec.outputs import RequestOutput
+    from openspec.text.outputs import RequestOutput
 
 METHODS = [name for name in available_drafters() if name != plain_method()]
 PROMPTS = [

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.device import CPU, CUDA
-from openspec.errors import ConfigError
-from openspec.memory import (
+from openspec.engine.device import CPU, CUDA
+from openspec.engine.memory import (
     DeviceMemory,
     MemoryPlan,
     available_cpus,
     available_memory,
     plan_memory,
 )
+from openspec.errors import ConfigError
 
 GIB = 1 << 30
 

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from openspec.engine.stats_log import StatsLog
 from openspec.messages import EngineStats, SpecDecodeStats
 from openspec.metrics import (
     acceptance_per_position,
@@ -12,7 +13,6 @@ from openspec.metrics import (
     mean_acceptance_length,
     record_draft,
 )
-from openspec.stats_log import StatsLog
 
 
 def test_definitions() -> None:

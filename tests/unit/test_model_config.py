@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.rope import YarnParams, default_rope, linear_rope, yarn_rope
 from openspec.errors import ConfigError
-from openspec.model_config import ModelConfig
-from openspec.rope import YarnParams, default_rope, linear_rope, yarn_rope
 
 # hidden, layers, q heads, kv heads, intermediate, tied
 SIZES = {

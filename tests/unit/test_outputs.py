@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
-from openspec.outputs import RequestOutputProcessor, request_output, top_logprobs
 from openspec.sampling_params import SamplingParams
+from openspec.text.outputs import RequestOutputProcessor, request_output, top_logprobs
 from tests.unit.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint_folder import find_file
-from openspec.errors import ConfigError
-from openspec.safetensors_reader import (
+from openspec.checkpoint.folder import find_file
+from openspec.checkpoint.safetensors_reader import (
     DTYPE_BITS,
     SafetensorsFile,
     checkpoint_files,
     read_index,
 )
-from openspec.weights import load_weights
+from openspec.checkpoint.weights import load_weights
+from openspec.errors import ConfigError
 
 TENSORS: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [6, 4]),

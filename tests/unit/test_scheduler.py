@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from openspec.engine import EngineCore
+from openspec.engine.core import EngineCore
+from openspec.engine.executor import Executor
+from openspec.engine.scheduler import Scheduler
+from openspec.engine.step_plan import SchedulerConfig
 from openspec.errors import EngineError, RequestError
-from openspec.executor import Executor
 from openspec.messages import EngineRequest, SpeculativeOptions
 from openspec.sampling_params import SamplingParams
-from openspec.scheduler import Scheduler
-from openspec.step_plan import SchedulerConfig
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,

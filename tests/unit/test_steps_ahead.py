@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from openspec.engine import EngineCore
+from openspec.engine.core import EngineCore
+from openspec.engine.request import Request
+from openspec.engine.runner import Span
+from openspec.engine.scheduler import Scheduler
+from openspec.engine.step_plan import SchedulerConfig, StepPlan
 from openspec.messages import EngineOutput
-from openspec.request import Request
-from openspec.runner import Span
-from openspec.scheduler import Scheduler
-from openspec.step_plan import SchedulerConfig, StepPlan
 from tests.unit.fake_core import Seen, expected, make_core, make_request, run
 from tests.unit.fake_runner import VOCAB, FakeLease, FakeOutOfPages, FakeRunner, FakeSpanResult
 

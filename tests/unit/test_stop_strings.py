@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openspec.stop_strings import StopMatch, StopStrings
+from openspec.text.stop_strings import StopMatch, StopStrings
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=5)
 PIECES = st.lists(st.text("ab", max_size=4), max_size=12)

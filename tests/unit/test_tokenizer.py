@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openspec.errors import ConfigError, RequestError
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 from tests.unit.toy_tokenizer import (
     MARKUP,
     SPECIAL,

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openspec.draft_head import (
+from openspec.checkpoint.draft_head import (
     CAPTURE_LAYERS,
     EMBEDDING,
     HEAD,
@@ -30,13 +30,13 @@ from openspec.draft_head import (
     speculators_layer,
     whose,
 )
-from openspec.draft_model import DraftCheckpoint, DraftModel
+from openspec.checkpoint.draft_model import DraftCheckpoint, DraftModel
+from openspec.checkpoint.json_keys import JsonKeys
 from openspec.errors import ConfigError
-from openspec.json_keys import JsonKeys
 
 if TYPE_CHECKING:
+    from openspec.checkpoint.config import ModelConfig
     from openspec.drafters import Options, OptionValue
-    from openspec.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

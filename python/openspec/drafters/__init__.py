@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from openspec.draft_head import CAPTURE_LAYERS, listed, neighbouring_layers
+from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed, neighbouring_layers
 from openspec.errors import ConfigError, EngineError
 from openspec.settings import nearest
 
 if TYPE_CHECKING:
     from openspec import _C
+    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.draft_model import DraftModel
     from openspec.config import EngineConfig
-    from openspec.draft_model import DraftModel
-    from openspec.model_config import ModelConfig
 
 OptionValue: TypeAlias = int | float | bool | str
 Options: TypeAlias = Mapping[str, OptionValue]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.draft_formats.dflash import (
     AUTO,
     CAUSAL,
@@ -17,7 +18,6 @@ from openspec.draft_formats.dflash import (
     describe,
     num_drafts_of,
 )
-from openspec.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
@@ -38,8 +38,8 @@ from openspec.drafters import (
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from openspec.checkpoint.config import ModelConfig
     from openspec.config import EngineConfig
-    from openspec.model_config import ModelConfig
 
 MAX_TREE_SIZE = 256
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from openspec.checkpoint.draft_head import TOKEN_MAP, TOKEN_MASK
+from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.draft_formats.eagle3 import describe
-from openspec.draft_head import TOKEN_MAP, TOKEN_MASK
-from openspec.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.drafters import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
@@ -24,8 +24,8 @@ from openspec.drafters import (
 )
 
 if TYPE_CHECKING:
+    from openspec.checkpoint.config import ModelConfig
     from openspec.config import EngineConfig
-    from openspec.model_config import ModelConfig
 
 
 def _read_draft_model(config: EngineConfig, target: ModelConfig) -> DraftModel:

@@ -8,8 +8,8 @@ from openspec.drafters import DrafterOption, DrafterSpec, Options, OptionValue
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from openspec.checkpoint.config import ModelConfig
     from openspec.config import EngineConfig
-    from openspec.model_config import ModelConfig
 
 
 def _adjust_defaults(given: Options, defaults: dict[str, OptionValue]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from openspec.metrics import acceptance_rate, mean_acceptance_length
-from openspec.outputs import Logprob, PositionLogprobs, top_logprobs
 from openspec.serve.context import ServerContext
 from openspec.serve.generation import Job
 from openspec.serve.wire import (
@@ -22,7 +21,8 @@ from openspec.serve.wire import (
     TopLogprob,
     Usage,
 )
-from openspec.tokenizer import Tokenizer
+from openspec.text.outputs import Logprob, PositionLogprobs, top_logprobs
+from openspec.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks."""

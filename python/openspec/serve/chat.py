@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.outputs import OutputDelta, RequestOutputProcessor
 from openspec.serve import answer_parts as parts
 from openspec.serve.chat_message import MessageParser
 from openspec.serve.chat_prompt import RenderedChat, render_chat
@@ -45,6 +44,7 @@ from openspec.serve.wire import (
     Usage,
     event,
 )
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from openspec.serve.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningSplitter
 from openspec.serve.tool_calls import ParsedCall, ToolCallParser
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

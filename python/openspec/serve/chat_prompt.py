@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openspec.chat_template import MAX_DEPTH
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
 from openspec.serve.reasoning import THINK_CLOSE, THINK_OPEN
 from openspec.serve.request_models import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
-from openspec.strict_json import JsonValue
-from openspec.tokenizer import Tokenizer
+from openspec.text.chat_template import MAX_DEPTH
+from openspec.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openspec.detokenizer import IncrementalDetokenizer
 from openspec.errors import RequestError
-from openspec.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 from openspec.serve import answer_parts as parts
 from openspec.serve.context import ServerContext
 from openspec.serve.event_stream import EventStream, abort_on_disconnect
@@ -32,6 +30,8 @@ from openspec.serve.request_options import (
     truncated,
 )
 from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs, event
+from openspec.text.detokenizer import IncrementalDetokenizer
+from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 
 
 @dataclass(frozen=True, slots=True)

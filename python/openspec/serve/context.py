@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
-from openspec.model_config import ModelConfig
 from openspec.serve.http_errors import ApiError, overloaded
 from openspec.serve.lifecycle import Lifecycle
 from openspec.serve.serve_config import ServeConfig
 from openspec.serve.server_metrics import ServerMetrics
 from openspec.serve.text_pool import TextPool
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 2.0

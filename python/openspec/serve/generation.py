@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from openspec.errors import EngineError
 from openspec.fan_out import fan_out
 from openspec.messages import EngineOutput, SpecDecodeStats, SpeculativeOptions
-from openspec.outputs import OutputDelta, RequestOutputProcessor, total_speculation
 from openspec.sampling_params import SamplingParams
 from openspec.serve.context import OutputStream, ServerContext
-from openspec.stop_strings import StopStrings
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor, total_speculation
+from openspec.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import openspec
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.messages import EngineStats
 from openspec.metrics import acceptance_per_position, acceptance_rate, mean_acceptance_length
 from openspec.serve.context import ServerContext
@@ -18,7 +19,6 @@ from openspec.serve.handling import json_response
 from openspec.serve.http_errors import ApiError, error_response, overloaded
 from openspec.serve.prometheus import CONTENT_TYPE
 from openspec.serve.server_metrics import kv_cache_usage
-from openspec.strict_json import JsonValue
 
 JsonObject = dict[str, JsonValue]
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import uvicorn
 
 import openspec
+from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.engine_client import EngineClient
+from openspec.engine.client import EngineClient
 from openspec.errors import ConfigError
-from openspec.model_config import ModelConfig
 from openspec.serve.app import build_app
 from openspec.serve.context import Engine, ServerContext
 from openspec.serve.http_protocol import MAX_HEAD_BYTES, timed_protocol
 from openspec.serve.listening import address_of, allow_reuse, bound_socket
 from openspec.serve.serve_config import ServeConfig
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from openspec.serve.chat_prompt import render_chat
 from openspec.serve.context import ServerContext
 from openspec.serve.handling import json_response, receive_json
 from openspec.serve.request_models import DetokenizeRequest, TokenizeRequest
-from openspec.tokenizer import Tokenizer
+from openspec.text.tokenizer import Tokenizer
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "cuda/cuda_testing.h"
-#include "kernels/gather_rows.h"
-#include "kernels/rope.h"
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/rope/rope.h"
+#include "kernels/steps/gather_rows.h"
 
 namespace openspec::testing {
 

@@ -1,4 +1,4 @@
-#include "kernels/choose.h"
+#include "kernels/choose/choose.h"
 
 #include <memory>
 

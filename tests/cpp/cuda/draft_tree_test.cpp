@@ -1,6 +1,6 @@
 // The ops of trees of drafts against their CPU forms, exactly.
 
-#include "kernels/draft_tree.h"
+#include "kernels/drafts/draft_tree.h"
 
 #include <cstring>
 #include <limits>

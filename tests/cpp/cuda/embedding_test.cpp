@@ -1,4 +1,4 @@
-#include "kernels/embedding.h"
+#include "kernels/steps/embedding.h"
 
 #include "cuda/cuda_testing.h"
 

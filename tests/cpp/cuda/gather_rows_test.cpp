@@ -1,4 +1,4 @@
-#include "kernels/gather_rows.h"
+#include "kernels/steps/gather_rows.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cuda/cuda_testing.h"
-#include "kernels/linear.h"
-#include "kernels/linear_tiles.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/tiles.cuh"
 
 namespace openspec::testing {
 

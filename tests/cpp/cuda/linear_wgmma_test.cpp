@@ -1,11 +1,10 @@
-#include "kernels/linear_wgmma.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include "cuda/linear_testing.h"
+#include "kernels/linear/wgmma.h"
 
 namespace {
 

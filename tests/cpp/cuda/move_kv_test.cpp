@@ -1,6 +1,6 @@
 // Against the CPU's form, exactly.
 
-#include "kernels/move_kv.h"
+#include "kernels/steps/move_kv.h"
 
 #include <memory>
 #include <numeric>

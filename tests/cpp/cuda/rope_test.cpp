@@ -1,4 +1,4 @@
-#include "kernels/rope.h"
+#include "kernels/rope/rope.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "kernels/span_attention.h"
+#include "kernels/attention/span_attention.h"
 
 #include <algorithm>
 #include <cmath>

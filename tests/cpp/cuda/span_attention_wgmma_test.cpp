@@ -1,5 +1,5 @@
 // Prompts: on sm_90a by warpgroup products, elsewhere by the tiles of wide_kernel. Steps with room
-// for few rows never are (kMinRowsForWgmma of span_attention_work.cuh), so parts of a chain give
+// for few rows never are (kMinRowsForWgmma of attention/work.cuh), so parts of a chain give
 // the bits that all others must have.
 
 #include "cuda/attention_testing.h"

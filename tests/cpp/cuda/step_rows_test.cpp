@@ -1,7 +1,7 @@
 // The ops around the forward pass against the host's own way: RowLayout, accept_drafts and a loop
 // over tokens.
 
-#include "kernels/step_rows.h"
+#include "kernels/steps/step_rows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kernels/token_pairs.h"
+#include "kernels/drafts/token_pairs.h"
 
 #include "cuda/draft_rows_device.h"
 #include "kernels/token_pairs_testing.h"

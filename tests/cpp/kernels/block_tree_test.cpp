@@ -1,4 +1,4 @@
-#include "kernels/block_tree.h"
+#include "kernels/drafts/block_tree.h"
 
 #include <algorithm>
 #include <utility>

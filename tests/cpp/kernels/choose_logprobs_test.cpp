@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "choose_testing.h"
-#include "kernels/choose.h"
+#include "kernels/choose/choose.h"
 
 using namespace openspec;
 using namespace openspec::testing;

@@ -2,7 +2,7 @@
 // the choice is distributed as without them.
 
 #include "choose_testing.h"
-#include "kernels/rejection.h"
+#include "kernels/choose/rejection.h"
 
 using namespace openspec;
 using namespace openspec::testing;

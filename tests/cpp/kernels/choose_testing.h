@@ -7,8 +7,8 @@
 #include <map>
 
 #include "kernel_testing.h"
-#include "kernels/choose.h"
-#include "kernels/sample_math.h"
+#include "kernels/choose/choose.h"
+#include "kernels/choose/sample_math.h"
 
 namespace openspec::testing {
 

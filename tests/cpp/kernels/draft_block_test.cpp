@@ -1,4 +1,4 @@
-#include "kernels/draft_block.h"
+#include "kernels/drafts/draft_block.h"
 
 #include <cmath>
 

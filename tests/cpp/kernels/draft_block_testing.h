@@ -2,9 +2,9 @@
 
 /// What the tests of the block drafter's ops share, on the CPU and on CUDA.
 
-#include "kernels/block_tree.h"
-#include "kernels/draft_block.h"
 #include "kernels/draft_rows_testing.h"
+#include "kernels/drafts/block_tree.h"
+#include "kernels/drafts/draft_block.h"
 
 namespace openspec::testing {
 

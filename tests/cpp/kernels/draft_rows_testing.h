@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/draft_rows.h"
+#include "kernels/drafts/draft_rows.h"
 #include "kernels/kernel_testing.h"
 
 namespace openspec::testing {

@@ -1,11 +1,11 @@
-#include "kernels/draft_tree.h"
+#include "kernels/drafts/draft_tree.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 
+#include "kernels/choose/sample_math.h"
 #include "kernels/draft_rows_testing.h"
-#include "kernels/sample_math.h"
 
 using namespace openspec;
 using namespace openspec::testing;

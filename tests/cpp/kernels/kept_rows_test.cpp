@@ -1,4 +1,4 @@
-#include "kernels/kept_rows.h"
+#include "kernels/drafts/kept_rows.h"
 
 #include <numeric>
 #include <vector>

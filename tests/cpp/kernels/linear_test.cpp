@@ -1,9 +1,9 @@
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 #include <cmath>
 
 #include "kernel_testing.h"
-#include "kernels/isa_cpu.h"
+#include "kernels/common/isa_cpu.h"
 
 using namespace openspec;
 using namespace openspec::testing;

@@ -1,4 +1,4 @@
-#include "kernels/move_kv.h"
+#include "kernels/steps/move_kv.h"
 
 #include "kernels/kernel_testing.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/ngram_lookup.h"
+#include "kernels/drafts/ngram_lookup.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
 #include <cmath>
 
 #include "kernel_testing.h"
-#include "kernels/embedding.h"
-#include "kernels/gather_rows.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/steps/embedding.h"
+#include "kernels/steps/gather_rows.h"
 
 using namespace openspec;
 using namespace openspec::testing;

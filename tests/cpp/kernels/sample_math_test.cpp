@@ -1,4 +1,4 @@
-#include "kernels/sample_math.h"
+#include "kernels/choose/sample_math.h"
 
 #include <algorithm>
 #include <cmath>

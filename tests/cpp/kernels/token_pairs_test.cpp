@@ -1,8 +1,8 @@
-#include "kernels/token_pairs.h"
+#include "kernels/drafts/token_pairs.h"
 
 #include <cmath>
 
-#include "kernels/draft_tree.h"
+#include "kernels/drafts/draft_tree.h"
 #include "kernels/token_pairs_testing.h"
 
 using namespace openspec;

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "kernels/draft_rows_testing.h"
-#include "kernels/token_pairs.h"
+#include "kernels/drafts/token_pairs.h"
 
 namespace openspec::testing {
 

@@ -1,0 +1,533 @@
+#pragma once
+
+/// Attention of steps with few rows and no trees, where a layer is a chain of latencies rather than
+/// of bytes. Everything else in the step runs between two launches, so the code comes from memory
+/// again every time: little of it, and each loop that costs nothing stays one.
+///
+/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block,
+/// each a quarter of the keys and then of the columns, and write the block's result straight into
+/// the shared memory of the CTAs that merge it, each of them kLeanColumns columns. Tiles of 32
+/// pairs are for more than kMaxRowsOfSmallTiles rows.
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/attention/prefill_mma.cuh"
+#include "kernels/attention/sums.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
+
+namespace openspec::span_attention {
+
+constexpr int kLeanThreads = 256;
+constexpr int kLeanColumns = kHeadDim / kLeanCtas;
+static_assert(kLeanColumns * 16 == kLeanThreads && kLeanBlocks == 16 && kLeanColumns == 16);
+
+/// Shared memory of a CTA for tiles of 16 kTiles pairs: K of both blocks, V of both and Q, all in
+/// rows of 256 bytes, chunks swizzled by row; per block p as bf16, rows of 128 bytes, and the
+/// warps' maxima.
+template <int kTiles>
+struct LeanLayout {
+  static constexpr int kPairs = kTiles * 16;
+  static constexpr int kValuesAt = 2 * kStageBytes;
+  static constexpr int kQueriesAt = 4 * kStageBytes;
+  static constexpr int kWeightsAt = kQueriesAt + kPairs * kLineBytes;
+  static constexpr int kMaximaAt = kWeightsAt + 2 * kPairs * kBlockTokens * 2;
+  static constexpr int kBarrierAt = kMaximaAt + 2 * 4 * kPairs * 4;
+  static constexpr int kUsedBytes = kBarrierAt + 16;
+  // More than a third of what an SM has, for steps of which all clusters run at once in twos: in
+  // threes they would pile up on whichever SMs are free first.
+  static constexpr int kApartBytes = kUsedBytes > 77 * 1024 ? kUsedBytes : 77 * 1024;
+  // Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns]. Behind it, or where Q
+  // was, maximum and normaliser [block][pair] and LeanMerge [16 pairs][block].
+  static constexpr int kSumsAt = 0;
+  static constexpr int kSumsEnd = kLeanBlocks * kPairs * kLeanColumns * 4;
+  static constexpr int kStatsAt = kTiles == 1 ? kSumsEnd : kQueriesAt;
+  static constexpr int kMergeAt = kStatsAt + kLeanBlocks * kPairs * 8;
+  static constexpr int kMergeEnd = kMergeAt + kLeanBlocks * 16 * 16;
+  static_assert(kSumsEnd <= kValuesAt && kMergeEnd <= (kTiles == 1 ? kValuesAt : kWeightsAt));
+  // 80 registers for 16 pairs: CTAs of the kernels before and behind find room beside. Measured:
+  // with 114 (and the next item's copies under way during the merge) a layer alone is a little
+  // faster, a step slower.
+  static constexpr int kCtasPerSm = kTiles == 1 ? 3 : 2;
+  static_assert(kCtasPerSm * (kUsedBytes + 1024) <= 228 * 1024);
+};
+
+struct LeanArgs {
+  const __nv_bfloat16* q;  // as AttentionArgs
+  __nv_bfloat16* out;
+  const char* kv;
+  int num_q_heads, num_kv_heads, group;
+  // 2^16 and 2^31 over what they stand for, rounded up: products shifted back are quotients.
+  uint32_t group_reciprocal, num_kv_heads_reciprocal;
+  int page_size;
+  float scale;
+  int first_token;
+  bool is_early;
+  const WorkHeader* header;
+  const LeanItem* items;
+  int32_t* num_arrived;
+  float2* partial_stats;
+  float* partial_sums;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/// Orders nothing that this thread wrote: what it announces are finished reads.
+__device__ __forceinline__ void arrive_in_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+/// The address in CTA `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+/// Writes to a CTA of the cluster, whose barrier hears of it.
+__device__ __forceinline__ void send(uint32_t to, float x, float y, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(to),
+      "f"(x), "f"(y), "r"(barrier)
+      : "memory");
+}
+/// For one arrival per phase; visible to the cluster behind its next barrier.
+__device__ __forceinline__ void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_bytes(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// From L2, here and not later: several loads in flight before the first is looked at.
+__device__ __forceinline__ int4 load_now(const void* from) {
+  int4 x;
+  asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from));
+  return x;
+}
+
+/// How one block enters the pair's segment, and the segment's maximum up to it.
+struct LeanMerge {
+  MergeWeights weights;
+  float normaliser, maximum;
+};
+static_assert(sizeof(LeanMerge) == 16);
+
+/// Running results of one pair, one column.
+struct LeanSum {
+  float out = 0.0f, normaliser = 0.0f, maximum = -INFINITY;
+
+  __device__ __forceinline__ void add(float later, float later_sum, float later_max, float scale) {
+    const MergeWeights weights = merge_weights(maximum, later_max, scale);
+    normaliser = merged(normaliser, later_sum, weights);
+    out = merged(out, later, weights);
+  }
+};
+
+__device__ __forceinline__ void store_lean(const LeanArgs& args, int tile_row, int kv_head,
+                                           int pair, int column, const LeanSum& sum) {
+  const int row = pair * args.group_reciprocal >> 16;
+  const int head = kv_head * args.group + pair - row * args.group;
+  args.out[(static_cast<int64_t>(tile_row + row) * args.num_q_heads + head) * kHeadDim + column] =
+      __float2bfloat16_rn(finish(sum.out, __frcp_rn(sum.normaliser)));
+}
+
+/// Counts an item of a split tile as done; the last CTA of this rank merges the rank's columns of
+/// all segments of the tile.
+__device__ __forceinline__ void merge_items(const LeanArgs& args, const LeanItem* item, int kv_head,
+                                            int rank) {
+  const int thread = threadIdx.x;
+  const int4 tile = load_now(item), range = load_now(reinterpret_cast<const int4*>(item) + 1);
+  const int4 arrival = load_now(reinterpret_cast<const int4*>(item) + 2);
+  __syncthreads();
+  int32_t* counter =
+      args.num_arrived + (arrival.y * args.num_kv_heads + kv_head) * kLeanCtas + rank;
+  bool is_last = false;
+  if (thread == 0) {
+    is_last = add_and_order(counter) == arrival.x - 1;
+    if (is_last) *counter = 0;
+  }
+  if (!__syncthreads_or(is_last)) return;
+#pragma unroll 1
+  for (int pair = thread / 16; pair < tile.y; pair += kLeanThreads / 16) {
+    LeanSum all;
+    int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
+#pragma unroll 4
+    for (int i = 0; i < arrival.z; ++i, at += tile.y) {
+      const float2 stats = __ldcg(args.partial_stats + at);
+      const float sum =
+          __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
+      all.add(sum, stats.y, stats.x, args.scale);
+    }
+    store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
+  }
+}
+
+template <int kTiles>
+__global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
+    lean_kernel(const __grid_constant__ LeanArgs args) {
+  using Layout = LeanLayout<kTiles>;
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  const uint32_t base = shared_address(shared);
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int slot = thread / 128, part = thread / 32 % 4;
+  const int rank = blockIdx.x % kLeanCtas;
+  const uint32_t keys = base + slot * kStageBytes, values = keys + Layout::kValuesAt;
+  const float scale = args.scale;
+
+  // Copies: 16 chunks to a row.
+  const int chunk = thread % 16, copy_row = thread / 16 % 8;
+  const uint32_t copy_to = keys + copy_row * kLineBytes + ((chunk ^ copy_row) * 16);
+
+  // Fragments.
+  const int matrix = lane / 8, matrix_row = lane % 8;
+  const uint32_t key_at = keys + (part * 16 + matrix / 2 * 8 + matrix_row) * kLineBytes +
+                          ((matrix % 2 ^ matrix_row) * 16);
+  const uint32_t pair_in_tile = matrix % 2 * 8 + matrix_row;
+  const uint32_t value_at =
+      values + pair_in_tile * kLineBytes + (((part * 4 + matrix / 2) ^ matrix_row) * 16);
+  const uint32_t query_at =
+      base + Layout::kQueriesAt + pair_in_tile * kLineBytes + ((matrix / 2 ^ matrix_row) * 16);
+  const uint32_t weights = base + Layout::kWeightsAt + slot * Layout::kPairs * kBlockTokens * 2;
+  const int row = lane / 4;  // and row + 8 of 16 pairs
+
+  const uint32_t barrier = base + Layout::kBarrierAt;
+  uint32_t parity = 0;
+  if (thread == 0) init_barrier(barrier);
+  // What the first job is read from. Known by its place alone.
+  const int first_work = blockIdx.x / kLeanCtas;
+  if (thread == 0) {
+    cuda::fetch_to_cache(args.header);
+    cuda::fetch_to_cache(
+        args.items +
+        static_cast<int>(
+            uint64_t{static_cast<unsigned>(first_work)} * args.num_kv_heads_reciprocal >> 31) *
+            kLeanCtas +
+        rank);
+  }
+
+  bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
+  const int num_clusters = gridDim.x / kLeanCtas;
+  // An item's share of a CTA, and one KV head.
+  struct Job {
+    const LeanItem* item;
+    int kv_head, kv_len;
+    int4 tile, range, low_lines, high_lines;
+  };
+  const auto load_job = [&](int work) {
+    Job job;
+    const int index = static_cast<int>(
+        uint64_t{static_cast<unsigned>(work)} * args.num_kv_heads_reciprocal >> 31);
+    job.kv_head = work - index * args.num_kv_heads;
+    job.item = args.items + index * kLeanCtas + rank;
+    job.tile = load_now(job.item);
+    job.range = load_now(reinterpret_cast<const int4*>(job.item) + 1);
+    const int4* lines_at = reinterpret_cast<const int4*>(job.item->lines) + slot * 2;
+    job.low_lines = load_now(lines_at);
+    job.high_lines = load_now(lines_at + 1);
+    job.kv_len = __ldcg(&job.item->kv_len);
+    return job;
+  };
+  const int block_in_item = rank + slot * kLeanCtas;
+  const auto start_copies = [&](const Job& job) {
+    const bool is_active = block_in_item < job.range.y;
+    const int lines[8] = {job.low_lines.x,  job.low_lines.y,  job.low_lines.z,  job.low_lines.w,
+                          job.high_lines.x, job.high_lines.y, job.high_lines.z, job.high_lines.w};
+    const int first = (job.range.x + block_in_item) * kBlockTokens + copy_row;
+    const int num_visible = job.tile.w - first;
+    const char* keys_from =
+        args.kv + static_cast<int64_t>(job.kv_head * args.page_size + copy_row) * kLineBytes +
+        chunk * 16;
+    const char* values_from =
+        keys_from + static_cast<int64_t>(args.num_kv_heads) * args.page_size * kLineBytes;
+    // One multiply-add per address.
+    asm volatile("" : "+l"(keys_from), "+l"(values_from));
+    // Of the thread's rows of the block those from `begin` to `end`.
+    const auto copy = [&](uint32_t to, const char* from, int begin, int end) {
+      if (!is_active || begin >= end) return;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (8 * i < begin || 8 * i >= end) continue;
+        copy_async(to + i * 8 * kLineBytes,
+                   from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
+                   8 * i < num_visible);
+      }
+    };
+    // What was there before the step, the first time ahead of the wait; then all that is left.
+    int begin = 0, end = is_early ? min(job.kv_len - first, kBlockTokens) : kBlockTokens;
+#pragma unroll 1
+    for (;;) {
+      copy(copy_to, keys_from, begin, end);
+      if (!is_early) {
+        const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          if (t * 16 >= num_pairs) break;
+          const int pair = t * 16 + thread / 16, tile_pair = min(pair, num_pairs - 1);
+          const int in_tile = tile_pair * args.group_reciprocal >> 16;
+          const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
+          copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+                     args.q +
+                         (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) *
+                             kHeadDim +
+                         chunk * 8,
+                     pair < num_pairs);
+        }
+        commit_copies();
+      }
+      copy(copy_to + Layout::kValuesAt, values_from, begin, end);
+      if (!is_early) break;
+      cuda::wait_for_previous_kernel();
+      is_early = false;
+      begin = max(end, 0);
+      end = kBlockTokens;
+    }
+    commit_copies();
+  };
+
+  int work = first_work;
+  const int4 header = load_now(args.header);
+  Job job = load_job(work);  // exists, whether it is one of the step's or not
+  const int num_works = header.x * args.num_kv_heads;
+  if (work >= num_works) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
+  for (;; work += num_clusters) {
+    const bool has_more = work + num_clusters < num_works;
+    start_copies(job);
+    const int4 tile = job.tile, range = job.range;
+    const int kv_head = job.kv_head;
+    const int tile_row = tile.x, num_pairs = tile.y, num_blocks = range.y;
+    const int block = range.x + block_in_item;
+    const bool is_active = block_in_item < num_blocks;
+    wait_for_copies<1>();
+    __syncthreads();
+
+    if (num_blocks > 0) {
+      if (thread == 0) expect_bytes(barrier, num_blocks * num_pairs * (kLeanColumns * 4 + 8));
+      float maximum[kTiles][2], total[kTiles][4] = {};
+      float scores[kTiles][2][4] = {};
+      float* maxima =
+          reinterpret_cast<float*>(shared + Layout::kMaximaAt) + slot * 4 * Layout::kPairs + row;
+      if (is_active) {
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {
+          // Bit 7 is no part of the swizzle.
+          uint32_t key[4];
+          load_matrices(key, (key_at ^ (step % 4 * 32)) + step / 4 * 128);
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            uint32_t query[4];
+            load_matrices(query,
+                          (query_at ^ (step % 4 * 32)) + step / 4 * 128 + t * 16 * kLineBytes);
+            multiply_add(scores[t][0], query, key[0], key[1]);
+            multiply_add(scores[t][1], query, key[2], key[3]);
+          }
+        }
+        const int first_key = block * kBlockTokens + part * 16 + lane % 4 * 2;
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int pair = min(t * 16 + row + half * 8, num_pairs - 1);
+            const int in_tile = pair * args.group_reciprocal >> 16;
+            const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
+            float (&here)[2][4] = scores[t];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+#pragma unroll
+              for (int k = 0; k < 2; ++k) {
+                if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
+                  here[j][2 * half + k] = -INFINITY;
+                }
+              }
+            }
+            float m = fmaxf(fmaxf(here[0][2 * half], here[0][2 * half + 1]),
+                            fmaxf(here[1][2 * half], here[1][2 * half + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+            maxima[part * Layout::kPairs + t * 16 + half * 8] = m;
+          }
+        }
+      }
+      __syncthreads();
+      arrive_in_cluster();  // this CTA has read its K and Q, and can be sent to
+      if (is_active) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float* others = maxima + t * 16 + half * 8;
+            float m = others[0];
+#pragma unroll
+            for (int other = 1; other < 4; ++other) m = fmaxf(m, others[other * Layout::kPairs]);
+            maximum[t][half] = m;
+            const float offset = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const uint32_t to = weights + (t * 16 + row + half * 8) * kBlockTokens * 2 +
+                                  (((part * 2 + j) ^ row) * 16) + lane % 4 * 4;
+              const uint32_t bits =
+                  pack_bf16(exp2_of(__fmaf_rn(scores[t][j][2 * half], scale, offset)),
+                            exp2_of(__fmaf_rn(scores[t][j][2 * half + 1], scale, offset)));
+              asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+            }
+          }
+        }
+      }
+      wait_for_copies<0>();
+      __syncthreads();
+
+      float out[kTiles][4][4] = {};
+      if (is_active) {
+        const uint32_t weights_at =
+            weights + pair_in_tile * kBlockTokens * 2 + ((matrix / 2 ^ matrix_row) * 16);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          constexpr uint32_t kOnes = 0x3f803f80u;
+          uint32_t weight[kTiles][4];
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            load_matrices(weight[t], (weights_at ^ (step * 32)) + t * 16 * kBlockTokens * 2);
+            multiply_add(total[t], weight[t], kOnes, kOnes);
+          }
+#pragma unroll
+          for (int j = 0; j < 4; j += 2) {
+            uint32_t value[4];
+            load_matrices_transposed(value, (value_at ^ (j * 16)) + step * 16 * kLineBytes);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+              multiply_add(out[t][j], weight[t], value[0], value[1]);
+              multiply_add(out[t][j + 1], weight[t], value[2], value[3]);
+            }
+          }
+        }
+      }
+      wait_for_cluster();
+      if (is_active) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t to = address_in(base, part * 2 + i), heard_by = to + Layout::kBarrierAt;
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              if (t * 16 + row + half * 8 >= num_pairs) continue;
+              const int at = block_in_item * Layout::kPairs + t * 16 + row + half * 8;
+              const uint32_t sums_at =
+                  to + Layout::kSumsAt + at * (kLeanColumns * 4) + lane % 4 * 8;
+              const float (&low)[4] = out[t][2 * i], (&high)[4] = out[t][2 * i + 1];
+              send(sums_at, low[2 * half], low[2 * half + 1], heard_by);
+              send(sums_at + 32, high[2 * half], high[2 * half + 1], heard_by);
+              if (lane % 4 == 0) {
+                send(to + Layout::kStatsAt + at * 8, maximum[t][half], total[t][2 * half],
+                     heard_by);
+              }
+            }
+          }
+        }
+      }
+      wait_for_bytes(barrier, parity);
+      parity ^= 1;
+
+      // A thread has one pair and column at a time; of the pair's 16 lanes each weighs one block.
+      const int in_16 = thread % 16;
+      LeanMerge* merges =
+          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + thread / 16 * kLeanBlocks;
+#pragma unroll 1
+      for (int first_pair = 0; first_pair < num_pairs; first_pair += 16) {
+        const int pair = first_pair + thread / 16;
+        float2 stats = make_float2(-INFINITY, 0.0f);
+        if (in_16 < num_blocks && pair < num_pairs) {
+          stats = reinterpret_cast<const float2*>(shared +
+                                                  Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
+        }
+        float running = stats.x;  // up to this block, in the segment
+#pragma unroll
+        for (int offset = 1; offset < kSegmentBlocks; offset *= 2) {
+          const float before = __shfl_up_sync(0xffffffffu, running, offset, kSegmentBlocks);
+          running = fmaxf(running, before);  // a lane without one gets its own
+        }
+        float before = __shfl_up_sync(0xffffffffu, running, 1, kSegmentBlocks);
+        if (in_16 % kSegmentBlocks == 0) before = -INFINITY;
+        const MergeWeights mine = merge_weights(before, stats.x, scale);
+        *reinterpret_cast<float4*>(merges + in_16) =
+            make_float4(mine.earlier, mine.later, stats.y, running);
+        __syncwarp();
+
+        const float* sums =
+            reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
+        LeanSum all;
+#pragma unroll 1
+        for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
+          LeanSum segment;
+#pragma unroll
+          for (int i = 0; i < kSegmentBlocks; ++i) {
+            const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
+            const float later =
+                first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
+            segment.out = merged(segment.out, later, {merge.x, merge.y});
+            segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
+            segment.maximum = merge.w;
+          }
+          if (range.z != 0) {
+            if (pair >= num_pairs) continue;
+            // Every CTA of the cluster writes the same maximum and normaliser.
+            const int64_t at =
+                range.w + pair +
+                static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
+                    num_pairs;
+            args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
+            if (in_16 == 0) {
+              args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
+            }
+          } else if (first == 0) {
+            all = segment;  // as merged into nothing, save the sign of a zero
+          } else {
+            all.add(segment.out, segment.normaliser, segment.maximum, scale);
+          }
+        }
+        if (range.z == 0 && pair < num_pairs) {
+          store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
+        }
+        __syncwarp();  // everyone is done with the merges
+      }
+    }
+
+    if (range.z != 0) merge_items(args, job.item, kv_head, rank);
+    if (!has_more) return;
+    __syncthreads();  // everyone is done with K, V and Q
+    job = load_job(work + num_clusters);
+  }
+}
+
+#else
+
+template <int kTiles>
+__global__ void lean_kernel(const __grid_constant__ LeanArgs) {}
+
+#endif
+
+}  // namespace openspec::span_attention

@@ -1,0 +1,306 @@
+#pragma once
+
+/// One wide tile of pairs over all its blocks.
+
+#include "kernels/attention/math.cuh"
+#include "kernels/attention/sums.cuh"
+#include "kernels/attention/work.cuh"
+
+namespace openspec::span_attention {
+
+// Shared memory: a ring of two blocks' K and V, rows of 256 bytes, 16-byte chunks swizzled by row.
+constexpr int kLineBytes = kHeadDim * 2;
+constexpr int kStageBytes = kBlockTokens * kLineBytes;
+constexpr int kKeysAt = 0;
+constexpr int kValuesAt = 2 * kStageBytes;
+constexpr int kWideQueriesAt = 4 * kStageBytes;
+constexpr int kWideSharedBytes = kWideQueriesAt + kWideTilePairs * kLineBytes;
+
+/// Where an item's keys are.
+struct KeySource {
+  const AttentionArgs& args;
+  const int32_t* pages;  // of the sequence
+  int end;
+  uint32_t head_lines;
+
+  /// Lines of K of keys lane and lane + 32 of a block.
+  struct Lines {
+    uint32_t low, high;
+  };
+
+  __device__ __forceinline__ uint32_t value_lines() const {
+    return static_cast<uint32_t>(args.num_kv_heads) * args.page_size;
+  }
+  __device__ __forceinline__ uint32_t line_of(int key) const {
+    const int token = min(key, end - 1);
+    const int index = args.page_shift >= 0 ? token >> args.page_shift : token / args.page_size;
+    const uint32_t offset = token - index * args.page_size;
+    return static_cast<uint32_t>(pages[index]) * 2 * value_lines() + head_lines + offset;
+  }
+  __device__ __forceinline__ Lines lines_of(int block) const {
+    const int key = block * kBlockTokens + threadIdx.x % 32;
+    return {line_of(key), line_of(key + 32)};
+  }
+
+  /// Starts copying a block of K (extra_lines 0) or V (value_lines). Keys from `end` on become
+  /// zero.
+  __device__ __forceinline__ void copy(uint32_t stage, int block, Lines lines,
+                                       uint32_t extra_lines) const {
+    const int chunk = threadIdx.x % 16, row = threadIdx.x / 16;  // row 0 .. 7
+    const uint32_t to = stage + row * kLineBytes + ((chunk ^ row) * 16);
+    const int visible = end - block * kBlockTokens - row;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t line =
+          __shfl_sync(0xffffffffu, i < 4 ? lines.low : lines.high, 8 * (i % 4) + row);
+      copy_async(to + i * 8 * kLineBytes,
+                 args.kv + static_cast<int64_t>(line + extra_lines) * kLineBytes + chunk * 16,
+                 8 * i < visible);
+    }
+  }
+};
+
+/// Attention of an item's pairs over its blocks, kRowTiles x 16 pairs to a warp. Uses all of the
+/// CTA's shared memory; the caller puts a barrier between calls.
+__device__ __forceinline__ void attend_wide(const AttentionArgs& args, const WorkItem& item,
+                                            int kv_head, unsigned char* shared, float4* scratch) {
+  constexpr int kTiles = kWideTilePairs / 16, kRowTiles = kTiles / kWarps;
+  constexpr int kKeyTiles = kBlockTokens / 8, kDimTiles = kHeadDim / 8;
+  constexpr int kDimChunk = 4;  // column tiles at a time
+  constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
+
+  const int thread = opaque_thread();
+  const int warp = thread / 32, lane = thread % 32;
+  const int first_tile = warp * kRowTiles;
+  const uint32_t ring = shared_address(shared);
+  const float scale = args.scale;
+
+  const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
+  const int block_begin = item.block_begin, block_end = item.block_end;
+
+  const KeySource keys = {args,
+                          args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq,
+                          item.end, static_cast<uint32_t>(kv_head) * args.page_size};
+
+  // The first block's lines stand in the item: one dependent load less.
+  KeySource::Lines lines;
+  lines.low = item.lines[lane / kLineRows] + lane % kLineRows + keys.head_lines;
+  lines.high = item.lines[(lane + 32) / kLineRows] + lane % kLineRows + keys.head_lines;
+  keys.copy(ring + kKeysAt, block_begin, lines, 0);
+  const uint32_t queries = ring + kWideQueriesAt;
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const int chunk = thread % 16, pair = 8 * i + thread / 16;
+    const int row = first_row + min(pair, num_pairs - 1) / args.group;
+    const int head = kv_head * args.group + pair % args.group;
+    copy_async(
+        queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+        args.q + (static_cast<int64_t>(row) * args.num_q_heads + head) * kHeadDim + chunk * 8,
+        pair < num_pairs);
+  }
+  commit_copies();
+  keys.copy(ring + kValuesAt, block_begin, lines, keys.value_lines());
+  commit_copies();
+  if (block_begin + 1 < block_end) {
+    lines = keys.lines_of(block_begin + 1);
+    keys.copy(ring + kKeysAt + kStageBytes, block_begin + 1, lines, 0);
+  }
+  commit_copies();
+
+  // Tokens that the thread's rows see, counted from 0.
+  int num_visible[kRowTiles][2];
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, num_pairs - 1);
+      num_visible[tile][half] = min(item.first_visible + pair / args.group, item.end);
+    }
+  }
+  const int all_visible = item.first_visible;
+
+  // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
+  const int matrix = lane / 8, matrix_row = lane % 8;
+  const uint32_t first_key = matrix / 2 * 8 + matrix_row;
+  const uint32_t key_at = first_key * kLineBytes + ((matrix % 2 ^ matrix_row) * 16);
+  const uint32_t value_at =
+      (matrix % 2 * 8 + matrix_row) * kLineBytes + ((matrix / 2 ^ matrix_row) * 16);
+  const uint32_t pair_in_tile = matrix % 2 * 8 + matrix_row;
+  const uint32_t query_at =
+      queries + (first_tile * 16 + pair_in_tile) * kLineBytes + ((matrix / 2 ^ matrix_row) * 16);
+
+  bool has_kept = false;
+
+  int block = block_begin;
+  while (block < block_end) {
+    Sums<kRowTiles, kDimTiles> sums;
+    sums.clear();
+    const int run_end = min(block_end, (block / kSegmentBlocks + 1) * kSegmentBlocks);
+    for (; block < run_end; ++block) {
+      const uint32_t stage = (block - block_begin) % 2 * kStageBytes;
+      wait_for_copies<2>();
+      __syncthreads();  // K of this block is there, and everyone is done with the block before
+      if (block + 1 < block_end) {
+        keys.copy(ring + kValuesAt + (stage ^ kStageBytes), block + 1, lines, keys.value_lines());
+      }
+      commit_copies();
+      KeySource::Lines lines_after = lines;
+      if (block + 2 < block_end) lines_after = keys.lines_of(block + 2);
+
+      float scores[kRowTiles][kKeyTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) scores[tile][j][k] = 0.0f;
+        }
+      }
+      const uint32_t key_stage = ring + kKeysAt + stage + key_at;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t query[kRowTiles][4];
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          load_matrices(query[tile], (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
+        }
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; j += 2) {
+          uint32_t key[4];
+          load_matrices(key, (key_stage ^ (step * 32)) + j * 8 * kLineBytes);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            multiply_add(scores[tile][j], query[tile], key[0], key[1]);
+            multiply_add(scores[tile][j + 1], query[tile], key[2], key[3]);
+          }
+        }
+      }
+
+      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.first_token) {
+        const int first = block * kBlockTokens + lane % 4 * 2;
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+          for (int j = 0; j < kKeyTiles; ++j) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              const int token = first + j * 8 + k % 2;
+              if (token >= num_visible[tile][k / 2] || token < args.first_token) {
+                scores[tile][j][k] = -INFINITY;
+              }
+            }
+          }
+        }
+      }
+
+      float maximum[kRowTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& m = maximum[tile][half];
+          m = fmaxf(scores[tile][0][2 * half], scores[tile][0][2 * half + 1]);
+#pragma unroll
+          for (int j = 1; j < kKeyTiles; ++j) {
+            m = fmaxf(m, fmaxf(scores[tile][j][2 * half], scores[tile][j][2 * half + 1]));
+          }
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        }
+      }
+      uint32_t weights[kRowTiles][kKeySteps][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        float offset[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float m = maximum[tile][half];
+          offset[half] = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
+        }
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j) {
+          const float (&s)[4] = scores[tile][j];
+          const uint32_t upper = pack_bf16(exp2_of(__fmaf_rn(s[0], scale, offset[0])),
+                                           exp2_of(__fmaf_rn(s[1], scale, offset[0])));
+          const uint32_t lower = pack_bf16(exp2_of(__fmaf_rn(s[2], scale, offset[1])),
+                                           exp2_of(__fmaf_rn(s[3], scale, offset[1])));
+          weights[tile][j / 2][j % 2 * 2] = upper;
+          weights[tile][j / 2][j % 2 * 2 + 1] = lower;
+        }
+      }
+
+      wait_for_copies<2>();
+      __syncthreads();  // V of this block is there; everyone is done with K
+      if (block + 2 < block_end) keys.copy(ring + kKeysAt + stage, block + 2, lines_after, 0);
+      commit_copies();
+      lines = lines_after;
+
+      MergeWeights merge[kRowTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        constexpr uint32_t kOnes = 0x3f803f80u;
+        float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int step = 0; step < kKeySteps; ++step) {
+          multiply_add(total, weights[tile][step], kOnes, kOnes);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          merge[tile][half] = merge_weights(sums.maximum[tile][half], maximum[tile][half], scale);
+          sums.normaliser[tile][half] =
+              merged(sums.normaliser[tile][half], total[2 * half], merge[tile][half]);
+        }
+      }
+
+      const uint32_t value_stage = ring + kValuesAt + stage + value_at;
+#pragma unroll
+      for (int chunk = 0; chunk < kDimTiles; chunk += kDimChunk) {
+        float product[kRowTiles][kDimChunk][4];
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+          for (int j = 0; j < kDimChunk; ++j) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) product[tile][j][k] = 0.0f;
+          }
+        }
+#pragma unroll
+        for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+          for (int j = 0; j < kDimChunk; j += 2) {
+            uint32_t value[4];
+            load_matrices_transposed(value,
+                                     (value_stage ^ ((chunk + j) * 16)) + step * 16 * kLineBytes);
+#pragma unroll
+            for (int tile = 0; tile < kRowTiles; ++tile) {
+              multiply_add(product[tile][j], weights[tile][step], value[0], value[1]);
+              multiply_add(product[tile][j + 1], weights[tile][step], value[2], value[3]);
+            }
+          }
+        }
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+          for (int j = 0; j < kDimChunk; ++j) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              float& sum = sums.out[tile][chunk + j][k];
+              sum = merged(sum, product[tile][j][k], merge[tile][k / 2]);
+            }
+          }
+        }
+      }
+    }
+
+    if (has_kept) sums.merge_into_kept(scratch, scale);
+    if (block < block_end) {
+      sums.keep(scratch);
+      has_kept = true;
+    } else {
+      sums.store_output(args, first_row, kv_head, num_pairs, first_tile * 16 + lane / 4,
+                        lane % 4 * 2);
+    }
+  }
+}
+
+}  // namespace openspec::span_attention

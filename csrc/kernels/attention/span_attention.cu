@@ -1,0 +1,343 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/attention/decode_cluster.cuh"
+#include "kernels/attention/decode_cluster_plan.cuh"
+#include "kernels/attention/items.cuh"
+#include "kernels/attention/plan.cuh"
+#include "kernels/attention/prefill_wgmma.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
+
+namespace openspec {
+namespace {
+
+using namespace span_attention;
+
+Workspace workspace_of(const SpanAttentionParams& params) {
+  Workspace workspace;
+  lay_out({params.rows.num_rows, params.rows.num_spans, params.num_q_heads, params.max_tokens,
+           cuda::num_sms()},
+          params.workspace, workspace);
+  return workspace;
+}
+
+bool is_supported(const SpanAttentionParams& params) {
+  const int num_kv_heads = params.kv.num_kv_heads;
+  return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
+         params.num_q_heads % num_kv_heads == 0 && params.num_q_heads / num_kv_heads <= kMaxGroup &&
+         params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
+         params.rows.num_spans <= kMaxSpans &&
+         cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
+}
+
+int log2_of(int value) {
+  if ((value & (value - 1)) != 0) return -1;
+  int log2 = 0;
+  while ((1 << log2) < value) ++log2;
+  return log2;
+}
+
+/// How split tiles are computed.
+struct SplitKernel {
+  void (*kernel)(AttentionArgs);
+  int tile_pairs, num_threads, ctas_per_sm;
+  int shared_bytes, tree_shared_bytes;  // for chains, and for any spans
+  float item_ns, block_ns;              // as PlanArgs
+  bool is_available;                    // false: the device lacks shared memory
+
+  /// Of a warp for each block.
+  static SplitKernel stream(int tile_pairs) {
+    constexpr int kBytes = StreamLayout::kUsedBytes;
+    return {stream_kernel, tile_pairs, kStreamThreads, 2, kBytes, kBytes, 2000.0f, 550.0f, false};
+  }
+  /// Of a CTA for each block; trees too.
+  template <int kTiles>
+  static SplitKernel split(int ctas_per_sm) {
+    constexpr int kBytes = SplitLayout<kTiles>::kUsedBytes;
+    const float block_ns = kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles;
+    return {split_kernel<kTiles>,
+            kTiles * kMinTilePairs,
+            kSplitThreads,
+            ctas_per_sm,
+            kBytes,
+            std::max(kBytes, TailLayout<kTiles>::kBytes),
+            1200.0f,
+            ctas_per_sm == 1 ? block_ns : block_ns + 500.0f,
+            false};
+  }
+  /// With the limit of shared memory raised.
+  static SplitKernel available(SplitKernel split) {
+    int device = 0, most_bytes = 0, sm_bytes = 0, fit = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    // Of two CTAs that fit on an SM together some would meet while other SMs have none. So where
+    // one is meant to be alone it takes more than half of what an SM has.
+    if (split.ctas_per_sm == 1)
+      split.shared_bytes = std::max(split.shared_bytes, sm_bytes / 2 + 1024);
+    split.tree_shared_bytes = std::max(split.tree_shared_bytes, split.shared_bytes);
+    split.is_available =
+        most_bytes >= split.tree_shared_bytes &&
+        cuda::allow_shared_bytes(split.kernel, split.tree_shared_bytes) == cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, split.kernel, split.num_threads,
+                                                      split.tree_shared_bytes) == cudaSuccess &&
+        fit >= split.ctas_per_sm;
+    return split;
+  }
+  int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
+};
+
+/// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
+/// `num_pairs` are of a span that has as many rows as there is room for on average.
+const SplitKernel* stream_kernel_of(const SpanAttentionParams& params, int num_pairs) {
+  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::stream(8)),
+                                        SplitKernel::available(SplitKernel::stream(16)),
+                                        SplitKernel::available(SplitKernel::stream(24))};
+  static_assert(kMaxStreamTilePairs == 24);
+  const SplitKernel& largest = kernels[2];
+  if (!largest.is_available) return nullptr;
+  const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
+  // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
+  // SMs that would be idle, or half idle.
+  const int kv_len = params.rows.expected_kv_len;
+  for (int most_tiles = cuda::num_sms();
+       kv_len > 0 && kv_len <= kShortKvLen && most_tiles <= largest.num_ctas();
+       most_tiles += cuda::num_sms()) {
+    for (const SplitKernel& kernel : kernels) {
+      if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;
+    }
+  }
+  // Any context: spans of so few rows that reading is all the work.
+  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kStreamTilePairs;
+  return num_pairs <= most_pairs ? &largest : nullptr;
+}
+
+/// The first that the device has of those that suit the step: tiles by what a span has room for on
+/// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
+const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
+  const int num_spans = std::max(params.rows.num_spans, 1);
+  const int group = params.num_q_heads / params.kv.num_kv_heads;
+  int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
+  const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
+  if (!params.rows.may_have_trees) {
+    const SplitKernel* stream = stream_kernel_of(params, num_pairs);
+    if (stream != nullptr) return stream;
+  }
+  // Of the same kernel the one with more shared memory last: its limit stays.
+  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::split<4>(1)),
+                                        SplitKernel::available(SplitKernel::split<2>(2)),
+                                        SplitKernel::available(SplitKernel::split<2>(1)),
+                                        SplitKernel::available(SplitKernel::split<1>(2)),
+                                        SplitKernel::available(SplitKernel::split<1>(1))};
+  int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
+  if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
+    // Rows of small trees are shared out over the SMs: their tails take time.
+    num_pairs /= 4;
+  } else if (params.rows.may_have_trees) {
+    // Blocks and tail of a tile at the same time; tiles by more rows than the mean, for a graph has
+    // room for more spans than there are.
+    num_pairs = std::min(2 * num_pairs, 2 * kMinTilePairs);
+    most_ctas_per_sm = 2;
+  }
+  const SplitKernel* smallest = nullptr;
+  for (const SplitKernel& kernel : kernels) {
+    if (!kernel.is_available) continue;
+    smallest = &kernel;
+    const bool is_large = kernel.tile_pairs > kMinTilePairs && num_pairs <= kernel.tile_pairs / 2;
+    if (!is_large && kernel.ctas_per_sm <= most_ctas_per_sm) return &kernel;
+  }
+  return smallest;
+}
+
+/// Whether the step may have wide tiles: launching their kernel for nothing takes time, too.
+bool has_wide(const SpanAttentionParams& params) {
+  const int group = params.num_q_heads / params.kv.num_kv_heads;
+  const int span_rows = params.rows.expected_span_rows;
+  if (span_rows > 0 && span_rows * group <= kMaxTilePairs) return false;
+  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
+}
+
+cudaLaunchAttribute cluster_attribute() {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = kLeanCtas;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+/// Lean CTAs on as many SMs as may be.
+struct LeanLaunch {
+  void (*kernel)(LeanArgs);
+  int tile_pairs;
+  int shared_bytes;  // of a CTA
+  int num_clusters;  // that fit at once; 0: the device has no clusters, or not as much memory
+
+  template <int kTiles>
+  static LeanLaunch of(int shared_bytes) {
+    LeanLaunch launch = {lean_kernel<kTiles>, kTiles * kMinTilePairs, shared_bytes, 0};
+    if (!cuda::overlaps_kernels() ||
+        cuda::allow_shared_bytes(launch.kernel, LeanLayout<kTiles>::kApartBytes) != cudaSuccess) {
+      return launch;
+    }
+    cudaLaunchAttribute cluster = cluster_attribute();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = kLeanCtas;
+    config.blockDim = kLeanThreads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, launch.kernel, &config) == cudaSuccess) {
+      launch.num_clusters = count;
+    }
+    return launch;
+  }
+  /// Clusters that a step of short contexts wants, its rows spread evenly.
+  int clusters_of(const SpanAttentionParams& params) const {
+    const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
+    const int num_pairs =
+        ceil_div(params.rows.num_rows, num_spans) * (params.num_q_heads / num_kv_heads);
+    return num_spans * ceil_div(num_pairs, tile_pairs) * num_kv_heads;
+  }
+  bool fits(const SpanAttentionParams& params) const { return clusters_of(params) <= num_clusters; }
+};
+
+const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
+  static const LeanLaunch apart = LeanLaunch::of<1>(LeanLayout<1>::kApartBytes);
+  static const LeanLaunch large = LeanLaunch::of<2>(LeanLayout<2>::kApartBytes);
+  static const LeanLaunch close = LeanLaunch::of<1>(LeanLayout<1>::kUsedBytes);
+  if (params.rows.num_rows > kMaxRowsOfSmallTiles) return large;
+  const bool has_room =
+      params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters || apart.fits(params);
+  return has_room ? apart : close;
+}
+
+/// Whether the lean kernel alone attends to the step: known when a graph is captured.
+bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
+  const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
+  const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
+                        params.rows.expected_kv_len <= kShortKvLen;
+  if (params.rows.may_have_trees ||
+      params.rows.num_rows > (is_short ? kMaxLeanRows : kMaxLeanBatchRows) ||
+      params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
+    return false;
+  }
+  const LeanLaunch& lean = lean_launch_of(params);
+  return lean.num_clusters > 0 &&
+         (params.rows.num_rows <= kMaxRowsOfSmallTiles || lean.fits(params));
+}
+
+int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
+  LeanArgs args;
+  args.q = static_cast<const __nv_bfloat16*>(params.q);
+  args.out = static_cast<__nv_bfloat16*>(params.out);
+  args.kv = static_cast<const char*>(params.kv.data);
+  args.num_q_heads = params.num_q_heads;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group_reciprocal = (1u << 16) / args.group + 1;
+  args.num_kv_heads_reciprocal = (1u << 31) / args.num_kv_heads + 1;
+  args.page_size = params.kv.page_size;
+  args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.first_token = params.first_token;
+  args.is_early = params.is_behind_fence;
+  args.header = workspace.header;
+  args.items = workspace.lean_items;
+  args.num_arrived = workspace.lean_arrived;
+  args.partial_stats = workspace.partial_stats;
+  args.partial_sums = workspace.partial_sums;
+  const LeanLaunch& lean = lean_launch_of(params);
+  cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  // No more than fit at once: those left over would come last, with their full share of the work.
+  config.gridDim =
+      kLeanCtas * std::min(lean.num_clusters, workspace.max_lean_items * params.kv.num_kv_heads);
+  config.blockDim = kLeanThreads;
+  config.dynamicSmemBytes = lean.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, lean.kernel, args);
+}
+
+}  // namespace
+
+size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
+                                           int /*head_dim*/, int max_tokens) {
+  Workspace workspace;
+  return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, cuda::num_sms()}, nullptr,
+                 workspace);
+}
+
+int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
+  if (!is_supported(params)) return cudaErrorInvalidValue;
+  PlanArgs args;
+  args.rows = params.rows;
+  args.pages = params.page_table.pages;
+  args.max_pages_per_seq = params.page_table.max_pages_per_seq;
+  args.page_size = params.kv.page_size;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
+  args.num_split_ctas = split->num_ctas();
+  args.num_sms = cuda::num_sms();
+  args.tile_pairs = split->tile_pairs;
+  args.item_ns = split->item_ns;
+  args.block_ns = split->block_ns;
+  args.has_wide = has_wide(params);
+  args.has_wgmma = has_wgmma();
+  args.is_causal = params.is_causal;
+  args.workspace = workspace_of(params);
+  const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
+  if (is_lean(params, args.workspace)) {
+    args.tile_pairs = lean_launch_of(params).tile_pairs;
+    return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  }
+  return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+}
+
+int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
+  if (!is_supported(params)) return cudaErrorInvalidValue;
+  const Workspace workspace = workspace_of(params);
+  if (is_lean(params, workspace)) return launch_lean(params, workspace, stream);
+  const SplitKernel* split = split_kernel_of(params);
+  if (split == nullptr) return cudaErrorInvalidConfiguration;
+  static const int wide_status = cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
+  if (wide_status != cudaSuccess) return wide_status;
+  AttentionArgs args;
+  args.q = static_cast<const __nv_bfloat16*>(params.q);
+  args.out = static_cast<__nv_bfloat16*>(params.out);
+  args.kv = static_cast<const char*>(params.kv.data);
+  args.pages = params.page_table.pages;
+  args.max_pages_per_seq = params.page_table.max_pages_per_seq;
+  args.num_q_heads = params.num_q_heads;
+  args.num_kv_heads = params.kv.num_kv_heads;
+  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group_reciprocal = (1u << 16) / args.group + 1;
+  args.page_size = params.kv.page_size;
+  args.page_shift = log2_of(params.kv.page_size);
+  args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
+  args.scale = params.scale * static_cast<float>(M_LOG2E);
+  args.first_token = params.first_token;
+  args.is_early = params.is_behind_fence;
+  args.workspace = workspace;
+  const int split_bytes =
+      params.rows.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
+  const int status =
+      cuda::launch(split->kernel, split->num_ctas(), split->num_threads, split_bytes, stream, args);
+  if (status != cudaSuccess || !has_wide(params)) return status;
+  if (has_wgmma()) return launch_wgmma(args, stream);
+  return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,
+                      stream, args);
+}
+
+}  // namespace openspec

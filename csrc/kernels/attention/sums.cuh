@@ -1,0 +1,217 @@
+#pragma once
+
+/// Results in the making: a warp's sums in registers, where they are kept meanwhile, and the merge
+/// of a tile's partial results.
+
+#include "kernels/attention/math.cuh"
+#include "kernels/attention/work.cuh"
+
+namespace openspec::span_attention {
+
+struct AttentionArgs {
+  const __nv_bfloat16* q;  // [num_rows, num_q_heads, kHeadDim]
+  __nv_bfloat16* out;      // as q
+  const char* kv;          // KvLayerView::data
+  const int32_t* pages;    // PageTableView::pages
+  int max_pages_per_seq;
+  int num_q_heads, num_kv_heads, group;
+  uint32_t group_reciprocal;  // 2^16 / group, rounded up: products shifted back are quotients
+  int page_size;
+  int page_shift;  // log2 of page_size; -1: no power of two
+  // 2^34 / page_size, rounded up: a token's product with it, shifted back, is its page, up to 2^34
+  // / page_size tokens.
+  uint32_t page_reciprocal;
+  float scale;      // c above
+  int first_token;  // SpanAttentionParams::first_token
+  bool is_early;    // SpanAttentionParams::is_behind_fence
+  Workspace workspace;
+};
+
+/// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
+/// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
+/// column tile.
+template <int kRowTiles, int kDimTiles, int kCtaThreads = kThreads>
+struct Sums {
+  float out[kRowTiles][kDimTiles][4];
+  float maximum[kRowTiles][2];
+  float normaliser[kRowTiles][2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kDimTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[tile][i][j] = 0.0f;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        maximum[tile][half] = -INFINITY;
+        normaliser[tile][half] = 0.0f;
+      }
+    }
+  }
+
+  // In the next two `pair` is the thread's first row and `column` its first column.
+
+  /// To the partial results of pairs [0, num_pairs) that begin at `pair_slot`.
+  __device__ __forceinline__ void store_partial(const Workspace& workspace, int64_t pair_slot,
+                                                int num_pairs, int pair, int column) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = pair + tile * 16 + half * 8;
+        if (row >= num_pairs) continue;
+        float* to = workspace.partial_sums + (pair_slot + row) * kHeadDim + column;
+#pragma unroll
+        for (int i = 0; i < kDimTiles; ++i) {
+          *reinterpret_cast<float2*>(to + i * 8) =
+              make_float2(out[tile][i][2 * half], out[tile][i][2 * half + 1]);
+        }
+        if (column == 0) {
+          workspace.partial_stats[pair_slot + row] =
+              make_float2(maximum[tile][half], normaliser[tile][half]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void store_output(const AttentionArgs& args, int first_row,
+                                               int kv_head, int num_pairs, int pair,
+                                               int column) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = pair + tile * 16 + half * 8;
+        if (row >= num_pairs) continue;
+        const float reciprocal = __frcp_rn(normaliser[tile][half]);
+        const int head = kv_head * args.group + row % args.group;
+        __nv_bfloat16* to =
+            args.out + column +
+            (static_cast<int64_t>(first_row + row / args.group) * args.num_q_heads + head) *
+                kHeadDim;
+#pragma unroll
+        for (int i = 0; i < kDimTiles; ++i) {
+          *reinterpret_cast<uint32_t*>(to + i * 8) =
+              pack_bf16(finish(out[tile][i][2 * half], reciprocal),
+                        finish(out[tile][i][2 * half + 1], reciprocal));
+        }
+      }
+    }
+  }
+
+  // `scratch` is the CTA's; each thread gets back what it kept.
+  __device__ __forceinline__ void keep(float4* scratch) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kDimTiles; ++i) {
+        const float (&x)[4] = out[tile][i];
+        scratch[(tile * kDimTiles + i) * kCtaThreads + threadIdx.x] =
+            make_float4(x[0], x[1], x[2], x[3]);
+      }
+      scratch[(kRowTiles * kDimTiles + tile) * kCtaThreads + threadIdx.x] =
+          make_float4(maximum[tile][0], maximum[tile][1], normaliser[tile][0], normaliser[tile][1]);
+    }
+  }
+  /// *this = kept + *this.
+  __device__ __forceinline__ void merge_into_kept(const float4* scratch, float scale) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const float4 kept = scratch[(kRowTiles * kDimTiles + tile) * kCtaThreads + threadIdx.x];
+      float first = kept.x, second = kept.y;
+      const MergeWeights weights[2] = {merge_weights(first, maximum[tile][0], scale),
+                                       merge_weights(second, maximum[tile][1], scale)};
+      maximum[tile][0] = first;
+      maximum[tile][1] = second;
+      normaliser[tile][0] = merged(kept.z, normaliser[tile][0], weights[0]);
+      normaliser[tile][1] = merged(kept.w, normaliser[tile][1], weights[1]);
+#pragma unroll
+      for (int i = 0; i < kDimTiles; ++i) {
+        float (&x)[4] = out[tile][i];
+        const float4 earlier = scratch[(tile * kDimTiles + i) * kCtaThreads + threadIdx.x];
+        x[0] = merged(earlier.x, x[0], weights[0]);
+        x[1] = merged(earlier.y, x[1], weights[0]);
+        x[2] = merged(earlier.z, x[2], weights[1]);
+        x[3] = merged(earlier.w, x[3], weights[1]);
+      }
+    }
+  }
+};
+
+/// One warp merges a pair's partial results in order and writes its output.
+__device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
+                                           int kv_head, int pair) {
+  constexpr int kLoads = 4;  // in flight together
+  const int lane = opaque_thread() % 32;
+  const int row = item.tile_row + pair / args.group;
+  int num_visible = min(item.first_visible + pair / args.group, item.end);
+  if (item.is_tree) {
+    const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
+    num_visible = item.kv_len;
+    for (int i = 0; i < kAncestorWords; ++i) num_visible += __popc(words[i]);
+  }
+  const int num_blocks = ceil_div(num_visible, kBlockTokens);
+  const int num_shared = min(num_blocks, item.num_shared_blocks);
+  const int num_shared_slots = num_slots_of(num_shared, item.range_blocks);
+  const int num_slots = num_shared_slots + num_blocks - num_shared;
+
+  const int tile_pairs = item.tile_rows * args.group;
+  const int64_t from =
+      item.slot_base + static_cast<int64_t>(kv_head) * item.num_slots * tile_pairs + pair;
+  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f), part = total;
+  float total_max = -INFINITY, total_sum = 0.0f, part_max = -INFINITY, part_sum = 0.0f;
+  const auto add = [&](float4& sums, float& maximum, float& normaliser, const float4& later,
+                       float later_max, float later_sum) {
+    const MergeWeights weights = merge_weights(maximum, later_max, args.scale);
+    normaliser = merged(normaliser, later_sum, weights);
+    sums.x = merged(sums.x, later.x, weights);
+    sums.y = merged(sums.y, later.y, weights);
+    sums.z = merged(sums.z, later.z, weights);
+    sums.w = merged(sums.w, later.w, weights);
+  };
+  int block = 0;  // first one of the slot
+  for (int begin = 0; begin < num_slots; begin += kLoads) {
+    float4 sums[kLoads];
+    float2 stats[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (begin + i < num_slots) {
+        // Written by other SMs in this launch: from L2.
+        const int64_t slot = from + static_cast<int64_t>(begin + i) * tile_pairs;
+        sums[i] = __ldcg(
+            reinterpret_cast<const float4*>(args.workspace.partial_sums + slot * kHeadDim) + lane);
+        stats[i] = __ldcg(args.workspace.partial_stats + slot);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (begin + i < num_slots) {
+        if (block > 0 && block % kSegmentBlocks == 0) {
+          add(total, total_max, total_sum, part, part_max, part_sum);
+          part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          part_max = -INFINITY;
+          part_sum = 0.0f;
+        }
+        add(part, part_max, part_sum, sums[i], stats[i].x, stats[i].y);
+        // Blocks that are not shared have one slot each.
+        block =
+            block >= num_shared || block % kSegmentBlocks != 0
+                ? block + 1
+                : min(block + first_run_of(block / kSegmentBlocks, item.range_blocks), num_shared);
+      }
+    }
+  }
+  add(total, total_max, total_sum, part, part_max, part_sum);
+
+  const float reciprocal = __frcp_rn(total_sum);
+  const int head = kv_head * args.group + pair % args.group;
+  uint2 bits;
+  bits.x = pack_bf16(finish(total.x, reciprocal), finish(total.y, reciprocal));
+  bits.y = pack_bf16(finish(total.z, reciprocal), finish(total.w, reciprocal));
+  reinterpret_cast<uint2*>(args.out + (static_cast<int64_t>(row) * args.num_q_heads + head) *
+                                          kHeadDim)[lane] = bits;
+}
+
+}  // namespace openspec::span_attention

@@ -1,0 +1,244 @@
+#pragma once
+
+/// The rows of a tree behind the blocks that all of them share. What a row sees there are the rest
+/// of the committed prefix and its own ancestors, at positions that follow each other; so each row
+/// has a block of its own. But all rows of a tile take their keys from the same few lines, those of
+/// the prefix's rest and of the span: K and V of these are read once, and q . k is computed for
+/// all of them. Then each pair picks the scores of its row's path, and p . v takes the lines of V
+/// in the path's order.
+
+#include <cuda_bf16.h>
+
+#include "kernels/attention/math.cuh"
+#include "kernels/attention/prefill_mma.cuh"
+#include "kernels/attention/sums.cuh"
+#include "kernels/attention/work.cuh"
+
+namespace openspec::span_attention {
+
+/// Shared memory: V, K and Q, rows of 256 bytes, 16-byte chunks swizzled by row; p as bf16, rows of
+/// 128 bytes, swizzled too; each pair's maximum; each row's positions and the line of each of them.
+template <int kTiles>
+struct TailLayout {
+  static constexpr int kLines = tail_lines_of(kTiles);
+  static constexpr int kValuesAt = 0;
+  static constexpr int kKeysAt = kLines * kLineBytes;
+  static constexpr int kQueriesAt = 2 * kLines * kLineBytes;
+  static constexpr int kWeightsAt = kQueriesAt + kTiles * 16 * kLineBytes;
+  static constexpr int kMaximaAt = kWeightsAt + kTiles * 16 * kBlockTokens * 2;
+  static constexpr int kNumPositionsAt = kMaximaAt + kTiles * 16 * 4;
+  static constexpr int kPathsAt = kNumPositionsAt + kTiles * 16 * 4;  // [row][kLines] uint8
+  static constexpr int kBytes = kPathsAt + kTiles * 16 * kLines;
+  // Scores lie where K and Q were.
+  static constexpr int kScoresAt = kKeysAt;
+  static constexpr int kScoreStride = kLines + 8;
+  static_assert(kTiles * 16 * kScoreStride * 4 <= kWeightsAt - kScoresAt);
+  static_assert(kLines <= 2 * 16 * kSplitWarps && kLines <= 256);
+};
+
+/// Lists the lines of each row's path, by position: the rest of the prefix, then its ancestors.
+template <int kTiles>
+__device__ __forceinline__ void list_paths(const AttentionArgs& args, const WorkItem& item,
+                                           int rest, unsigned char* shared) {
+  using Layout = TailLayout<kTiles>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = warp; row < item.tile_rows; row += kSplitWarps) {
+    const uint32_t* words =
+        args.workspace.ancestors + static_cast<int64_t>(item.tile_row + row) * kAncestorWords;
+    uint8_t* path = shared + Layout::kPathsAt + row * Layout::kLines;
+    for (int position = lane; position < rest; position += 32) {
+      path[position] = static_cast<uint8_t>(position);
+    }
+    int num_positions = rest;
+#pragma unroll
+    for (int i = 0; i < kAncestorWords; ++i) {
+      const uint32_t word = words[i];
+      if ((word >> lane & 1) != 0) {
+        path[num_positions + __popc(word & ((1u << lane) - 1))] =
+            static_cast<uint8_t>(rest + i * 32 + lane);
+      }
+      num_positions += __popc(word);
+    }
+    if (lane == 0) {
+      reinterpret_cast<int*>(shared + Layout::kNumPositionsAt)[row] = num_positions;
+    }
+  }
+}
+
+/// Attention of a tile's rows over their own blocks: a partial result for each. Uses all of the
+/// CTA's shared memory; the caller puts a barrier between calls.
+template <int kTiles>
+__device__ __forceinline__ void attend_tails(const AttentionArgs& args, const WorkItem& item,
+                                             int kv_head, unsigned char* shared) {
+  using Layout = TailLayout<kTiles>;
+  const int thread = opaque_thread();
+  const int warp = thread / 32, lane = thread % 32;
+  const uint32_t base = shared_address(shared);
+  const int group = args.group, num_pairs = item.tile_rows * group;
+  const int first_token = item.num_shared_blocks * kBlockTokens;  // of the lines
+  const int num_lines = item.end - first_token;
+
+  {
+    const int chunk = thread % 16;
+    const uint32_t head_lines = static_cast<uint32_t>(args.num_kv_heads) * args.page_size;
+    const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
+    const char* kv =
+        args.kv + static_cast<int64_t>(kv_head) * args.page_size * kLineBytes + chunk * 16;
+#pragma unroll 2
+    for (int i = thread / 16; i < num_lines; i += kSplitThreads / 16) {
+      const uint32_t token = first_token + i;
+      const int index = static_cast<int>(uint64_t{token} * args.page_reciprocal >> 34);
+      const uint32_t line =
+          static_cast<uint32_t>(pages[index]) * 2 * head_lines + token - index * args.page_size;
+      const char* from = kv + uint64_t{line} * kLineBytes;
+      const uint32_t to = base + i * kLineBytes + ((chunk ^ (i % 8)) * 16);
+      copy_async(to + Layout::kKeysAt, from, true);
+      copy_async(to + Layout::kValuesAt, from + uint64_t{head_lines} * kLineBytes, true);
+    }
+#pragma unroll 1
+    for (int pair = thread / 16; pair < kTiles * 16; pair += kSplitThreads / 16) {
+      const int tile_pair = min(pair, num_pairs - 1);
+      const int row = tile_pair * args.group_reciprocal >> 16;
+      const int head = kv_head * group + tile_pair - row * group;
+      copy_async(
+          base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+          args.q +
+              (static_cast<int64_t>(item.tile_row + row) * args.num_q_heads + head) * kHeadDim +
+              chunk * 8,
+          pair < num_pairs);
+    }
+    commit_copies();
+  }
+  list_paths<kTiles>(args, item, item.kv_len - first_token, shared);
+  wait_for_copies<0>();
+  __syncthreads();
+
+  // A warp has 16 lines at a time. What is computed of lines that were not copied nobody picks.
+  const int matrix = lane / 8, matrix_row = lane % 8;
+  float scores[2][kTiles][2][4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int first_line = (warp + i * kSplitWarps) * 16;
+    if (first_line >= num_lines) break;
+    const uint32_t key_at = base + Layout::kKeysAt +
+                            (first_line + matrix / 2 * 8 + matrix_row) * kLineBytes +
+                            ((matrix % 2 ^ matrix_row) * 16);
+    const uint32_t query_at = base + Layout::kQueriesAt +
+                              (matrix % 2 * 8 + matrix_row) * kLineBytes +
+                              ((matrix / 2 ^ matrix_row) * 16);
+#pragma unroll 2
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      uint32_t key[4];
+      load_matrices(key, key_at ^ (step * 32));
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        uint32_t query[4];
+        load_matrices(query, (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
+        multiply_add(scores[i][tile][0], query, key[0], key[1]);
+        multiply_add(scores[i][tile][1], query, key[2], key[3]);
+      }
+    }
+  }
+  __syncthreads();  // everyone is done with K and Q
+  float* all_scores = reinterpret_cast<float*>(shared + Layout::kScoresAt);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int first_line = (warp + i * kSplitWarps) * 16;
+    if (first_line >= num_lines) break;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float* to = all_scores + (tile * 16 + j / 2 * 8 + lane / 4) * Layout::kScoreStride +
+                    first_line + j % 2 * 8 + lane % 4 * 2;
+        const float (&from)[4] = scores[i][tile][j % 2];
+        *reinterpret_cast<float2*>(to) = make_float2(from[j / 2 * 2], from[j / 2 * 2 + 1]);
+      }
+    }
+  }
+  __syncthreads();
+
+  float* maxima = reinterpret_cast<float*>(shared + Layout::kMaximaAt);
+  const int* num_positions = reinterpret_cast<const int*>(shared + Layout::kNumPositionsAt);
+  const uint8_t* paths = shared + Layout::kPathsAt;
+  const float scale = args.scale;
+#pragma unroll 1
+  for (int block = 0; block < item.block_end - item.block_begin; ++block) {
+    const int first_position = block * kBlockTokens;
+#pragma unroll 1
+    for (int pair = warp; pair < num_pairs; pair += kSplitWarps) {
+      const int row = pair * args.group_reciprocal >> 16;
+      if (num_positions[row] <= first_position) continue;
+      float score[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int position = first_position + i * 32 + lane;
+        const bool is_visible =
+            position < num_positions[row] && first_token + position >= args.first_token;
+        score[i] =
+            is_visible
+                ? all_scores[pair * Layout::kScoreStride + paths[row * Layout::kLines + position]]
+                : -INFINITY;
+      }
+      float m = fmaxf(score[0], score[1]);
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, distance));
+      }
+      const float offset = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = i * 32 + lane;
+        reinterpret_cast<__nv_bfloat16*>(shared + Layout::kWeightsAt + pair * kBlockTokens * 2 +
+                                         ((column / 8 ^ pair % 8) * 16))[column % 8] =
+            __float2bfloat16_rn(exp2_of(__fmaf_rn(score[i], scale, offset)));
+      }
+      if (lane == 0) maxima[pair] = m;
+    }
+    __syncthreads();
+
+    // A warp has 16 columns of every row. A row's pairs are the first of 16 that are multiplied.
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    const int column = warp * 16 + lane % 4 * 2;
+#pragma unroll 2
+    for (int row = 0; row < item.tile_rows; ++row) {
+      const int last = num_positions[row] - 1;
+      if (last < first_position) continue;
+      const int weight_pair = min(row * group + matrix_row, kTiles * 16 - 1);
+      const uint32_t weights_at = base + Layout::kWeightsAt + weight_pair * kBlockTokens * 2;
+      float total[4] = {}, product[2][4] = {};
+#pragma unroll
+      for (int steps = 0; steps < kBlockTokens / 16; steps += 2) {
+        uint32_t weights[4];
+        load_matrices(weights, weights_at + ((steps * 2 + matrix) ^ (weight_pair % 8)) * 16);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t weight[4] = {weights[2 * i], 0, weights[2 * i + 1], 0};
+          const int position = first_position + (steps + i) * 16 + matrix % 2 * 8 + matrix_row;
+          const int line = paths[row * Layout::kLines + min(position, last)];
+          uint32_t value[4];
+          load_matrices_transposed(value, base + Layout::kValuesAt + line * kLineBytes +
+                                              (((warp * 2 + matrix / 2) ^ (line % 8)) * 16));
+          if (warp == 0) multiply_add(total, weight, kOnes, kOnes);
+          multiply_add(product[0], weight, value[0], value[1]);
+          multiply_add(product[1], weight, value[2], value[3]);
+        }
+      }
+      if (lane / 4 >= group) continue;
+      // [kv_head][slot][pair] of the tile
+      const int pair = row * group + lane / 4;
+      const int slot = kv_head * item.num_slots + item.first_slot + block;
+      const int64_t at = item.slot_base + pair + static_cast<int64_t>(slot) * num_pairs;
+      float* to = args.workspace.partial_sums + at * kHeadDim + column;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        *reinterpret_cast<float2*>(to + i * 8) = make_float2(product[i][0], product[i][1]);
+      }
+      if (column == 0) args.workspace.partial_stats[at] = make_float2(maxima[pair], total[0]);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace openspec::span_attention

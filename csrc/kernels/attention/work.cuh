@@ -1,0 +1,253 @@
+#pragma once
+
+/// How a step's attention is cut into work items, and where the workspace keeps them.
+///
+/// What is summed with what is fixed by token indices alone. Visible tokens are cut into *blocks*
+/// of kBlockTokens; a block's result (maximum, sum of exponentials, weighted sum of V) starts from
+/// zero. Blocks are merged left to right into *segments* of kSegmentBlocks, segments left to right
+/// into the row's result; both by merge_weights() and merged() of prefill_mma.cuh. Two
+/// levels, because whoever computes part of a segment has to hand its blocks on one by one, while a
+/// whole segment is one partial result: long contexts stay cheap to split over the SMs.
+///
+/// An item is a tile of consecutive rows (times the q heads of one KV head) and a range of blocks.
+/// Which items there are depends on what the machine needs to be busy, never the results.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attention/span_attention.h"
+
+namespace openspec::span_attention {
+
+constexpr int kHeadDim = 128;
+constexpr int kBlockTokens = 64;
+constexpr int kSegmentBlocks = 8;
+constexpr int kMaxGroup = 8;  // q heads per KV head
+constexpr int kMaxSpans = 1024;
+/// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all behind the
+/// shared blocks up to the tile's last row. Rows of tiles with more have a tail each.
+__host__ __device__ constexpr int tail_lines_of(int num_tiles) {
+  return num_tiles == 4 ? 192 : 144;
+}
+constexpr int kAncestorWords = kMaxTreeRows / 32;
+constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
+
+constexpr int kThreads = 128;  // of the wide kernel
+constexpr int kWarps = kThreads / 32;
+constexpr int kSplitThreads = 256;
+constexpr int kSplitWarps = kSplitThreads / 32;
+constexpr int kStreamWarps = 3;
+constexpr int kStreamThreads = kStreamWarps * 32;
+
+// A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
+// products.
+constexpr int kStreamTilePairs = 8, kMaxStreamTilePairs = 24;
+constexpr int kMinTilePairs = 16;
+constexpr int kMaxTilePairs = 64;
+constexpr int kWideTilePairs = 128;
+
+// Fixed grids; CTAs beyond what fits at once find nothing left to do, or wait for a place. Split
+// tiles: at most, and as many as fit at once.
+constexpr int kSplitCtasPerSm = 2;
+constexpr int kWideCtasPerSm = 2;
+// float4 per thread that a CTA keeps of the segments so far: sums of at most 8 tiles of 16 x 8, or
+// 32 in the wide kernel, and maxima and normalisers.
+constexpr int kSplitScratch = 8 + 1;
+constexpr int kWideScratch = 32 + 2;
+
+// Steps with room for fewer rows than this have no wide tiles, and spare the launch.
+constexpr int kMinRowsForWide = 257;
+// The same where the wide tiles are those of sm_90a.
+constexpr int kMinRowsForWgmma = kMinRowsOfLongSpans;
+
+// Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
+constexpr int kMaxTreePairsForSmallTiles = 128;
+
+/// Partial results by pair: enough to split 64 sequences of 8k tokens with 4 rows each into
+/// segments, with 32 heads. What does not fit is not split.
+constexpr int kMaxPairSlots = 128 * 1024;
+
+/// One row tile and one range of blocks, for every KV head.
+struct alignas(64) WorkItem {
+  int32_t tile_row;       // first row of the tile
+  int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
+  int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
+                          // no more than `end`
+  // Of trees, behind the shared blocks, rows have keys of their own: the rest of the committed
+  // prefix, then their ancestors by depth. An item of these is a tail, of one row or of the tile.
+  int32_t tail_row;                // -1: not of one row
+  int32_t is_tile_tail;            // boolean
+  int32_t kv_len;                  // tokens before the span
+  int32_t seq;                     // slot in the sequence table
+  int32_t block_begin, block_end;  // empty for tiles that end before the range
+  int32_t end;  // tokens that the last row sees; keys from here on count as zero. Of a tile's tail:
+                // tokens up to its last row
+  int32_t num_shared_blocks;  // blocks that all items but tails cover
+  // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
+  int32_t num_slots;     // partial results per pair
+  int32_t first_slot;    // of block_begin
+  int32_t range_blocks;  // the grid of the ranges
+  int32_t slot_base;     // pair slot where the tile's partial results begin
+  int32_t num_arrivals;  // items of the tile
+  int32_t arrival;       // this one's place among them
+  int32_t tile_index;    // of the counters
+  int32_t is_tree;
+  int32_t tail_end;  // of an item with its tile's tail behind its blocks: tokens up to the tile's
+                     // last row; else 0
+  // For each 8 tokens of the first kStreamWarps blocks: line of kHeadDim elements in the layer, KV
+  // head 0's K.
+  uint32_t lines[kStreamWarps * kBlockTokens / kLineRows];
+};
+static_assert(sizeof(WorkItem) == 192);
+
+/// Items beyond the first of each CTA are drawn from a ticket counter, which the last CTA clears.
+struct Tickets {
+  int32_t next;
+  int32_t num_done;
+};
+
+struct WorkHeader {
+  int32_t num_items;        // times num_kv_heads
+  int32_t num_wide_items;   // times num_kv_heads
+  int32_t merges_together;  // whether all items of a tile merge it; else the last one does
+  int32_t num_wide_merges;  // times num_kv_heads; come behind the wide items
+  Tickets tickets, wide_tickets;
+};
+
+// Pairs of a merge behind the wide items: a warp for each.
+constexpr int kWideMergePairs = 8;
+static_assert(kWideMergePairs >= kMaxGroup);
+
+/// A share of a tile to merge by a CTA of its own.
+struct MergeItem {
+  int32_t item;  // any item of the tile
+  int32_t first_pair;
+};
+
+/// Few rows, no trees (decode_cluster.cuh): an item is a tile of up to 16 or 32 pairs and
+/// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
+/// and rank + kLeanCtas of the item, and merges one share of the columns.
+constexpr int kLeanCtas = 8;
+constexpr int kLeanBlocks = 16;  // two segments
+// Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
+// clusters, and where there are many bytes these count, not latencies.
+constexpr int kMaxLeanRows = 24;
+// With more rows tiles have 32 pairs, and only where all of them run at once.
+constexpr int kMaxRowsOfSmallTiles = 16;
+constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
+
+/// What one CTA of an item needs, one cache line.
+struct alignas(128) LeanItem {
+  int32_t tile_row;       // first row of the tile
+  int32_t num_pairs;      // of the tile
+  int32_t first_visible;  // as WorkItem
+  int32_t end;            // tokens that the last row sees; keys from here on count as zero
+  int32_t block;          // of the item, the first
+  int32_t num_blocks;     // 0 for tiles that end before the item's blocks
+  // Tiles of several items; num_slots 0: the item is the whole tile and writes its output itself.
+  int32_t num_slots;  // partial results per pair, one per segment
+  int32_t slot_base;  // pair slot where the tile's partial results begin
+  int32_t num_arrivals;
+  int32_t tile_index;
+  int32_t num_segments;  // that any of the tile's rows sees
+  int32_t kv_len;        // tokens before the span
+  int32_t reserved[4];
+  // For each 8 tokens of both blocks: line of kHeadDim elements in the layer, KV head 0's K.
+  uint32_t lines[2 * kBlockTokens / kLineRows];
+};
+static_assert(sizeof(LeanItem) == 128);
+
+struct Workspace {
+  WorkHeader* header;
+  WorkItem* items;
+  WorkItem* wide_items;
+  MergeItem* wide_merges;
+  int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
+  int32_t* num_merged;    // as num_arrived
+  uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
+  LeanItem* lean_items;   // [items, kLeanCtas]
+  int32_t* lean_arrived;  // [tiles, num_kv_heads, kLeanCtas] zero between launches
+  float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, threads]
+  float2* partial_stats;  // [pair slots] maximum, normaliser
+  float* partial_sums;    // [pair slots, kHeadDim]
+  int32_t num_pair_slots;
+  int32_t max_items;
+  int32_t max_lean_items;
+};
+
+/// What the workspace is sized by; every size grows with every field.
+struct Geometry {
+  int num_rows, num_spans, num_q_heads, max_tokens, num_sms;
+};
+
+/// Returns the bytes in use.
+inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace) {
+  size_t used = 0;
+  const auto take = [&](auto*& pointer, size_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base) + used);
+    used += (count * sizeof(T) + 255) / 256 * 256;
+  };
+  const size_t rows = geometry.num_rows, spans = geometry.num_spans;
+  const size_t heads = geometry.num_q_heads, num_sms = geometry.num_sms;
+  const int64_t max_blocks = (geometry.max_tokens + kBlockTokens - 1) / kBlockTokens;
+  const int64_t most_pair_slots = static_cast<int64_t>(rows * heads) * max_blocks;
+  workspace.num_pair_slots =
+      static_cast<int32_t>(most_pair_slots < kMaxPairSlots ? most_pair_slots : kMaxPairSlots);
+  // Tiles have kMinTilePairs / kMaxGroup rows or more, save the last one of a span; or, in trees
+  // without room for partial results, one row.
+  const size_t max_tiles = rows;
+  // An item of a split tile takes a slot for every head of a row or more, or is a row's tail.
+  const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
+  workspace.max_items = static_cast<int32_t>(max_items);
+  const bool has_wide = geometry.num_rows >= kMinRowsForWgmma;
+  take(workspace.header, 1);
+  take(workspace.items, max_items);
+  take(workspace.wide_items,
+       has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads
+                : 0);
+  // A tile has kWideTilePairs / kMaxGroup of them or fewer, the last one of a span too; and a wide
+  // span has half as many rows for each of its tiles or more.
+  take(workspace.wide_merges, has_wide ? 2 * rows : 0);
+  take(workspace.num_arrived, max_tiles * heads);
+  take(workspace.num_merged, max_tiles * heads);
+  take(workspace.ancestors, rows * kAncestorWords);
+  const size_t lean_rows = rows < kMaxLeanRows ? rows : kMaxLeanRows;
+  const size_t max_lean_items = lean_rows * ((max_blocks + kLeanBlocks - 1) / kLeanBlocks);
+  workspace.max_lean_items = static_cast<int32_t>(max_lean_items);
+  take(workspace.lean_items, max_lean_items * kLeanCtas);
+  take(workspace.lean_arrived, lean_rows * heads * kLeanCtas);
+  const size_t split_scratch = kSplitCtasPerSm * kSplitScratch * kSplitThreads;
+  const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch * kThreads : 0;
+  take(workspace.scratch, num_sms * (split_scratch > wide_scratch ? split_scratch : wide_scratch));
+  take(workspace.partial_stats, workspace.num_pair_slots);
+  take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kHeadDim);
+  return used;
+}
+
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+/// Blocks of a segment that come to one partial result: those up to the end of the range that the
+/// segment begins in. Each block behind them has a partial result of its own.
+__host__ __device__ inline int first_run_of(int segment, int range_blocks) {
+  const int begin = segment * kSegmentBlocks;
+  const int run = (begin / range_blocks + 1) * range_blocks - begin;
+  return run < kSegmentBlocks ? run : kSegmentBlocks;
+}
+
+/// Partial results of blocks [0, num_blocks), which end where a range or the tile does.
+__host__ __device__ inline int num_slots_of(int num_blocks, int range_blocks) {
+  if (range_blocks % kSegmentBlocks == 0) return ceil_div(num_blocks, kSegmentBlocks);
+  int num_slots = 0;
+  for (int begin = 0; begin < num_blocks; begin += kSegmentBlocks) {
+    const int left = num_blocks - begin;
+    const int blocks = left < kSegmentBlocks ? left : kSegmentBlocks;
+    const int singles = blocks - first_run_of(begin / kSegmentBlocks, range_blocks);
+    num_slots += 1 + (singles > 0 ? singles : 0);
+  }
+  return num_slots;
+}
+
+}  // namespace openspec::span_attention

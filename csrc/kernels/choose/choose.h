@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/exec.h"
+#include "kernels/steps/rows.h"
+
+namespace openspec {
+
+/// Below this a temperature counts as 0, as in vLLM.
+inline constexpr float kMinTemperature = 1e-5f;
+
+/// How a sequence chooses its tokens; one per slot of the sequence table. Pointers lie on the
+/// device that runs the step.
+struct SamplingParams {
+  float temperature = 0.0f;  // 0: argmax
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  int32_t top_k = 0;  // 0: off
+  int32_t min_tokens = 0;
+  uint64_t seed = 0;
+  int32_t num_stop_ids = 0;
+  int32_t num_bias = 0;
+  int32_t num_allowed = 0;             // 0: every token is allowed
+  const int32_t* stop_ids = nullptr;   // [num_stop_ids] masked while fewer than min_tokens are out
+  const int32_t* bias_ids = nullptr;   // [num_bias]
+  const float* bias_values = nullptr;  // [num_bias] added to the logits; -inf bans
+  const int32_t* allowed_ids = nullptr;  // [num_allowed]
+  int32_t num_logprobs = -1;             // -1: none; 0: the chosen token's only; n: and the n best
+  bool raw_logprobs = true;          // of the model's logits; false: of the distribution drawn from
+  int32_t num_prompt_logprobs = -1;  // as num_logprobs, for rows that score prompt tokens
+};
+
+inline constexpr int kMaxLogprobs = 20;
+
+/// The logits that chains of drafts were drawn from, on the device that runs the step.
+struct DraftLogits {
+  // Those of draft i of sequence s, [vocab_size], begin at row[s] * row_stride + i * depth_stride.
+  const float* values = nullptr;
+  int64_t row_stride = 0, depth_stride = 0;
+  const int32_t* row = nullptr;  // [num_seqs]
+  int vocab_size = 0;
+  // [target's vocab_size] the column of each token, -1: none; null: the token's own number.
+  const int32_t* column_of = nullptr;
+};
+
+/// Chains of drafts behind last known tokens, each drawn from softmax(its logits / temperature)
+/// with `has_own_noise`.
+struct DrawnDrafts {
+  const int32_t* tokens = nullptr;  // [num_spans, max_drafts]
+  const int32_t* counts =
+      nullptr;  // [num_spans] drafts of each span, whether they have rows or not
+  int max_drafts = 0;
+  DraftLogits logits = {};  // by span
+};
+
+/// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
+/// seed and the position (design: "position-keyed choice").
+///
+///   1. logit_bias is added; tokens outside allowed_ids become -inf, and stop ids while fewer than
+///      min_tokens tokens are out;
+///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
+///      output, each counting the row's own draft ancestors as output;
+///   3. temperature 0 (below 1e-5): argmax (lowest id among equals). Otherwise logits * (1 /
+///      temperature), then min_p, top_k (ties with the k-th largest stay), top_p (the smallest set
+///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
+///      position, id), `position` being the chosen token's own index: the row's position + 1.
+///   4. rejection sampling, where `drafts` are given, the row has a draft d behind it (the i-th at
+///      position num_tokens - 1 + i) and a temperature: with p the distribution that step 3 draws
+///      from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and otherwise a
+///      token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed as p, but
+///      depends on the draft: it is another token than step 3's. A draft that cannot have been
+///      drawn from its logits counts as none.
+///
+/// NaN counts as -inf and +inf as the largest number; where every logit is -inf, token 0 is chosen.
+/// Token ids outside the vocabulary, in history or parameters, are ignored.
+///
+/// Sums that decide a filter or normalise a distribution are taken in fixed point, and exp and log
+/// come from sample_math.h, so that the result does not depend on the order of summation or on the
+/// device.
+///
+/// A row whose `score_token` is not -1 is a prompt row: nothing is chosen, the log-probability
+/// reported is that of score_token (model's own distribution), whether or not its sequence asks for
+/// log-probabilities.
+///
+/// Drafts (`is_draft`) are proposals of another model, drawn with the noise that the choice to be
+/// guessed will be drawn with: row_position is that of the row's input token, as ever. Of the
+/// sequence's parameters temperature, top_k, top_p, min_p and the seed count; bias, masks,
+/// penalties, scores and log-probabilities are left out, so that nothing of the token history, of
+/// the parameters' lists, of score_token and of the rows but span and position is read, nor
+/// anything but `chosen` written. A drafter with a vocabulary of its own says with `token_of` which
+/// tokens its logits are for: it then chooses what it would if it had all other tokens at -inf
+/// (where every logit is -inf: its first token).
+struct ChooseParams {
+  RowBatch rows;
+  // [num_samples] row of the batch that each logits row belongs to; -1: padding, for which nothing
+  // is written.
+  const int32_t* sample_row = nullptr;
+  const int32_t* score_token = nullptr;  // [num_samples] token to score, or -1: choose
+  int num_samples = 0;
+  // Drafts alone: [num_samples] which samples those are, that is, entries of sample_row, rows of
+  // logits and entries of chosen; -1: none. Null: all, in order.
+  const int32_t* samples = nullptr;
+  const float* logits = nullptr;  // [num_samples, vocab_size]; not modified
+  int vocab_size = 0;
+  bool is_draft = false;
+  // Drafts alone: drawn without filters, and with noise that the choice does not share.
+  bool has_own_noise = false;
+  // [vocab_size] the token of each column of the logits, rising; null: the column's own number.
+  // For drafts alone; an invalid argument otherwise.
+  const int32_t* token_of = nullptr;
+  DrawnDrafts drafts = {};                   // no logits: choices do not depend on drafts
+  const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
+  const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
+  int64_t tokens_stride = 0;
+  const int32_t* num_tokens = nullptr;  // [max_num_seqs] history length, last token included
+  const int32_t* prompt_len = nullptr;  // [max_num_seqs]
+  int32_t* chosen = nullptr;            // out [num_samples]; score_token's own id for prompt rows
+  // Log-probabilities; written for rows whose sequence asks for them. Entry 0 is the chosen (or
+  // scored) token, entries 1..n the best n in falling order (equal values: lower id first); entries
+  // behind those are not written. The chosen token's value is bitwise equal to its value among the
+  // best. Tokens that the filters dropped have -inf and follow by id; past the vocabulary the id is
+  // -1.
+  int32_t* logprob_ids = nullptr;  // out [num_samples, 1 + kMaxLogprobs] or null
+  float* logprobs = nullptr;       // out [num_samples, 1 + kMaxLogprobs] or null
+  int32_t* ranks = nullptr;    // out [num_samples] 1-based place of entry 0 in that order, or null
+  float* workspace = nullptr;  // choose_workspace_bytes_cpu(...)
+};
+
+size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
+void choose_cpu(const ExecContext& exec, const ChooseParams& params);
+
+#ifdef OPENSPEC_CUDA
+/// The same result, bit for bit. Log-probabilities go to pinned host memory or to the device. What
+/// the workspace holds before a call does not matter; it begins at a multiple of 128 bytes.
+size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size);
+int choose_cuda(const ChooseParams& params, void* stream);
+#endif
+
+}  // namespace openspec

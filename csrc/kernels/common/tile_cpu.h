@@ -1,0 +1,154 @@
+#pragma once
+
+/// The inner loop of linear and of attention: sums[r][c] += sum_k x[r][k] * w[k][c] for a tile of R
+/// rows times U *units* held in registers. A unit is two vectors: columns [c, c + kLanes) and the
+/// same 16 further, which is how a line of a bf16 panel unpacks.
+///
+/// Tiles differ in shape only: each sum is always the chain fma(x[k], w[k], sum) over rising k, so
+/// results do not depend on how rows and columns are cut into tiles.
+
+#include "kernels/common/simd_cpu.h"
+#include "kernels/linear/linear.h"
+
+namespace openspec::OPENSPEC_ISA {
+
+inline constexpr int kUnitColumns = 2 * kLanes;
+inline constexpr int kUnitsPerPanel = kLinearPanel / kUnitColumns;
+inline constexpr int kMaxTileRows = (kNumRegisters - 3) / 2;
+inline constexpr int kMaxUnits = 6;
+/// Up to so many rows are read where they are, each by its own pointer; for more, x is a copy that
+/// holds the tile's rows of one k contiguously.
+inline constexpr int kMaxInPlaceRows = kLinearInPlaceRows;
+
+/// Rows of a copied tile where more than kMaxInPlaceRows are spread evenly over tiles.
+inline constexpr int kMinCopiedRows = (kMaxTileRows + 1) / 2;
+
+/// Units that a tile of so many rows holds at most.
+constexpr int max_units(int rows) {
+  const int by_registers = (kNumRegisters == 32 ? 12 : 6) / rows;
+  return by_registers < 1 ? 1 : by_registers > kMaxUnits ? kMaxUnits : by_registers;
+}
+
+/// First column of unit u, counted in panels of 32 columns.
+constexpr int unit_column(int u) {
+  return u / kUnitsPerPanel * kLinearPanel + u % kUnitsPerPanel * kLanes;
+}
+
+// Sanitizers turn every load into a check: unrolled, tiles would take minutes to compile.
+#if defined(__SANITIZE_ADDRESS__)
+#define OPENSPEC_UNROLL
+#else
+#define OPENSPEC_UNROLL _Pragma("GCC unroll 4")
+#endif
+
+/// How line k of the weights is found.
+enum class Lines {
+  kBF16Panel,  // weight[u] + k lines of 32 bf16, columns i and i + 16 interleaved
+  kF32Panel,   // weight[u] + k lines of 32 floats
+  kPointers,   // line[k] + first_column[u] floats
+};
+
+/// Weights are fetched so many lines ahead of their use.
+inline constexpr int64_t kPrefetchLines = 48;
+
+struct TileArgs {
+  const char* weight[kMaxUnits];
+  int64_t next_weight;  // bytes from weight[u] to what unit u reads after this tile's lines
+  const float* const* line;
+  int column[kMaxUnits];  // of each unit's first vector, in `sums` and in lines given by pointers
+  const float* x;         // (r, k) at [r * x_stride + k] in place, else at [k * R + r]
+  int64_t x_stride;
+  int64_t num_inputs;
+  float* sums;  // (r, c) at [r * sums_stride + c]
+  int64_t sums_stride;
+  bool is_first;  // starts from zero instead of `sums`
+};
+
+using TileFunction = void (*)(const TileArgs&);
+
+template <int R, int U, Lines kLines, bool kInPlace>
+void tile(const TileArgs& args) {
+  constexpr int64_t kLineBytes = kLinearPanel * (kLines == Lines::kBF16Panel ? 2 : 4);
+  constexpr int kHalf = kLinearPanel / 2;
+  Vf sums[R][U][2];
+  for (int r = 0; r < R; ++r) {
+    for (int u = 0; u < U; ++u) {
+      const float* from = args.sums + r * args.sums_stride + args.column[u];
+      sums[r][u][0] = args.is_first ? Vf{} : load(from);
+      sums[r][u][1] = args.is_first ? Vf{} : load(from + kHalf);
+    }
+  }
+  const char* weight[U];
+  int64_t column[U];
+  for (int u = 0; u < U; ++u) {
+    weight[u] = args.weight[u];
+    column[u] = args.column[u];
+  }
+  const float* x[kInPlace ? R : 1];
+  for (int r = 0; r < (kInPlace ? R : 1); ++r) x[r] = args.x + r * args.x_stride;
+
+  const auto add_line = [&](int64_t k, int64_t prefetch) OPENSPEC_INLINE_LAMBDA {
+    for (int u = 0; u < U; ++u) {
+      Vf low, high;
+      if constexpr (kLines == Lines::kBF16Panel) {
+        __builtin_prefetch(weight[u] + k * kLineBytes + prefetch);
+        const Vu pairs = load_bits(weight[u] + k * kLineBytes);
+        low = as_float(pairs << 16);
+        high = as_float(pairs & 0xffff0000u);
+      } else {
+        const float* line = kLines == Lines::kPointers
+                                ? args.line[k] + column[u]
+                                : reinterpret_cast<const float*>(weight[u] + k * kLineBytes);
+        low = load(line);
+        high = load(line + kHalf);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Vf value = splat(kInPlace ? x[kInPlace ? r : 0][k] : x[0][k * R + r]);
+        sums[r][u][0] = fma(value, low, sums[r][u][0]);
+        sums[r][u][1] = fma(value, high, sums[r][u][1]);
+      }
+    }
+  };
+  // In two parts: up to where the lines fetched ahead are the next tile's.
+  const int64_t num_inputs = args.num_inputs;
+  const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
+  int64_t k = 0;
+  for (int part = 0; part < 2; ++part) {
+    const int64_t end = part == 0 ? turn : num_inputs;
+    const int64_t prefetch =
+        part == 0 ? kPrefetchLines * kLineBytes : args.next_weight - turn * kLineBytes;
+    OPENSPEC_UNROLL
+    for (; k < end; ++k) add_line(k, prefetch);
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int u = 0; u < U; ++u) {
+      float* to = args.sums + r * args.sums_stride + args.column[u];
+      store(to, sums[r][u][0]);
+      store(to + kHalf, sums[r][u][1]);
+    }
+  }
+}
+
+/// Tile functions by rows and units.
+template <Lines kLines, bool kInPlace, int kUnitsAtMost = kMaxUnits>
+struct TileTable {
+  TileFunction at[kMaxTileRows + 1][kMaxUnits + 1] = {};
+
+  constexpr TileTable() { fill_rows<kInPlace ? 1 : kMinCopiedRows>(); }
+
+  template <int R>
+  constexpr void fill_rows() {
+    fill_units<R, 1>();
+    if constexpr (R < (kInPlace ? kMaxInPlaceRows : kMaxTileRows)) fill_rows<R + 1>();
+  }
+  template <int R, int U>
+  constexpr void fill_units() {
+    at[R][U] = tile<R, U, kLines, kInPlace>;
+    if constexpr (kInPlace && U < max_units(R) && U < kUnitsAtMost) fill_units<R, U + 1>();
+  }
+};
+
+template <Lines kLines, bool kInPlace, int kUnitsAtMost = kMaxUnits>
+inline constexpr TileTable<kLines, kInPlace, kUnitsAtMost> kTiles;
+
+}  // namespace openspec::OPENSPEC_ISA

@@ -1,0 +1,199 @@
+#include <cuda_runtime.h>
+
+#include "kernels/common/block_sum.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
+#include "kernels/drafts/draft_block.h"
+#include "kernels/drafts/draft_rows.cuh"
+#include "kernels/steps/step_rows.h"
+
+namespace openspec {
+namespace {
+
+constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each sequence
+static_assert(kThreads == 1024, "as block_exclusive_sum has it");
+
+/// Rows of a sequence's block.
+__device__ int num_block_rows(const BlockRowsParams& params, int num_drafts) {
+  return num_drafts > 0 ? num_drafts + params.first_draft_row : 0;
+}
+
+/// See common_depth in draft_block_cpu.cpp; every thread of the block calls it.
+__device__ int common_depth(const BlockRowsParams& params, int num_wanted, int* warp_sums) {
+  int low = 0, high = params.max_depth;
+  while (low < high) {
+    const int depth = (low + high + 1) / 2;
+    int num_rows;
+    cuda::block_exclusive_sum(num_block_rows(params, min(num_wanted, depth)), warp_sums, &num_rows);
+    if (num_rows <= params.out.num_rows) {
+      low = depth;
+    } else {
+      high = depth - 1;
+    }
+  }
+  return low;
+}
+
+/// A sequence that gets a block.
+struct Block {
+  int slot, position, first_sample;
+};
+
+/// A thread for each sequence, then one for each row.
+__global__ void __launch_bounds__(kThreads) block_rows_kernel(BlockRowsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  __shared__ int warp_sums[kThreads / 32];
+  __shared__ int begin_of[kThreads + 1];  // by span
+  __shared__ Block blocks[kThreads];
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  const int i = threadIdx.x;
+  const int num_wanted = i < params.num_seqs ? params.num_wanted[i] : 0;
+  const int slot = i < params.num_seqs ? params.seq[i] : 0;
+  const int position = table.num_tokens[slot] - 1;
+
+  int count = min(num_wanted, max(params.max_depth, 1));
+  int num_rows;
+  int first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+  if (num_rows > out.num_rows) {
+    count = min(num_wanted, max(common_depth(params, num_wanted, warp_sums), 1));
+    first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+    if (num_rows > out.num_rows) {  // not even blocks of one draft: the first ones
+      if (first + num_block_rows(params, count) > out.num_rows) count = 0;
+      first = cuda::block_exclusive_sum(num_block_rows(params, count), warp_sums, &num_rows);
+    }
+  }
+  int num_spans;
+  const int span = cuda::block_exclusive_sum(count > 0 ? 1 : 0, warp_sums, &num_spans);
+  const int first_sample = first - span * params.first_draft_row;
+  const int num_samples = num_rows - num_spans * params.first_draft_row;
+  if (i < params.num_seqs) {
+    params.num_drafts[i] = count;
+    params.first_sample[i] = first_sample;
+  }
+  if (count > 0) {
+    begin_of[span] = first;
+    blocks[span] = {slot, position, first_sample};
+    out.span_begin[span] = first;
+    out.span_kv_len[span] = position;
+    out.span_seq[span] = slot;
+  }
+  if (i == 0) begin_of[num_spans] = num_rows;
+  __syncthreads();
+
+  for (int row = i; row < num_rows; row += kThreads) {
+    int of = 0;
+    for (int width = kThreads / 2; width > 0; width /= 2) {
+      if (of + width < num_spans && begin_of[of + width] <= row) of += width;
+    }
+    const Block block = blocks[of];
+    const int k = row - begin_of[of];
+    const int64_t kv_slot =
+        cuda::kv_slot_of(table, block.slot, block.position + k, params.page_size);
+    out.row_token[row] = k == 0 ? table.tokens[block.slot * table.tokens_stride + block.position]
+                                : params.mask_token;
+    out.row_position[row] = block.position + k;
+    out.row_span[row] = of;
+    out.source[row] = block.slot;
+    out.row_parent[row] = k == 0 ? -1 : row - 1;
+    out.row_kv_slot[row] = kv_slot;
+    if (row + params.first_draft_row < begin_of[of + 1]) {  // there is a draft for each but these
+      params.head_row[block.first_sample + k] = row + params.first_draft_row;
+      params.sample_row[block.first_sample + k] = row;
+    }
+  }
+  cuda::pad_spans(out, num_rows, num_spans, i, kThreads);
+  cuda::pad_rows(out, num_rows, i, kThreads);
+  for (int s = num_samples + i; s < params.num_samples; s += kThreads) {
+    params.head_row[s] = params.sample_row[s] = -1;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) store_blocks_kernel(StoreBlocksParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int i = threadIdx.x;
+  if (i >= params.num_seqs) return;
+  const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int64_t to = int64_t{i} * params.max_drafts;
+  float score = 0.0f;
+  for (int d = 0; d < count; ++d) {
+    params.drafts[to + d] = params.chosen[first + d];
+    if (params.confidence == nullptr) continue;
+    const float x = params.confidence[first + d];
+    score += fminf(x, 0.0f) - log1pf(expf(-fabsf(x)));
+    params.scores[to + d] = score;
+  }
+}
+
+constexpr int kConfidenceWarps = 8;
+
+/// The lane's part of a product; both begin at multiples of 16 bytes.
+__device__ float dot(const uint16_t* values, const float* weight, int count) {
+  constexpr int kAtOnce = 8;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int k = threadIdx.x % 32 * kAtOnce; k < count; k += 32 * kAtOnce) {
+    const auto x = cuda::to_floats(cuda::load_pack<cuda::Bf16Pack<kAtOnce>>(values + k));
+    const auto w = cuda::load_pack<cuda::FloatPack<kAtOnce>>(weight + k);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum = fmaf(x.x[i], w.x[i], sum);
+  }
+  return sum;
+}
+
+/// A warp for each draft of a sequence; sequences along blockIdx.x.
+__global__ void __launch_bounds__(32 * kConfidenceWarps)
+    block_confidence_kernel(BlockConfidenceParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const TableView& table = params.table;
+  const int i = blockIdx.x;
+  const int first = params.first_sample[i], count = params.num_drafts[i];
+  const int slot = params.seq[i];
+  for (int d = blockIdx.y * kConfidenceWarps + threadIdx.x / 32; d < count;
+       d += gridDim.y * kConfidenceWarps) {
+    const auto* output =
+        static_cast<const uint16_t*>(params.outputs) + int64_t{first + d} * params.width;
+    float sum = dot(output, params.weight, params.width);
+    if (params.states != nullptr) {
+      const int32_t before =
+          d > 0 ? params.chosen[first + d - 1]
+                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+      const auto* state =
+          static_cast<const uint16_t*>(params.states) + int64_t{before} * params.state_width;
+      sum += dot(state, params.weight + params.width, params.state_width);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if (threadIdx.x % 32 == 0) params.confidence[first + d] = sum + *params.bias;
+  }
+}
+
+}  // namespace
+
+int block_rows_cuda(const BlockRowsParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(block_rows_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int store_blocks_cuda(const StoreBlocksParams& params, void* stream) {
+  if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
+  return cuda::launch(store_blocks_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int block_confidence_cuda(const BlockConfidenceParams& params, void* stream) {
+  constexpr int kMostAtOnce = 16;  // drafts of a sequence
+  if (params.dtype != DType::kBF16 || params.width % 8 != 0 || params.state_width % 8 != 0 ||
+      !cuda::are_aligned(params.outputs, params.states, params.weight)) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.num_seqs == 0) return cudaSuccess;
+  const dim3 grid(params.num_seqs, kMostAtOnce / kConfidenceWarps);
+  return cuda::launch(block_confidence_kernel, grid, 32 * kConfidenceWarps, 0, stream, params);
+}
+
+}  // namespace openspec

@@ -1,0 +1,70 @@
+#include "kernels/drafts/draft_rows_cpu.h"
+
+#include <algorithm>
+
+namespace openspec {
+
+void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
+  const RowBatch& step = params.step;
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  if (params.last_row != nullptr) std::fill_n(params.last_row, table.max_num_seqs, -1);
+  int row = 0;
+  for (int span = 0; span < step.num_spans; ++span) {
+    const int slot = step.span_seq[span];
+    const int first = step.span_begin[span];
+    const int count = params.num_computed[span];
+    out.span_begin[span] = row;
+    out.span_seq[span] = slot;
+    out.span_kv_len[span] = count > 0 ? step.span_kv_len[span] + params.shift : 0;
+    for (int i = 0; i < count; ++i, ++row) {
+      const int position = step.span_kv_len[span] + params.shift + i;
+      out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
+      out.row_position[row] = position;
+      out.row_span[row] = span;
+      out.row_parent[row] = i == 0 ? -1 : row - 1;
+      out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
+      out.source[row] =
+          params.committed_row != nullptr ? params.committed_row[first + i] : first + i;
+      if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
+        params.last_row[slot] = row;
+      }
+    }
+  }
+  pad_rows(out, row, step.num_spans);
+}
+
+void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
+  const TableView& table = params.table;
+  const DraftRows& out = params.out;
+  int row = 0;
+  for (int i = 0; i < params.num_seqs; ++i) {
+    const int num_wanted = params.num_wanted[i];
+    if (params.depth == 0) {
+      params.num_drafts[i] = num_wanted;
+      if (params.row_of_seq != nullptr) params.row_of_seq[i] = num_wanted > 0 ? row : -1;
+    }
+    if (num_wanted == 0) continue;
+    const int slot = params.seq[i];
+    const int position = table.num_tokens[slot] - 1 + std::min(params.depth, num_wanted - 1);
+    int32_t* drafts = params.drafts + int64_t{i} * params.max_drafts;
+    if (params.depth > 0) drafts[params.depth - 1] = params.chosen[row];
+    if (params.depth < params.max_drafts) {
+      out.row_token[row] = params.depth > 0 ? params.chosen[row]
+                                            : table.tokens[slot * table.tokens_stride + position];
+      out.row_position[row] = position;
+      out.row_span[row] = row;
+      out.row_parent[row] = -1;
+      out.row_kv_slot[row] =
+          params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
+      out.source[row] = slot;
+      out.span_begin[row] = row;
+      out.span_kv_len[row] = position;
+      out.span_seq[row] = slot;
+    }
+    ++row;
+  }
+  if (params.depth < params.max_drafts) pad_rows(out, row, row);
+}
+
+}  // namespace openspec

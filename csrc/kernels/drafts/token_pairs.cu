@@ -1,0 +1,382 @@
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/choose/sample_math.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
+#include "kernels/drafts/draft_tree.h"
+#include "kernels/drafts/token_pairs.h"
+#include "kernels/linear/ring.cuh"
+
+// Compile with -fmad=false (sample_math.h): the CPU's bits are promised for trees.
+
+namespace openspec {
+namespace {
+
+namespace sm = ::openspec::sample_math;
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ const uint16_t* row_of(const void* table, int64_t token, int rank) {
+  return static_cast<const uint16_t*>(table) + token * rank;
+}
+
+__device__ __forceinline__ int32_t last_token(const TableView& table, int slot) {
+  return table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+}
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kBlocksPerSm = 2;
+constexpr int kTile = 16;     // rows of `second` that a warp holds
+constexpr int kSegment = 32;  // columns that four lanes load of each
+constexpr int kSegments = kMaxPairRank / kSegment;
+constexpr int kGroup = 8;                              // sequences of a matrix instruction
+constexpr int kMaxStates = 64;                         // of a block: as many groups as fit
+constexpr int kStateStride = kMaxPairRank + kSegment;  // neighbours are half of all banks apart
+
+/// A tile as the matrix instructions take it: lane 4 g + t has eight columns of each segment of
+/// rows g and g + 8. Which of the columns stand for which k does not matter to a sum, as long as
+/// the states' do so too.
+struct Tile {
+  uint4 rows[2][kSegments];
+
+  __device__ __forceinline__ void load(const TokenPairs& pairs, int tile, int lane) {
+    const int column = lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile * kTile + half * 8 + lane / 4;
+      const auto* from = reinterpret_cast<const uint4*>(row_of(pairs.second, row, pairs.rank));
+#pragma unroll
+      for (int i = 0; i < kSegments; ++i) {
+        const int at = i * kSegment + column;
+        const bool is_there = row < pairs.vocab_size && at < pairs.rank;
+        rows[half][i] = is_there ? __ldg(from + at / 8) : uint4{};
+      }
+    }
+  }
+};
+
+/// A warp takes tile after tile of `second`, which is all that takes time, and multiplies each by
+/// the states of all sequences.
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    block_step_kernel(const __grid_constant__ BlockStepParams params) {
+  cuda::allow_next_kernel();
+  __shared__ alignas(16) uint16_t states[kMaxStates * kStateStride];
+  __shared__ int samples[kMaxStates];
+  const TokenPairs& pairs = params.pairs;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_tiles = (pairs.vocab_size + kTile - 1) / kTile;
+  const int stride = static_cast<int>(gridDim.x) * kWarps;
+  // Every other depth goes the other way: what was read last is still in L2.
+  const auto tile_at = [&](int i) { return params.depth % 2 == 0 ? i : num_tiles - 1 - i; };
+  int i = static_cast<int>(blockIdx.x) * kWarps + warp;
+  Tile tile;
+  if (i < num_tiles) tile.load(pairs, tile_at(i), lane);
+  cuda::wait_for_previous_kernel();
+
+  const int first_seq = static_cast<int>(blockIdx.y) * kMaxStates;
+  const int num_states = min(params.num_seqs - first_seq, kMaxStates);
+  const int num_groups = (num_states + kGroup - 1) / kGroup;
+  bool has_drafts = false;
+  for (int s = warp; s < num_groups * kGroup; s += kWarps) {
+    const int seq = first_seq + s;
+    int sample = -1;
+    uint4 state = {};
+    if (s < num_states && params.depth < params.num_drafts[seq]) {
+      sample = params.first_sample[seq] + params.depth;
+      const int32_t before =
+          params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[seq]);
+      if (lane * 8 < pairs.rank) {
+        state = *reinterpret_cast<const uint4*>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+      }
+      has_drafts = true;
+    }
+    *reinterpret_cast<uint4*>(states + s * kStateStride + lane * 8) = state;
+    if (lane == 0) {
+      samples[s] = sample;
+      if (s < num_states && blockIdx.x == 0) params.sample[seq] = sample;
+    }
+  }
+  if (!__syncthreads_or(has_drafts)) return;
+
+  const int g = lane / 4, t = lane % 4;
+  while (i < num_tiles) {
+    const int row = tile_at(i) * kTile + g;
+    i += stride;
+    for (int group = 0; group < num_groups; ++group) {
+      float sums[4] = {};
+#pragma unroll
+      for (int k = 0; k < kSegments; ++k) {
+        const uint4 state = *reinterpret_cast<const uint4*>(
+            states + (group * kGroup + g) * kStateStride + k * kSegment + t * 8);
+        const uint4 &low = tile.rows[0][k], &high = tile.rows[1][k];
+        cuda::multiply_add(sums, {low.x, high.x, low.y, high.y}, {state.x, state.y});
+        cuda::multiply_add(sums, {low.z, high.z, low.w, high.w}, {state.z, state.w});
+      }
+      if (group + 1 == num_groups && i < num_tiles) tile.load(pairs, tile_at(i), lane);
+      // This lane's sums are those of rows g and g + 8 with the group's sequences 2 t and 2 t + 1.
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int sample = samples[group * kGroup + 2 * t + c];
+        if (sample < 0) continue;
+        float* logits = params.logits + int64_t{sample} * pairs.vocab_size + row;
+        const bool has_low = row < pairs.vocab_size, has_high = row + 8 < pairs.vocab_size;
+        const float low = has_low ? logits[0] : 0.0f, high = has_high ? logits[8] : 0.0f;
+        if (has_low) logits[0] = low + sums[c];
+        if (has_high) logits[8] = high + sums[2 + c];
+      }
+    }
+  }
+}
+
+constexpr int kPairWarps = 16;
+constexpr int kOwn = kMaxTopDrafts / kWarp;  // candidates of a lane: lane, lane + 32
+static_assert(kOwn == 2);
+
+/// Over the candidates of all lanes.
+template <typename T, typename Combine>
+__device__ __forceinline__ T warp_reduce(T x, const Combine& combine) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    x = combine(x, __shfl_xor_sync(kAllLanes, x, offset));
+  }
+  return x;
+}
+
+/// What a pair counts for beside a log-probability.
+__device__ __forceinline__ float pair_scale(const SamplingParams& sampling) {
+  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
+}
+
+using Terms = cuda::Bf16Pack<8>;  // of a pair's a lane has eight
+
+/// What a pair is worth, in all lanes.
+__device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const Terms& second) {
+  const cuda::FloatPack<8> other = cuda::to_floats(second);
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) sum += first.x[k] * other.x[k];
+  return warp_reduce(sum, [](float x, float y) { return x + y; });
+}
+
+constexpr int kPathWarps = 16;
+constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
+
+/// A sequence. Which rows of the tables its drafts may need is known before the first of them is
+/// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
+__global__ void __launch_bounds__(kPathWarps* kWarp)
+    block_path_kernel(const __grid_constant__ BlockPathParams params) {
+  cuda::allow_next_kernel();
+  // By the depth's parity: who is late may still read the one before.
+  __shared__ float best_value[2][kPathWarps];
+  __shared__ int best_at[2][kPathWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % 32;
+  const int seq = static_cast<int>(blockIdx.x), top_k = params.top_k;
+  const TokenPairs& pairs = params.pairs;
+  cuda::wait_for_previous_kernel();
+  const int num_drafts = params.num_drafts[seq], slot = params.seq[seq];
+  if (num_drafts <= 0) return;
+  const int64_t first_sample = params.first_sample[seq];
+  const int32_t* tokens = params.tokens + first_sample * top_k;
+  const float* scores = params.scores + first_sample * top_k;
+  const float scale = pair_scale(params.sampling[slot]);
+  const float none = sm::float_of(0xff800000u);
+  const bool has_terms = lane * 8 < pairs.rank;
+
+  Terms terms[kPathOwn];
+  float score[kPathOwn];
+  const auto load = [&](int depth) {
+#pragma unroll
+    for (int i = 0; i < kPathOwn; ++i) {
+      const int b = warp + i * kPathWarps;
+      terms[i] = {};
+      score[i] = none;
+      if (b >= top_k) continue;
+      const int32_t token = tokens[depth * top_k + b];
+      score[i] = scores[depth * top_k + b];
+      if (has_terms) {
+        terms[i] = cuda::load_pack<Terms>(row_of(pairs.second, token, pairs.rank) + lane * 8);
+      }
+    }
+  };
+  int32_t before = tokens[0];
+  if (threadIdx.x == 0) params.chosen[first_sample] = before;
+  if (num_drafts == 1) return;
+  load(1);
+  constexpr int kLine = 64;  // bf16 of a cache line
+  for (int i = top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
+       i += kPathWarps * kWarp) {
+    const int32_t token = tokens[i];
+    for (int at = 0; at < pairs.rank; at += kLine) {
+      if (i >= 2 * top_k) cuda::fetch_to_cache(row_of(pairs.second, token, pairs.rank) + at);
+      if (i < (num_drafts - 1) * top_k) {
+        cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
+      }
+    }
+  }
+
+  for (int depth = 1; depth < num_drafts; ++depth) {
+    Terms state = {};
+    if (has_terms) {
+      state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+    }
+    const cuda::FloatPack<8> first = cuda::to_floats(state);
+    float best = none;
+    int at = 0;
+#pragma unroll
+    for (int i = 0; i < kPathOwn; ++i) {
+      const float value = sm::sanitize(score[i] + worth_of(first, terms[i]) * scale);
+      if (value > best) {
+        best = value;
+        at = warp + i * kPathWarps;
+      }
+    }
+    const int parity = depth % 2;
+    if (lane == 0) {
+      best_value[parity][warp] = best;
+      best_at[parity][warp] = at;
+    }
+    if (depth + 1 < num_drafts) load(depth + 1);
+    __syncthreads();
+    best = best_value[parity][lane % kPathWarps];
+    at = best_at[parity][lane % kPathWarps];
+#pragma unroll
+    for (int offset = kPathWarps / 2; offset > 0; offset /= 2) {
+      const float value = __shfl_xor_sync(kAllLanes, best, offset);
+      const int other = __shfl_xor_sync(kAllLanes, at, offset);
+      if (value > best || (value == best && other < at)) {
+        best = value;
+        at = other;
+      }
+    }
+    before = tokens[depth * top_k + at];
+    if (threadIdx.x == 0) params.chosen[first_sample + depth] = before;
+  }
+}
+
+/// Some of the tokens before a position of a sequence, a warp for each.
+__global__ void __launch_bounds__(kPairWarps* kWarp)
+    block_pairs_kernel(const __grid_constant__ BlockPairsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int seq = static_cast<int>(blockIdx.x), depth = static_cast<int>(blockIdx.y);
+  const int a = static_cast<int>(blockIdx.z) * kPairWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_before = depth == 0 ? 1 : params.top_k;
+  if (depth >= params.num_depths[seq] || a >= num_before) return;
+  const TokenPairs& pairs = params.pairs;
+  const int top_k = params.top_k, slot = params.seq[seq];
+  const int64_t sample = int64_t{params.first_sample[seq]} + depth;
+  const float scale = pair_scale(params.sampling[slot]);
+  if (depth == 0) {
+    for (int b = lane; b < top_k; b += kWarp) {
+      params.pair_ranks[sample * top_k * top_k + b] = b;
+      params.pair_scores[sample * top_k * top_k + b] = params.scores[sample * top_k + b];
+    }
+    return;
+  }
+  const int32_t before = params.tokens[(sample - 1) * top_k + a];
+  const float none = sm::float_of(0xff800000u);
+  int32_t token[kOwn];
+  float score[kOwn], worth[kOwn] = {};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int b = lane + i * kWarp;
+    token[i] = b < top_k ? params.tokens[sample * top_k + b] : 0;
+    score[i] = b < top_k ? params.scores[sample * top_k + b] : none;
+  }
+  const bool has_terms = lane * 8 < pairs.rank;
+  Terms state = {};
+  if (has_terms) {
+    state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+  }
+  const cuda::FloatPack<8> first = cuda::to_floats(state);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll 4
+    for (int b = 0; b < kWarp; ++b) {
+      if (b + i * kWarp >= top_k) break;
+      const int32_t other = __shfl_sync(kAllLanes, token[i], b);
+      Terms terms = {};
+      if (has_terms) {
+        terms = cuda::load_pack<Terms>(row_of(pairs.second, other, pairs.rank) + lane * 8);
+      }
+      const float sum = worth_of(first, terms);
+      if (lane == b) worth[i] = sum;
+    }
+  }
+
+  float value[kOwn], maximum = 0.0f;
+  uint64_t known = 0, total = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    value[i] = sm::sanitize(score[i] + worth[i] * scale);
+    maximum = fmaxf(maximum, value[i]);
+    known += sm::fixed_mass(sm::exp_f32(score[i]));
+  }
+  maximum = warp_reduce(maximum, [](float x, float y) { return fmaxf(x, y); });
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) total += sm::fixed_mass(sm::exp_f32(value[i] - maximum));
+  const auto add = [](uint64_t x, uint64_t y) { return x + y; };
+  known = warp_reduce(known, add);
+  total = warp_reduce(total, add);
+  const float others = fmaxf(0.0f, 1.0f - sm::mass_to_float(known));
+  total += sm::fixed_mass(others * sm::exp_f32(-maximum));
+  const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
+
+  int rank[kOwn] = {};
+  for (int other = 0; other < top_k; ++other) {
+    const float theirs =
+        __shfl_sync(kAllLanes, other < kWarp ? value[0] : value[kOwn - 1], other % kWarp);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool is_lower = other < lane + i * kWarp;
+      rank[i] += theirs > value[i] || (theirs == value[i] && is_lower) ? 1 : 0;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int b = lane + i * kWarp;
+    if (b >= top_k) continue;
+    const int64_t to = (sample * top_k + a) * top_k + rank[i];
+    params.pair_ranks[to] = b;
+    params.pair_scores[to] = value[i] > none ? fminf(0.0f, (value[i] - maximum) - log_total) : none;
+  }
+}
+
+bool can_run(const TokenPairs& pairs, int top_k = 1) {
+  return top_k >= 1 && top_k <= kMaxTopDrafts && pairs.rank % 8 == 0 &&
+         pairs.rank <= kMaxPairRank && cuda::are_aligned(pairs.first, pairs.second);
+}
+
+}  // namespace
+
+int block_step_cuda(const BlockStepParams& params, void* stream) {
+  if (!can_run(params.pairs)) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  const int num_tiles = (params.pairs.vocab_size + kTile - 1) / kTile;
+  const int most = cuda::num_sms() * kBlocksPerSm, wanted = (num_tiles + kWarps - 1) / kWarps;
+  const dim3 grid(static_cast<unsigned>(most < wanted ? most : wanted),
+                  static_cast<unsigned>((params.num_seqs + kMaxStates - 1) / kMaxStates));
+  return cuda::launch(block_step_kernel, grid, dim3(kThreads), 0, stream, params);
+}
+
+int block_path_cuda(const BlockPathParams& params, void* stream) {
+  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  return cuda::launch(block_path_kernel, dim3(static_cast<unsigned>(params.num_seqs)),
+                      dim3(kPathWarps * kWarp), 0, stream, params);
+}
+
+int block_pairs_cuda(const BlockPairsParams& params, void* stream) {
+  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
+  if (params.num_seqs == 0) return cudaSuccess;
+  const int num_warps = params.top_k < kPairWarps ? params.top_k : kPairWarps;
+  const dim3 grid(static_cast<unsigned>(params.num_seqs), static_cast<unsigned>(params.max_depth),
+                  static_cast<unsigned>((params.top_k + kPairWarps - 1) / kPairWarps));
+  return cuda::launch(block_pairs_kernel, grid, dim3(num_warps * kWarp), 0, stream, params);
+}
+
+}  // namespace openspec

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/choose/choose.h"
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
+
+/// Drafts of a block that know the token before them: a *pair* of tokens, a and b behind it, is
+/// worth second[b] . first[a], which is added to b's logit.
+///
+/// Source: DSpark's Markov head (DeepSpec, DeepSeek 2026).
+namespace openspec {
+
+inline constexpr int kMaxPairRank = 256;
+
+struct TokenPairs {
+  const void* first = nullptr;   // [vocab_size, rank] bf16
+  const void* second = nullptr;  // [vocab_size, rank] bf16
+  int vocab_size = 0;
+  int rank = 0;  // a multiple of 8, at most kMaxPairRank
+};
+
+/// The drafts at `depth` of all blocks, one for each sequence that has so many: their logits gain
+/// what pairs with the token before them are worth.
+struct BlockStepParams {
+  TableView table;
+  const int32_t* seq = nullptr;           // [num_seqs] slots
+  const int32_t* first_sample = nullptr;  // [num_seqs]
+  const int32_t* num_drafts = nullptr;    // [num_seqs]
+  int num_seqs = 0;
+  int depth = 0;
+  const int32_t* chosen = nullptr;  // [num_samples] tokens of the drafts before
+  TokenPairs pairs;
+  float* logits = nullptr;    // in and out [num_samples, vocab_size]
+  int32_t* sample = nullptr;  // out [num_seqs] whose logits these are; -1: no draft at this depth
+};
+
+void block_step_cpu(const ExecContext& exec, const BlockStepParams& params);
+#ifdef OPENSPEC_CUDA
+/// Sums in another order than the CPU's; a logit's depends on nothing but its own pair.
+int block_step_cuda(const BlockStepParams& params, void* stream);
+#endif
+
+/// The drafts of blocks, one after another, from the candidates of every position: behind the draft
+/// a before it the candidate b with the highest
+///
+///   s_b + pair(a, b) / temperature    (greedy: temperature 1),
+///
+/// of equal ones the lower, s_b being its log-probability without a pair. That is what all tokens
+/// would give, as long as the best of them is a candidate. What stands before a first position is
+/// known: its scores hold their pairs already (block_step), and its draft is the best of them.
+struct BlockPathParams {
+  const int32_t* seq = nullptr;           // [num_seqs] slots
+  const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
+  const int32_t* num_drafts = nullptr;    // [num_seqs]
+  int num_seqs = 0;
+  int top_k = 0;                             // at most kMaxTopDrafts
+  const int32_t* tokens = nullptr;           // [num_samples, top_k] candidates, best first
+  const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
+  const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
+  TokenPairs pairs;
+  int32_t* chosen = nullptr;  // out [num_samples] tokens
+};
+
+void block_path_cpu(const ExecContext& exec, const BlockPathParams& params);
+#ifdef OPENSPEC_CUDA
+/// The same result.
+int block_path_cuda(const BlockPathParams& params, void* stream);
+#endif
+
+/// How likely the best tokens of every position are behind each of those before it, for trees. Of
+/// the candidates b of a position, scores s_b being their log-probabilities without a pair, the
+/// score behind a is
+///
+///   v_b - log(sum over the candidates of e^v + 1 - sum over the candidates of e^s),
+///   v_b = s_b + pair(a, b) / temperature    (greedy: temperature 1),
+///
+/// at most 0: tokens that are no candidates are taken to gain nothing. A first position has one
+/// token before it, the last known one, in the place of candidate 0, and its scores, which hold
+/// their pairs already (block_step), stay as they are.
+struct BlockPairsParams {
+  const int32_t* seq = nullptr;           // [num_seqs] slots
+  const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
+  const int32_t* num_depths = nullptr;    // [num_seqs] positions
+  int num_seqs = 0;
+  int max_depth = 0;
+  int top_k = 0;                             // at most kMaxTopDrafts
+  const int32_t* tokens = nullptr;           // [num_samples, top_k] candidates, best first
+  const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
+  const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
+  TokenPairs pairs;
+  // out [num_samples, top_k (candidate before), top_k]: candidates and their scores, best first, of
+  // equal ones the lower first. A first position has the entries of candidate 0 alone.
+  int32_t* pair_ranks = nullptr;
+  float* pair_scores = nullptr;
+};
+
+void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params);
+#ifdef OPENSPEC_CUDA
+/// The same result, bit for bit.
+int block_pairs_cuda(const BlockPairsParams& params, void* stream);
+#endif
+
+}  // namespace openspec

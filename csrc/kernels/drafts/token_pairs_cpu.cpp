@@ -1,0 +1,195 @@
+#include "kernels/choose/sample_math.h"
+#include "kernels/common/isa_cpu.h"
+#include "kernels/common/simd_cpu.h"
+#include "kernels/drafts/draft_tree.h"
+#include "kernels/drafts/token_pairs.h"
+
+namespace openspec::OPENSPEC_ISA {
+
+namespace {
+
+namespace sm = ::openspec::sample_math;
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+const uint16_t* row_of(const void* table, int64_t token, int rank) {
+  return static_cast<const uint16_t*>(table) + token * rank;
+}
+
+int32_t last_token(const TableView& table, int slot) {
+  return table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+}
+
+/// The state of a token, padded with zeros to whole vectors.
+struct State {
+  float values[kMaxPairRank] = {};
+};
+
+/// The sums of the products of kLanes rows with a state.
+OPENSPEC_INLINE Vf products(const uint16_t* rows, const State& state, int rank) {
+  Vf sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const uint16_t* row = rows + int64_t{i} * rank;
+    Vf sum{};
+    int k = 0;
+    for (; k + kLanes <= rank; k += kLanes) {
+      float values[kLanes];
+      bf16_to_float(row + k, values, kLanes);
+      sum = fma(load(values), load(state.values + k), sum);
+    }
+    if (k < rank) {
+      float values[kLanes] = {};
+      bf16_to_float(row + k, values, rank - k);
+      sum = fma(load(values), load(state.values + k), sum);
+    }
+    sums[i] = sum;
+  }
+  transpose(sums);
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) sums[i] += sums[i + step];
+  }
+  return sums[0];
+}
+
+}  // namespace
+
+void block_step(const ExecContext& exec, const BlockStepParams& params) {
+  const TokenPairs& pairs = params.pairs;
+  for (int i = 0; i < params.num_seqs; ++i) {
+    params.sample[i] = -1;
+    if (params.depth >= params.num_drafts[i]) continue;
+    const int sample = params.first_sample[i] + params.depth;
+    params.sample[i] = sample;
+    const int32_t before =
+        params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[i]);
+    State state;
+    bf16_to_float(row_of(pairs.first, before, pairs.rank), state.values, pairs.rank);
+    float* logits = params.logits + int64_t{sample} * pairs.vocab_size;
+    constexpr int64_t kColumns = 1024;  // of a task, a multiple of every kLanes
+    exec.pool->parallel_for(ceil_div(pairs.vocab_size, kColumns), [&](int64_t task) {
+      const int64_t end = min_of<int64_t>(pairs.vocab_size, (task + 1) * kColumns);
+      int64_t column = task * kColumns;
+      for (; column + kLanes <= end; column += kLanes) {
+        const Vf gained = products(row_of(pairs.second, column, pairs.rank), state, pairs.rank);
+        store(logits + column, load(logits + column) + gained);
+      }
+      for (; column < end; ++column) {
+        const uint16_t* row = row_of(pairs.second, column, pairs.rank);
+        float sum = 0.0f;
+        for (int k = 0; k < pairs.rank; ++k) sum += bf16_to_float(row[k]) * state.values[k];
+        logits[column] += sum;
+      }
+    });
+  }
+}
+
+namespace {
+
+/// What a pair is worth, as a warp of a GPU adds it up: eight terms to a lane, then by halves.
+/// Products of bf16 are exact, so only the order of the additions counts.
+float worth_of(const uint16_t* first, const uint16_t* second, int rank) {
+  constexpr int kParts = 32, kTerms = 8;
+  float sums[kParts] = {};
+  for (int part = 0; part * kTerms < rank; ++part) {
+    for (int k = part * kTerms; k < (part + 1) * kTerms; ++k) {
+      sums[part] += bf16_to_float(first[k]) * bf16_to_float(second[k]);
+    }
+  }
+  for (int step = kParts / 2; step > 0; step /= 2) {
+    for (int part = 0; part < step; ++part) sums[part] += sums[part + step];
+  }
+  return sums[0];
+}
+
+/// What a pair counts for beside a log-probability.
+float pair_scale(const SamplingParams& sampling) {
+  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
+}
+
+/// The candidates of one position behind one token.
+void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before, int32_t token,
+                  float scale) {
+  const TokenPairs& pairs = params.pairs;
+  const int top_k = params.top_k;
+  const uint16_t* first = row_of(pairs.first, token, pairs.rank);
+  const int32_t* tokens = params.tokens + sample * top_k;
+  const float* scores = params.scores + sample * top_k;
+  float values[kMaxTopDrafts];
+  float maximum = 0.0f;
+  uint64_t known = 0;  // mass of the candidates without a pair
+  for (int b = 0; b < top_k; ++b) {
+    const float worth = worth_of(first, row_of(pairs.second, tokens[b], pairs.rank), pairs.rank);
+    values[b] = sm::sanitize(scores[b] + worth * scale);
+    maximum = max_of(maximum, values[b]);
+    known += sm::fixed_mass(sm::exp_f32(scores[b]));
+  }
+  const float others = max_of(0.0f, 1.0f - sm::mass_to_float(known));
+  uint64_t total = sm::fixed_mass(others * sm::exp_f32(-maximum));
+  for (int b = 0; b < top_k; ++b) total += sm::fixed_mass(sm::exp_f32(values[b] - maximum));
+  const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
+  const int64_t to = (sample * top_k + before) * top_k;
+  for (int b = 0; b < top_k; ++b) {
+    int rank = 0;
+    for (int other = 0; other < top_k; ++other) {
+      rank += values[other] > values[b] || (values[other] == values[b] && other < b) ? 1 : 0;
+    }
+    params.pair_ranks[to + rank] = b;
+    params.pair_scores[to + rank] = values[b] > kMinusInfinity
+                                        ? min_of(0.0f, (values[b] - maximum) - log_total)
+                                        : kMinusInfinity;
+  }
+}
+
+}  // namespace
+
+void block_path(const ExecContext&, const BlockPathParams& params) {
+  const TokenPairs& pairs = params.pairs;
+  for (int i = 0; i < params.num_seqs; ++i) {
+    const int slot = params.seq[i];
+    const float scale = pair_scale(params.sampling[slot]);
+    int32_t before = 0;
+    for (int depth = 0; depth < params.num_drafts[i]; ++depth) {
+      const int64_t sample = int64_t{params.first_sample[i]} + depth;
+      if (depth == 0) {
+        params.chosen[sample] = before = params.tokens[sample * params.top_k];
+        continue;
+      }
+      const int32_t* tokens = params.tokens + sample * params.top_k;
+      const float* scores = params.scores + sample * params.top_k;
+      const uint16_t* first = row_of(pairs.first, before, pairs.rank);
+      float best = kMinusInfinity;
+      int32_t found = tokens[0];
+      for (int b = 0; b < params.top_k; ++b) {
+        const float worth =
+            worth_of(first, row_of(pairs.second, tokens[b], pairs.rank), pairs.rank);
+        const float value = sm::sanitize(scores[b] + worth * scale);
+        if (value <= best) continue;
+        best = value;
+        found = tokens[b];
+      }
+      params.chosen[sample] = before = found;
+    }
+  }
+}
+
+void block_pairs(const ExecContext&, const BlockPairsParams& params) {
+  for (int i = 0; i < params.num_seqs; ++i) {
+    const int slot = params.seq[i];
+    const float scale = pair_scale(params.sampling[slot]);
+    for (int depth = 0; depth < params.num_depths[i]; ++depth) {
+      const int64_t sample = int64_t{params.first_sample[i]} + depth;
+      if (depth == 0) {
+        const int64_t to = sample * params.top_k * params.top_k;
+        for (int b = 0; b < params.top_k; ++b) {
+          params.pair_ranks[to + b] = b;
+          params.pair_scores[to + b] = params.scores[sample * params.top_k + b];
+        }
+        continue;
+      }
+      const int32_t* before = params.tokens + (sample - 1) * params.top_k;
+      for (int a = 0; a < params.top_k; ++a) score_behind(params, sample, a, before[a], scale);
+    }
+  }
+}
+
+}  // namespace openspec::OPENSPEC_ISA

@@ -1,0 +1,235 @@
+#include <immintrin.h>
+
+#include "kernels/common/isa_cpu.h"
+#include "kernels/common/simd_cpu.h"
+#include "kernels/linear/epilogue_cpu.h"
+#include "kernels/linear/linear.h"
+
+// out = x W^T on the matrix unit, to fp32's accuracy: x = x1 + x2 + x3 with bf16 parts, exactly (8
+// bits of the significand each, cut off, not rounded), and the weights are bf16 already. The parts
+// are rows of their own, so five rows still fill one tile of 16: up to there a step costs what
+// reading the weights costs.
+
+namespace openspec::OPENSPEC_ISA {
+
+namespace {
+
+constexpr int kParts = 3;
+constexpr int kTileRows = 16;
+constexpr int kBlockInputs = 32;
+constexpr int kTileElements = kTileRows * kBlockInputs;
+constexpr int kGroupTiles = 3;  // held in registers at once: 48 part rows, that is 16 rows
+constexpr int kGroupRows = kGroupTiles * kTileRows / kParts;
+constexpr int kMaxPanels = 2;  // gate and up
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+class Product {
+ public:
+  explicit Product(const LinearParams& params)
+      : params_(params),
+        parts_(reinterpret_cast<uint16_t*>(params.workspace)),
+        num_tiles_(static_cast<int>(ceil_div(kParts * params.num_rows, kTileRows))),
+        num_blocks_(params.weight.num_inputs / kBlockInputs) {}
+
+  int panels_per_output() const {
+    return params_.weight.epilogue == LinearEpilogue::kSwiGlu ? 2 : 1;
+  }
+  int num_outputs() const {  // in panels or pairs of panels
+    return static_cast<int>(
+        ceil_div(params_.weight.num_outputs / panels_per_output(), kLinearPanel));
+  }
+  int64_t num_inputs() const { return params_.weight.num_inputs; }
+
+  void cut_row(int row) const;
+  void clear_padding() const;
+  void run(int first_output, int last_output) const;
+
+ private:
+  // Part rows lie as tiles: [num_blocks][num_tiles][16][32].
+  uint16_t* tile(int64_t block, int t) const {
+    return parts_ + (block * num_tiles_ + t) * kTileElements;
+  }
+  void multiply(int first_tile, int count, const uint16_t* panel, bool is_first_read,
+                float* sums) const;
+
+  const LinearParams& params_;
+  uint16_t* parts_;
+  int num_tiles_;
+  int num_blocks_;
+};
+
+// The upper halves of 16 floats, as 16-bit integers.
+OPENSPEC_INLINE void store_upper(uint16_t* to, Vu bits) {
+  const __m512i words = reinterpret_cast<__m512i>(bits >> 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, words));
+}
+
+void Product::cut_row(int row) const {
+  const int64_t from = row * num_inputs();
+  for (int block = 0; block < num_blocks_; ++block) {
+    for (int i = 0; i < kBlockInputs; i += kLanes) {
+      Vf rest;
+      const int64_t at = from + block * kBlockInputs + i;
+      if (params_.dtype == DType::kF32) {
+        rest = load(static_cast<const float*>(params_.x) + at);
+      } else {
+        float wide[kLanes];
+        bf16_to_float(static_cast<const uint16_t*>(params_.x) + at, wide, kLanes);
+        rest = load(wide);
+      }
+      for (int part = 0; part < kParts; ++part) {
+        const int part_row = kParts * row + part;
+        const Vu upper = as_bits(rest) & 0xffff0000u;
+        store_upper(tile(block, part_row / kTileRows) + part_row % kTileRows * kBlockInputs + i,
+                    upper);
+        rest = rest - as_float(upper);
+      }
+    }
+  }
+}
+
+void Product::clear_padding() const {
+  if (num_tiles_ == 1) return;  // a single tile is as tall as its rows: see run
+  const int first = kParts * params_.num_rows - (num_tiles_ - 1) * kTileRows;
+  for (int block = 0; block < num_blocks_; ++block) {
+    std::memset(tile(block, num_tiles_ - 1) + first * kBlockInputs, 0,
+                static_cast<size_t>(kTileRows - first) * kBlockInputs * sizeof(uint16_t));
+  }
+}
+
+// sums[16 * count][32] = part rows of tiles [first_tile, first_tile + count) times a panel.
+void Product::multiply(int first_tile, int count, const uint16_t* panel, bool is_first_read,
+                       float* sums) const {
+  // Registers have to be literals: 0..2 sum the left half of the panel, 3..5 the right.
+  constexpr int64_t kAhead = 2048;  // bytes; panels follow each other
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (int64_t block = 0; block < num_blocks_; ++block) {
+    const uint16_t* weights = panel + block * 2 * kTileElements;
+    const uint16_t* rows = tile(block, first_tile);
+    if (is_first_read) {
+      const char* next = reinterpret_cast<const char*>(weights) + kAhead;
+      for (int line = 0; line < 2 * kTileElements * 2; line += 64) __builtin_prefetch(next + line);
+    }
+    _tile_loadd(6, weights, 64);
+    if (count == 3) {
+      _tile_loadd(7, rows, 64);
+      _tile_dpbf16ps(0, 7, 6);
+      _tile_loadd(7, rows + kTileElements, 64);
+      _tile_dpbf16ps(1, 7, 6);
+      _tile_loadd(7, rows + 2 * kTileElements, 64);
+      _tile_dpbf16ps(2, 7, 6);
+      _tile_loadd(6, weights + kTileElements, 64);
+      _tile_dpbf16ps(5, 7, 6);
+      _tile_loadd(7, rows, 64);
+      _tile_dpbf16ps(3, 7, 6);
+      _tile_loadd(7, rows + kTileElements, 64);
+      _tile_dpbf16ps(4, 7, 6);
+      continue;
+    }
+    // The registers of the third tile's sums are free: they hold the rows.
+    _tile_loadd(7, weights + kTileElements, 64);
+    _tile_loadd(2, rows, 64);
+    _tile_dpbf16ps(0, 2, 6);
+    _tile_dpbf16ps(3, 2, 7);
+    if (count == 2) {
+      _tile_loadd(5, rows + kTileElements, 64);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_dpbf16ps(4, 5, 7);
+    }
+  }
+  constexpr int kStride = kLinearPanel * sizeof(float);
+  constexpr int kTileSums = kTileRows * kLinearPanel;
+  _tile_stored(0, sums, kStride);
+  _tile_stored(3, sums + kLanes, kStride);
+  if (count == 1) return;
+  _tile_stored(1, sums + kTileSums, kStride);
+  _tile_stored(4, sums + kTileSums + kLanes, kStride);
+  if (count == 2) return;
+  _tile_stored(2, sums + 2 * kTileSums, kStride);
+  _tile_stored(5, sums + 2 * kTileSums + kLanes, kStride);
+}
+
+void Product::run(int first_output, int last_output) const {
+  alignas(64) float part_sums[kGroupTiles * kTileRows * kLinearPanel];
+  alignas(64) float sums[kGroupRows * kMaxPanels * kLinearPanel];
+  const int num_panels = panels_per_output();
+  const int64_t stride = num_panels * kLinearPanel;
+  TileConfig config;
+  if (num_tiles_ == 1) {
+    // Rows and sums as tall as they are; 6 and 7 hold weights then.
+    for (int t = 0; t < 6; ++t) {
+      config.num_rows[t] = static_cast<uint8_t>(kParts * params_.num_rows);
+    }
+  }
+  _tile_loadconfig(&config);
+  for (int output = first_output; output < last_output; ++output) {
+    for (int first_tile = 0; first_tile < num_tiles_; first_tile += kGroupTiles) {
+      const int count = min_of(kGroupTiles, num_tiles_ - first_tile);
+      const int first_row = first_tile * kTileRows / kParts;
+      const int last_row = min_of(first_row + kGroupRows, params_.num_rows);
+      for (int p = 0; p < num_panels; ++p) {
+        const int64_t panel = static_cast<int64_t>(output) * num_panels + p;
+        multiply(
+            first_tile, count,
+            static_cast<const uint16_t*>(params_.weight.data) + panel * kLinearPanel * num_inputs(),
+            first_tile == 0, part_sums);
+        for (int row = 0; row < last_row - first_row; ++row) {
+          const float* from = part_sums + row * kParts * kLinearPanel;
+          for (int i = 0; i < kLinearPanel; i += kLanes) {
+            const Vf sum = load(from + i) + load(from + kLinearPanel + i);
+            store(sums + row * stride + p * kLinearPanel + i,
+                  sum + load(from + 2 * kLinearPanel + i));
+          }
+        }
+      }
+      write_outputs(params_, sums, stride, first_row, last_row, output * num_panels,
+                    (output + 1) * num_panels);
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+void linear(const ExecContext& exec, const LinearParams& params) {
+  if (params.num_rows == 0 || params.weight.num_outputs == 0) return;
+  const Product product(params);
+  constexpr int64_t kMinParallelCut = 32768;  // elements; fewer are cut here
+  if (params.num_rows * product.num_inputs() >= kMinParallelCut) {
+    exec.pool->parallel_for(params.num_rows,
+                            [&](int64_t r) { product.cut_row(static_cast<int>(r)); });
+  } else {
+    for (int r = 0; r < params.num_rows; ++r) product.cut_row(r);
+  }
+  product.clear_padding();
+
+  // Enough column ranges to balance the threads, each worth handing over.
+  constexpr int64_t kMinTaskCycles = 12000;
+  const int64_t num_outputs = product.num_outputs();
+  const int num_threads = exec.pool->num_threads();
+  const int64_t line_cycles = 6 + params.num_rows / 2;
+  const int64_t cycles =
+      num_outputs * product.panels_per_output() * product.num_inputs() * line_cycles;
+  int64_t tasks = min_of<int64_t>(cycles / kMinTaskCycles, 16 * num_threads);
+  tasks = ceil_div(tasks, num_threads) * num_threads;
+  if (num_threads == 1) tasks = 1;
+  tasks = max_of<int64_t>(1, min_of(tasks, num_outputs));
+  exec.pool->parallel_for(tasks, [&](int64_t task) {
+    product.run(static_cast<int>(num_outputs * task / tasks),
+                static_cast<int>(num_outputs * (task + 1) / tasks));
+  });
+}
+
+}  // namespace openspec::OPENSPEC_ISA

@@ -1,0 +1,47 @@
+#pragma once
+
+// How a linear's sums become its output, for every way of making the sums.
+
+#include <cstring>
+
+#include "kernels/common/simd_cpu.h"
+#include "kernels/linear/linear.h"
+
+namespace openspec::OPENSPEC_ISA {
+
+OPENSPEC_INLINE Vf silu(Vf x) {
+  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
+  const Vf sigmoid = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+  return x * sigmoid;
+}
+
+// The epilogue: from the sums of panels [first_panel, last_panel) to the output.
+inline void write_outputs(const LinearParams& params, const float* sums, int64_t sums_stride,
+                          int first_row, int last_row, int first_panel, int last_panel) {
+  const bool is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
+  const int64_t width = is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs;
+  const int panels_per_output = is_swiglu ? 2 : 1;
+  for (int row = first_row; row < last_row; ++row) {
+    const float* from = sums + (row - first_row) * sums_stride;
+    for (int panel = first_panel; panel < last_panel; panel += panels_per_output) {
+      const int64_t column = static_cast<int64_t>(panel / panels_per_output) * kLinearPanel;
+      float values[kLinearPanel];
+      for (int i = 0; i < kLinearPanel; i += kLanes) {
+        const Vf value = load(from + i);
+        store(values + i, is_swiglu ? silu(value) * load(from + kLinearPanel + i) : value);
+      }
+      from += panels_per_output * kLinearPanel;
+      const int64_t count = min_of<int64_t>(kLinearPanel, width - column);
+      const int64_t offset = row * width + column;
+      if (params.out_dtype == DType::kBF16) {
+        float_to_bf16(values, static_cast<uint16_t*>(params.out) + offset, count);
+      } else if (count == kLinearPanel) {
+        std::memcpy(static_cast<float*>(params.out) + offset, values, sizeof values);
+      } else {
+        std::memcpy(static_cast<float*>(params.out) + offset, values, count * sizeof(float));
+      }
+    }
+  }
+}
+
+}  // namespace openspec::OPENSPEC_ISA

@@ -1,0 +1,247 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/linear/activations.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/stream_fixed.cuh"
+#include "kernels/linear/tiles.cuh"
+
+namespace openspec {
+namespace cuda {
+namespace {
+
+struct DeviceLimits {
+  int num_sms = 0;
+  int shared_per_sm = 0;
+  int shared_per_block = 0;
+};
+
+const DeviceLimits& device_limits() {
+  static const DeviceLimits limits = [] {
+    int device = 0;
+    DeviceLimits found;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&found.num_sms, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&found.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                           device);
+    cudaDeviceGetAttribute(&found.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                           device);
+    return found;
+  }();
+  return limits;
+}
+
+/// One instance of a kernel.
+struct Variant {
+  void (*kernel)(LinearParams, StreamGeometry) = nullptr;
+  int num_tiles = 0;
+  int shared_bytes = 0;     // without the ring, where that is not fixed
+  int slot_steps = 0;       // 0: the ring is fixed
+  int bytes_per_slot = 0;   // of every warp's ring, with its barrier
+  int error = cudaSuccess;  // of preparing it
+};
+
+/// All of the memory as shared memory, or blocks of another kernel would not start beside these.
+template <typename Kernel>
+int prepare(Kernel* kernel) {
+  const int raised = allow_shared_bytes(kernel, device_limits().shared_per_block);
+  if (raised != cudaSuccess) return raised;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+template <int kTiles, int kSteps, int kRecords>
+Variant fixed_variant() {
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords>();
+  static const int error = prepare(kKernel);
+  return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
+}
+
+template <int kTiles, int kSteps>
+Variant fixed_variant(bool is_wide) {
+  return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true)>()
+                 : fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false)>();
+}
+
+template <int kTiles, int... kSteps>
+Variant fixed_variant(int num_steps, bool is_wide) {
+  Variant found;
+  (void)((num_steps == kSteps && (found = fixed_variant<kTiles, kSteps>(is_wide), true)) || ...);
+  return found;
+}
+
+/// For the chains of the Qwen3 models and their draft models, as far as their activations fit into
+/// registers; else none.
+Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+  switch (num_tiles) {
+    case 1:
+      return fixed_variant<1, 4, 6, 8, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps, is_wide);
+    case 2:
+      return fixed_variant<2, 4, 6, 8, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+    case 3:
+      return fixed_variant<3, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+    case 4:
+      return fixed_variant<4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+  }
+  return {};
+}
+
+template <int kTiles>
+Variant shared_variant() {
+  constexpr auto kKernel = stream_kernel<SharedActivations<kTiles>>;
+  constexpr int kSlotSteps = SharedActivations<kTiles>::kSlotSteps;
+  static const int error = prepare(kKernel);
+  return {kKernel,
+          kTiles,
+          SumLayout<kTiles>::kBytes,
+          kSlotSteps,
+          ring_bytes(kSlotSteps * kLinearStepBytes, 1) + barrier_bytes(1),
+          error};
+}
+
+Variant shared_variant(int num_tiles) {
+  switch (num_tiles) {
+    case 1:
+      return shared_variant<1>();
+    case 2:
+      return shared_variant<2>();
+    case 3:
+      return shared_variant<3>();
+    default:
+      return shared_variant<4>();
+  }
+}
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+constexpr int kReservedBytes = 1 << 10;  // of shared memory, that a block takes besides its own
+
+/// Shared memory that a block can have.
+int shared_limit() {
+  return std::min(device_limits().shared_per_block, device_limits().shared_per_sm - kReservedBytes);
+}
+
+/// The kernel with activations in registers, if it does this.
+Variant fixed_variant(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  const int num_steps = weight.num_inputs / kLinearStep;
+  const int num_chains = weight.num_splits * kLinearChains;
+  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
+  if (!has_one_split || num_steps % num_chains != 0) return {};
+  const bool is_wide = params.partials != nullptr &&
+                       device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
+  const Variant found =
+      fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains, is_wide);
+  return found.shared_bytes <= shared_limit() ? found : Variant{};
+}
+
+}  // namespace
+
+bool linear_stream_has_registers(const LinearParams& params) {
+  return fixed_variant(params).kernel != nullptr;
+}
+
+int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
+  constexpr int kMaxTiles = 4;
+  constexpr int kMinSlots = 2;
+  const PackedLinear& weight = params.weight;
+  const DeviceLimits& device = device_limits();
+  const bool is_apart = params.partials != nullptr;
+  const int num_steps = weight.num_inputs / kLinearStep;
+  const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
+
+  StreamGeometry geometry = {};
+  Variant variant = fixed_variant(params);
+  if (variant.kernel == nullptr) {
+    // As many rows at once as fit; if not even eight do, all in phases.
+    const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
+    for (int tiles = num_tiles; tiles > 0 && variant.kernel == nullptr; --tiles) {
+      variant = shared_variant(tiles);
+      geometry.phase_steps = std::max(longest_chain, 1);
+      variant.shared_bytes += kStreamWarps * activation_bytes(tiles, geometry.phase_steps);
+      if (variant.shared_bytes + kMinSlots * variant.bytes_per_slot > shared_limit()) variant = {};
+    }
+    if (variant.kernel == nullptr) {
+      variant = shared_variant(num_tiles);
+      const int row_bytes =
+          (shared_limit() - variant.shared_bytes - kMinSlots * variant.bytes_per_slot) /
+          (kStreamWarps * 8 * num_tiles);
+      const int fitting_steps = (row_bytes - activation_pitch(0)) / (2 * kLinearStep);
+      geometry.phase_steps = fitting_steps / variant.slot_steps * variant.slot_steps;
+      variant.shared_bytes += kStreamWarps * activation_bytes(num_tiles, geometry.phase_steps);
+    }
+  }
+  if (variant.error != cudaSuccess) return variant.error;
+
+  // Half of the memory: the next kernel's blocks are to start beside these.
+  const int half_limit = std::min(shared_limit(), device.shared_per_sm / 2 - kReservedBytes);
+  const int min_bytes = variant.shared_bytes + kMinSlots * variant.bytes_per_slot;
+  const bool fits_half = min_bytes <= half_limit;
+  int shared_bytes = variant.shared_bytes;
+  if (variant.bytes_per_slot > 0) {
+    const int ring_limit = (fits_half ? half_limit : shared_limit()) - variant.shared_bytes;
+    geometry.num_slots =
+        std::max(kMinSlots, std::min(plan.ring_kib << 10, ring_limit) / variant.bytes_per_slot);
+    shared_bytes += geometry.num_slots * variant.bytes_per_slot;
+  }
+
+  // Matrices whose splits stay apart take more than half of an SM's shared memory, the others less.
+  // In a model they alternate, so wherever a block of one kind lives, another of its kind does not
+  // fit and one of the next kernel does: every kernel gets one block on every SM, and its weights
+  // are under way before the kernel ahead of it is done. Where two blocks of one matrix share an SM
+  // another SM has none, and a step takes a quarter longer.
+  const int more_than_half = device.shared_per_sm / 2 - kReservedBytes + 128;
+  if (is_apart && fits_half && more_than_half <= device.shared_per_block) {
+    shared_bytes = std::max(shared_bytes, more_than_half);
+  }
+
+  geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
+  const int num_splits_apart = is_apart ? weight.num_splits : 1;
+  const int num_blocks = device.num_sms * (fits_half ? plan.blocks_per_sm : 1);
+  geometry.num_streams = std::clamp(num_blocks / (geometry.num_row_tiles * num_splits_apart), 1,
+                                    weight.num_outputs / kLinearUnit);
+  return launch(variant.kernel,
+                dim3(geometry.num_row_tiles * num_splits_apart * geometry.num_streams),
+                dim3(kStreamThreads), shared_bytes, stream, params, geometry);
+}
+
+}  // namespace cuda
+
+int linear_num_splits_cuda(int num_outputs, int num_inputs) {
+  constexpr int kItems = 600;                    // units times splits that fill the device evenly
+  constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
+  constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
+  const int num_units = num_outputs / kLinearUnit;
+  const int num_steps = num_inputs / cuda::kLinearStep;
+  if (num_inputs < 2048 || num_units >= kItems) return 1;
+  int num_splits = 1;
+  while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
+         (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
+    num_splits *= 2;
+  }
+  return num_splits;
+}
+
+int linear_cuda(const LinearParams& params, void* stream) {
+  const PackedLinear& weight = params.weight;
+  const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
+  if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
+      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
+      weight.num_splits < 1 ||
+      (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
+  // Rows up to which nothing is faster than streaming with the activations in registers. For a
+  // tile more there are registers too, but then no other block fits beside these.
+  constexpr int kStreamRows = 24;
+  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
+  if (!streams && cuda::linear_wgmma_takes(weight, params.num_rows)) {
+    return cuda::linear_wgmma(params, stream);
+  }
+  return cuda::linear_stream(params, stream);
+}
+
+}  // namespace openspec

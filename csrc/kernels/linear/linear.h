@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/exec.h"
+
+namespace openspec {
+
+/// What a linear does with its product before writing it.
+enum class LinearEpilogue : uint8_t {
+  kNone,    // out = x W^T
+  kSwiGlu,  // W holds gate and up; out[:, j] = silu(gate_j) * up_j, out has num_outputs / 2 columns
+};
+
+/// The order of the weights within a panel of 32 output columns.
+enum class LinearLayout : uint8_t {
+  kLines,  // [num_inputs][32]; a line interleaves columns i and i + 16, so that a shift and a
+           // mask of 32-bit lanes unpack it
+  kPairs,  // [num_inputs / 32][2 halves][16 pairs of k][16 columns][2]: what a matrix unit takes
+  kTiles,  // CUDA: units of 16 outputs, [num_outputs / 16][num_inputs / 8][16 outputs][8 k]; see
+           // linear_cuda
+};
+
+/// The layout that is fastest on this CPU for a matrix of so many inputs.
+LinearLayout linear_layout_cpu(int num_inputs);
+
+/// A bf16 weight matrix repacked for streaming. On the CPU: panels of `kLinearPanel` output
+/// columns, zero-padded to whole panels; a SwiGLU matrix alternates gate and up panels. Made once
+/// at load by linear_pack_cpu. `data` should be aligned to 64 bytes: a line is then one cache line.
+struct PackedLinear {
+  const void* data = nullptr;
+  int num_outputs = 0;  // N, gate and up together for SwiGLU
+  int num_inputs = 0;   // K
+  LinearLayout layout = LinearLayout::kLines;
+  LinearEpilogue epilogue = LinearEpilogue::kNone;
+  int num_splits =
+      1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
+};
+
+inline constexpr int kLinearPanel = 32;       // output columns
+inline constexpr int kLinearInPlaceRows = 6;  // fp32 rows read where they are; more are copied
+
+/// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
+size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);
+
+/// Packs rows [first_output, first_output + num_rows) of the (fused) matrix from `rows`
+/// ([num_rows, num_inputs] row-major, bf16) into `packed`, so that fused matrices (q|k|v, gate|up)
+/// are packed piece by piece without a copy of the whole.
+void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                     void* packed);
+
+/// out[r, n] = sum_k x[r, k] * W[n, k], fp32 accumulation.
+///
+/// Row-invariant, whatever the number of rows, the row's place among them and the number of
+/// threads: in kLines every output element is one chain of fused multiply-adds over k = 0 .. K-1;
+/// in kPairs an activation is cut into three bf16 parts that add up to it exactly, each part has a
+/// chain of its own in the matrix unit, and the three sums are added in the order of the parts. For
+/// kTiles see linear_cuda.
+struct LinearParams {
+  PackedLinear weight;
+  const void* x = nullptr;  // [num_rows, num_inputs] dtype
+  void* out = nullptr;      // [num_rows, num_outputs (/ 2 for SwiGLU)] out_dtype
+  int num_rows = 0;
+  DType dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  // CPU: linear_workspace_bytes_cpu(...) bytes, may be null if 0; 64-byte aligned. CUDA:
+  // kLinearWorkspaceBytesCuda, zero before the first launch and not shared by launches that may
+  // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
+  float* workspace = nullptr;
+  // CUDA, without epilogue: where given, the sums of the splits are written here instead of `out`,
+  // for the next op to add in order: [weight.num_splits, num_rows, num_outputs].
+  float* partials = nullptr;
+};
+
+size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
+                                  LinearLayout layout = LinearLayout::kLines);
+void linear_cpu(const ExecContext& exec, const LinearParams& params);
+
+#ifdef OPENSPEC_CUDA
+inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
+inline constexpr int kLinearChains = 8;  // chains of a split
+inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
+
+/// Parts that a matrix of this shape is split into where its sums may stay apart (o, down, fc): a
+/// function of the shape alone, since it decides the order of summation.
+int linear_num_splits_cuda(int num_outputs, int num_inputs);
+
+/// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
+/// SwiGLU unit holds 8 gate rows, then the 8 up rows of the same outputs.
+size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
+
+/// As linear_pack_cpu, from `rows` in device memory. Enqueues a kernel.
+int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                     void* packed, void* stream);
+
+/// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned.
+///
+/// One arithmetic for every number of rows, from a decode step to a prefill chunk. With S =
+/// num_inputs / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a
+/// split of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
+/// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
+/// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
+/// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., then rounded to the output type. SwiGLU
+/// takes silu(gate)
+/// * up of the two fp32 products rounded to bf16 first, silu in fp32 and rounded to bf16, as the
+/// Hugging Face reference does.
+///
+/// Returns a cudaError_t.
+int linear_cuda(const LinearParams& params, void* stream);
+#endif
+
+}  // namespace openspec

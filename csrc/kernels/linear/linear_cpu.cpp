@@ -1,0 +1,198 @@
+#include "kernels/common/isa_cpu.h"
+#include "kernels/common/simd_cpu.h"
+#include "kernels/common/tile_cpu.h"
+#include "kernels/linear/epilogue_cpu.h"
+#include "kernels/linear/linear.h"
+
+// out = x W^T with W in panels of 32 columns (linear.h), by the tiles of tile_cpu.h. Long K is cut
+// for the cache; the accumulators then wait in memory, which changes no bit.
+
+namespace openspec::OPENSPEC_ISA {
+
+namespace {
+
+constexpr int kTilesPerBlock = 84 / kMaxTileRows;
+constexpr int kBlockRows = kTilesPerBlock * kMaxTileRows;
+// Panels whose results are held at once by a task: of a block of tiles, or of a single tile.
+constexpr int kBlockPanels = 4;
+constexpr int kSingleTilePanels = 12;
+constexpr int kBlockInputs = 512;  // K is cut so: a slice of a bf16 panel is 32 KB
+
+TileFunction find_tile(bool is_in_place, int rows, int units) {
+  return is_in_place ? kTiles<Lines::kBF16Panel, true>.at[rows][units]
+                     : kTiles<Lines::kBF16Panel, false>.at[rows][units];
+}
+
+// The whole product: how it is cut, and where its operands are.
+struct Product {
+  const LinearParams& params;
+  const float* x = nullptr;  // in place: rows; else tile after tile, each [num_inputs][rows]
+  bool is_in_place = false;
+  int num_tiles = 0;
+  int num_panels = 0;
+
+  explicit Product(const LinearParams& p)
+      : params(p),
+        is_in_place(p.num_rows <= kMaxInPlaceRows),
+        num_tiles(static_cast<int>(ceil_div(p.num_rows, kMaxTileRows))),
+        num_panels(is_swiglu() ? 2 * static_cast<int>(ceil_div(p.weight.num_outputs / 2, 32))
+                               : static_cast<int>(ceil_div(p.weight.num_outputs, 32))) {}
+
+  bool is_swiglu() const { return params.weight.epilogue == LinearEpilogue::kSwiGlu; }
+  int64_t num_inputs() const { return params.weight.num_inputs; }
+  // Rows are spread evenly over the tiles.
+  int tile_begin(int t) const {
+    return static_cast<int>(static_cast<int64_t>(params.num_rows) * t / num_tiles);
+  }
+
+  void copy_tile(int t, float* to) const;
+  void run(int first_tile, int last_tile, int first_panel, int last_panel) const;
+  void add_products(int first_tile, int last_tile, int first_panel, int last_panel, float* sums,
+                    int64_t sums_stride) const;
+};
+
+OPENSPEC_INLINE Vf load_activations(const LinearParams& params, int64_t at) {
+  if (params.dtype == DType::kF32) return load(static_cast<const float*>(params.x) + at);
+  float wide[kLanes];
+  bf16_to_float(static_cast<const uint16_t*>(params.x) + at, wide, kLanes);
+  return load(wide);
+}
+
+OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
+  if (params.dtype == DType::kF32) return static_cast<const float*>(params.x)[at];
+  return bf16_to_float(static_cast<const uint16_t*>(params.x)[at]);
+}
+
+// The rows of a tile as fp32, and if they are not read in place, transposed: [num_inputs][rows].
+void Product::copy_tile(int t, float* to) const {
+  const int begin = tile_begin(t);
+  const int rows = tile_begin(t + 1) - begin;
+  const int64_t width = num_inputs();
+  const int64_t from = begin * width;
+  to += from;
+  if (is_in_place) {
+    for (int64_t i = 0; i < rows * width; ++i) to[i] = load_activation(params, from + i);
+    return;
+  }
+  // By squares. A vector stored for one k runs over into the next k's place, which is written
+  // after it; so the last ones are left to the loop below.
+  constexpr int kSquares = (kMaxTileRows + kLanes - 1) / kLanes;
+  const int num_squares = static_cast<int>(ceil_div(rows, kLanes));
+  int64_t k = 0;
+  for (; (k + kLanes) * rows + num_squares * kLanes <= rows * width; k += kLanes) {
+    Vf squares[kSquares][kLanes] = {};
+    for (int s = 0; s < num_squares; ++s) {
+      for (int r = 0; r < min_of(kLanes, rows - s * kLanes); ++r) {
+        squares[s][r] = load_activations(params, from + (s * kLanes + r) * width + k);
+      }
+      transpose(squares[s]);
+    }
+    for (int i = 0; i < kLanes; ++i) {
+      for (int s = 0; s < num_squares; ++s) store(to + (k + i) * rows + s * kLanes, squares[s][i]);
+    }
+  }
+  for (; k < width; ++k) {
+    for (int r = 0; r < rows; ++r) to[k * rows + r] = load_activation(params, from + r * width + k);
+  }
+}
+
+void Product::add_products(int first_tile, int last_tile, int first_panel, int last_panel,
+                           float* sums, int64_t sums_stride) const {
+  constexpr int64_t kLineBytes = kLinearPanel * 2, kUnitBytes = kUnitColumns * 2;
+  const int64_t panel_bytes = kLineBytes * num_inputs();
+  const int first_row = tile_begin(first_tile);
+  const int num_units = (last_panel - first_panel) * kUnitsPerPanel;
+  // A single tile reads every weight once: no reason to cut.
+  const int64_t slice = last_tile - first_tile == 1 ? num_inputs() : kBlockInputs;
+  for (int64_t k = 0; k < num_inputs(); k += slice) {
+    TileArgs args;
+    args.x_stride = num_inputs();
+    args.sums_stride = sums_stride;
+    args.num_inputs = min_of(slice, num_inputs() - k);
+    args.is_first = k == 0;
+    const int tile_rows = tile_begin(first_tile + 1) - first_row;
+    const int step = is_in_place ? max_units(tile_rows) : 1;
+    // After these units the next ones, which lie as far behind as these are wide.
+    args.next_weight =
+        step == 1 && kUnitsPerPanel > 1 ? kUnitBytes : ceil_div(step, kUnitsPerPanel) * panel_bytes;
+    for (int unit = 0; unit < num_units; unit += step) {
+      const int units = min_of(step, num_units - unit);
+      for (int u = 0; u < units; ++u) {
+        const int panel = (unit + u) / kUnitsPerPanel;
+        const int part = (unit + u) % kUnitsPerPanel;
+        args.weight[u] = static_cast<const char*>(params.weight.data) +
+                         (first_panel + panel) * panel_bytes + part * kUnitBytes + k * kLineBytes;
+        args.column[u] = panel * kLinearPanel + part * kLanes;
+      }
+      for (int t = first_tile; t < last_tile; ++t) {
+        const int begin = tile_begin(t);
+        const int rows = tile_begin(t + 1) - begin;
+        args.x = x + begin * num_inputs() + (is_in_place ? k : k * rows);
+        args.sums = sums + (begin - first_row) * sums_stride;
+        find_tile(is_in_place, rows, units)(args);
+      }
+    }
+  }
+}
+
+void Product::run(int first_tile, int last_tile, int first_panel, int last_panel) const {
+  alignas(64) float sums[kBlockRows * kBlockPanels * kLinearPanel];
+  static_assert(kSingleTilePanels * kMaxTileRows <= kBlockPanels * kBlockRows);
+  const int group = last_tile - first_tile == 1 ? kSingleTilePanels : kBlockPanels;
+  for (int panel = first_panel; panel < last_panel; panel += group) {
+    const int end = min_of(panel + group, last_panel);
+    const int64_t stride = (end - panel) * kLinearPanel;
+    add_products(first_tile, last_tile, panel, end, sums, stride);
+    write_outputs(params, sums, stride, tile_begin(first_tile), tile_begin(last_tile), panel, end);
+  }
+}
+
+// Into how many column ranges to cut: enough to balance the threads, each worth handing over.
+int64_t num_column_tasks(const Product& product, int num_threads, int64_t num_row_blocks,
+                         int64_t num_groups) {
+  if (num_threads == 1) return 1;
+  // Of less, too many panels end up in tiles narrower than the registers allow.
+  constexpr int64_t kMinTaskCycles = 24000;
+  const int64_t line_cycles = 6 + 2 * product.params.num_rows;  // memory, or multiply-adds
+  const int64_t cycles = product.num_panels * product.num_inputs() * line_cycles;
+  int64_t tasks = min_of<int64_t>(cycles / kMinTaskCycles, 32 * num_threads);
+  tasks = ceil_div(tasks, num_row_blocks);
+  tasks = ceil_div(tasks, num_threads) * num_threads;
+  return max_of<int64_t>(1, min_of(tasks, num_groups));
+}
+
+}  // namespace
+
+void linear(const ExecContext& exec, const LinearParams& params) {
+  if (params.num_rows == 0 || params.weight.num_outputs == 0) return;
+  Product product(params);
+  if (product.is_in_place && params.dtype == DType::kF32) {
+    product.x = static_cast<const float*>(params.x);
+  } else {
+    constexpr int64_t kMinParallelCopy = 32768;  // elements; smaller copies are made here
+    const auto copy = [&](int64_t t) { product.copy_tile(static_cast<int>(t), params.workspace); };
+    if (params.num_rows * product.num_inputs() >= kMinParallelCopy) {
+      exec.pool->parallel_for(product.num_tiles, copy);
+    } else {
+      for (int t = 0; t < product.num_tiles; ++t) copy(t);
+    }
+    product.x = params.workspace;
+  }
+
+  const int64_t num_row_blocks = ceil_div(product.num_tiles, kTilesPerBlock);
+  const int panel_step = product.is_swiglu() ? 2 : 1;
+  const int64_t num_steps = product.num_panels / panel_step;
+  const int64_t num_columns =
+      num_column_tasks(product, exec.pool->num_threads(), num_row_blocks, num_steps);
+  // Row blocks vary fastest: threads that work at the same time share the weights in the cache.
+  exec.pool->parallel_for(num_columns * num_row_blocks, [&](int64_t task) {
+    const int64_t column = task / num_row_blocks;
+    const int64_t block = task % num_row_blocks;
+    product.run(static_cast<int>(product.num_tiles * block / num_row_blocks),
+                static_cast<int>(product.num_tiles * (block + 1) / num_row_blocks),
+                static_cast<int>(num_steps * column / num_columns) * panel_step,
+                static_cast<int>(num_steps * (column + 1) / num_columns) * panel_step);
+  });
+}
+
+}  // namespace openspec::OPENSPEC_ISA

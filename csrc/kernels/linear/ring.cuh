@@ -1,0 +1,225 @@
+#pragma once
+
+/// A warp's ring of weights in shared memory, filled asynchronously and read by the same warp, and
+/// the matrix instructions that it feeds.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/linear/tiles.cuh"
+
+namespace openspec::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Four 8 x 8 matrices of bf16; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// Two of them; lanes 16 to 31 give no address.
+__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&to)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ float load_shared(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// sums[16 outputs, 8 rows] += weights[16, 16 k] * x[16 k, 8], one step of a chain. Volatile, so
+/// that it stays ahead of refilling the slot that its weights came from.
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&weights)[4],
+                                             const uint32_t (&x)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "r"(x[0]), "r"(x[1]));
+}
+
+// The barrier of a slot of weights, whose phase ends when the slot has arrived: one bulk copy, or
+// each lane's own copies.
+inline constexpr int kSlotBarrierBytes = 8;
+
+__device__ __forceinline__ void init_slot_barrier(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kArrivals = 1;
+#else
+  constexpr int kArrivals = 32;
+#endif
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(kArrivals) : "memory");
+}
+
+/// After the barriers are set up, by the lane that did so and before the first fill.
+__device__ __forceinline__ void publish_slot_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// Starts copying `num_steps` steps to a slot that every lane is done with. All lanes call it.
+/// kIsReadOnce: no other block reads them, and the second-level cache is to keep the activations
+/// and whatever else is read again instead.
+template <int kMaxSteps, bool kIsReadOnce>
+__device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const uint8_t* from,
+                                          int num_steps, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    const int bytes = num_steps * kLinearStepBytes;
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+    if constexpr (kIsReadOnce) {
+      asm volatile(
+          "{\n"
+          ".reg .b64 policy;\n"
+          "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+          "[%1], %2, [%3], policy;\n"
+          "}" ::"r"(slot),
+          "l"(from), "r"(bytes), "r"(barrier)
+          : "memory");
+    } else {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(slot),
+          "l"(from), "r"(bytes), "r"(barrier)
+          : "memory");
+    }
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < kMaxSteps; ++i) {
+    if (i < num_steps) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot + i * kLinearStepBytes +
+                                                                     lane * 16),
+                   "l"(from + i * kLinearStepBytes + lane * 16)
+                   : "memory");
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+/// Starts to fetch steps into the second-level cache: line by line, or by one copy (where the
+/// device has an instruction for that), for which the slots' copies wait.
+template <bool kByLines>
+__device__ __forceinline__ void prefetch_steps([[maybe_unused]] const uint8_t* from,
+                                               [[maybe_unused]] int num_steps,
+                                               [[maybe_unused]] int lane) {
+  if constexpr (kByLines) {
+    constexpr int kLineBytes = 128;
+    for (int at = lane * kLineBytes; at < num_steps * kLinearStepBytes; at += 32 * kLineBytes) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    }
+  } else {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
+                   "r"(num_steps * kLinearStepBytes)
+                   : "memory");
+    }
+#endif
+  }
+}
+
+/// Waits until the slot's phase of this parity has ended.
+__device__ __forceinline__ void wait_for_slot(uint32_t barrier, uint32_t parity) {
+  uint32_t has_arrived;
+  do {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(has_arrived)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(has_arrived)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#endif
+  } while (has_arrived == 0);
+}
+
+/// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
+template <int kSlotSteps>
+class WeightRing {
+ public:
+  static constexpr int kSlotBytes = kSlotSteps * kLinearStepBytes;
+
+  __device__ WeightRing(uint32_t slots, uint32_t barriers, int num_slots, int lane)
+      : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
+    if (lane == 0) {
+#pragma unroll 1
+      for (int slot = 0; slot < num_slots; ++slot) init_slot_barrier(barrier(slot));
+      publish_slot_barriers();
+    }
+    __syncwarp();
+  }
+
+  /// Starts copying `num_steps` steps into a slot that every lane is done with.
+  __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps) {
+    // Blocks for other rows read them too.
+    constexpr bool kIsReadOnce = false;
+    fill_slot<kSlotSteps, kIsReadOnce>(slots_ + slot * kSlotBytes, barrier(slot), from, num_steps,
+                                       lane_);
+  }
+
+  /// Waits for the current slot to arrive; returns its shared address.
+  __device__ __forceinline__ uint32_t wait() const {
+    wait_for_slot(barrier(slot_), parity_);
+    return slots_ + slot_ * kSlotBytes;
+  }
+
+  __device__ __forceinline__ int slot() const { return slot_; }
+  __device__ __forceinline__ void advance() {
+    if (++slot_ == num_slots_) {
+      slot_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier(int slot) const {
+    return barriers_ + slot * kSlotBarrierBytes;
+  }
+
+  uint32_t slots_;
+  uint32_t barriers_;
+  int num_slots_;
+  int lane_;
+  int slot_ = 0;
+  uint32_t parity_ = 0;
+};
+
+}  // namespace openspec::cuda

@@ -1,0 +1,275 @@
+#pragma once
+
+/// linear_stream's kernel for any shape: the weights stream through blocks of eight warps. Warp c
+/// computes chain c of one unit of 16 outputs after another; its ring of weights runs on across
+/// units, and it is filled before the wait for the kernel before, whose end these reads overlap.
+/// After each chain the eight sums meet in shared memory. stream_fixed.cuh does the same for
+/// few rows and known lengths.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/linear/activations.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/ring.cuh"
+#include "kernels/linear/tiles.cuh"
+
+namespace openspec::cuda {
+
+inline constexpr int kStreamWarps = kLinearChains;
+inline constexpr int kStreamThreads = 32 * kStreamWarps;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// Chosen on the host, from shape and device. A block is (stream, split if partials are wanted,
+/// tile of rows), the last fastest: blocks that read the same weights for different rows run
+/// together and find them in the second-level cache.
+struct StreamGeometry {
+  int num_row_tiles;
+  int num_streams;  // blocks that share the units
+  int num_slots;    // of a warp's WeightRing
+  int phase_steps;  // of SharedActivations
+};
+
+/// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
+/// added up while the next unit's are written.
+template <int kTiles, int kNumBuffers = kTiles <= 3 ? 2 : 1>
+struct SumLayout {
+  static constexpr int kRows = 8 * kTiles;
+  static constexpr int kBuffers = kNumBuffers;
+  static constexpr int kPitch = kLinearUnit + 4;  // spreads the rows of a fragment over the banks
+  static constexpr int kBufferFloats = kRows * kPitch;
+  static constexpr int kChainFloats = kBuffers * kBufferFloats;
+  static constexpr int kBytes = kLinearChains * kChainFloats * 4;
+};
+
+__host__ __device__ constexpr int ring_bytes(int slot_bytes, int num_slots) {
+  return kStreamWarps * num_slots * slot_bytes;
+}
+__host__ __device__ constexpr int barrier_bytes(int num_slots) {
+  return kStreamWarps * num_slots * kSlotBarrierBytes;
+}
+
+__device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
+  const int num_steps = weight.num_inputs / kLinearStep;
+  const int begin = split_begin(num_steps, weight.num_splits, split);
+  const int end = split_begin(num_steps, weight.num_splits, split + 1);
+  const int first_step = chain_begin(begin, end, chain);
+  return {first_step, chain_begin(begin, end, chain + 1) - first_step};
+}
+
+/// What a block works on, in this order: the splits of a unit, then the next unit.
+struct BlockItems {
+  int first_unit, unit_stride, num_units;
+  int first_split, last_split;
+};
+
+/// Where a warp's next weights come from: its chain of every item.
+template <int kSlotSteps>
+class WeightFeed {
+ public:
+  __device__ __forceinline__ WeightFeed(const PackedLinear& weight, const BlockItems& items,
+                                        int chain)
+      : unit_(items.first_unit), split_(items.first_split), chain_(chain) {
+    find_weights(weight, items);
+  }
+
+  /// Starts to fill a slot with the next part of a chain, if there is one.
+  __device__ __forceinline__ void fill(const PackedLinear& weight, const BlockItems& items,
+                                       WeightRing<kSlotSteps>& ring, int slot) {
+    if (steps_left_ == 0) return;
+    const int num_steps = min(steps_left_, kSlotSteps);
+    ring.fill(slot, at_, num_steps);
+    at_ += num_steps * kLinearStepBytes;
+    steps_left_ -= num_steps;
+    if (steps_left_ > 0) return;
+    next(items);
+    find_weights(weight, items);
+  }
+
+ private:
+  __device__ __forceinline__ void next(const BlockItems& items) {
+    if (++split_ < items.last_split) return;
+    split_ = items.first_split;
+    unit_ += items.unit_stride;
+  }
+
+  /// At the current item or, a chain without steps having no weights, behind it.
+  __device__ __forceinline__ void find_weights(const PackedLinear& weight,
+                                               const BlockItems& items) {
+    for (; unit_ < items.num_units; next(items)) {
+      const Chain chain = find_chain(weight, split_, chain_);
+      if (chain.num_steps == 0) continue;
+      const int64_t step =
+          static_cast<int64_t>(unit_) * (weight.num_inputs / kLinearStep) + chain.first_step;
+      at_ = static_cast<const uint8_t*>(weight.data) + step * kLinearStepBytes;
+      steps_left_ = chain.num_steps;
+      return;
+    }
+  }
+
+  int unit_, split_, chain_;
+  const uint8_t* at_ = nullptr;
+  int steps_left_ = 0;
+};
+
+/// Writes a thread's output of a unit to `at`. Thread t has output t % 16; a warp's 32 elements are
+/// two rows. Of a SwiGLU unit, threads with up rows write nothing: is_written is false. All lanes
+/// of the warp call it.
+__device__ __forceinline__ void write_output(bool is_swiglu, bool is_f32, void* at, bool is_written,
+                                             float sum) {
+  float up_sum = 0.0f;
+  if (is_swiglu) up_sum = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
+  if (!is_written) return;
+  if (is_f32) {
+    *static_cast<float*>(at) = sum;
+  } else {
+    *static_cast<__nv_bfloat16*>(at) = is_swiglu ? swiglu(sum, up_sum) : __float2bfloat16_rn(sum);
+  }
+}
+
+/// The outputs as bytes: where they are, how large a row and an element are.
+struct OutputLayout {
+  bool is_swiglu, is_f32;
+  int element_bytes, unit_columns, num_columns;
+  uint8_t* data;
+
+  __device__ __forceinline__ explicit OutputLayout(const LinearParams& params)
+      : is_swiglu(params.weight.epilogue == LinearEpilogue::kSwiGlu),
+        is_f32(params.partials != nullptr || params.out_dtype == DType::kF32),
+        element_bytes(is_f32 ? 4 : 2),
+        unit_columns(is_swiglu ? kLinearGateRows : kLinearUnit),
+        num_columns(is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs),
+        data(static_cast<uint8_t*>(params.partials != nullptr ? static_cast<void*>(params.partials)
+                                                              : params.out)) {}
+
+  /// Byte of an output of a unit; rows of partials come split by split.
+  __device__ __forceinline__ int64_t at(int64_t row, int unit, int output) const {
+    return (row * num_columns + unit * unit_columns + output) * element_bytes;
+  }
+  __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
+};
+
+template <typename Activations>
+__device__ __forceinline__ void stream_weights(const LinearParams& params,
+                                               const StreamGeometry& geometry) {
+  allow_next_kernel();
+  constexpr int kTiles = Activations::kTiles;
+  constexpr int kSlotSteps = Activations::kSlotSteps;
+  using Ring = WeightRing<kSlotSteps>;
+  using Sums = SumLayout<kTiles>;
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
+  const int lane = threadIdx.x % 32;
+
+  const PackedLinear& weight = params.weight;
+  const bool is_apart = params.partials != nullptr;
+  const OutputLayout layout(params);
+  const int row_tile = blockIdx.x % geometry.num_row_tiles;
+  const int stream = blockIdx.x / geometry.num_row_tiles;
+  BlockItems items;
+  items.first_unit = is_apart ? stream / weight.num_splits : stream;
+  items.unit_stride = geometry.num_streams;
+  items.num_units = weight.num_outputs / kLinearUnit;
+  items.first_split = is_apart ? stream % weight.num_splits : 0;
+  items.last_split = is_apart ? items.first_split + 1 : weight.num_splits;
+
+  extern __shared__ __align__(128) uint8_t shared[];
+  float* const sums =
+      reinterpret_cast<float*>(shared + ring_bytes(Ring::kSlotBytes, geometry.num_slots));
+  float* const own_sums = sums + warp * Sums::kChainFloats;
+  const uint32_t slots = shared_address(shared) + warp * geometry.num_slots * Ring::kSlotBytes;
+  const uint32_t barriers = shared_address(sums) + Sums::kBytes;
+  const uint32_t behind = barriers + barrier_bytes(geometry.num_slots);
+
+  Ring ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes, geometry.num_slots,
+            lane);
+  WeightFeed<kSlotSteps> feed(weight, items, warp);
+#pragma unroll 1
+  for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
+
+  wait_for_previous_kernel();
+  const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
+                               row_tile * Sums::kRows, params.num_rows};
+  Activations activations;
+  activations.begin_block(rows, behind + warp * activation_bytes(kTiles, geometry.phase_steps),
+                          geometry.phase_steps, lane);
+
+  constexpr int kElements = Sums::kRows * kLinearUnit;
+  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+  float totals[kPasses];
+  int buffer = 0;
+  for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
+    for (int split = items.first_split; split < items.last_split; ++split) {
+      float accumulators[kTiles][4] = {};
+      const Chain chain = find_chain(weight, split, warp);
+#pragma unroll 1
+      for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
+        activations.begin_slot(split, chain, begin);
+        const uint32_t from = ring.wait() + lane * 16;
+#pragma unroll
+        for (int i = 0; i < kSlotSteps; ++i) {
+          if (begin + i < chain.num_steps) {
+            uint32_t weights[4], x[kTiles][2];
+            load_matrices(from + i * kLinearStepBytes, weights);
+            activations.load(begin + i, x);
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+              multiply_add(accumulators[tile], weights, x[tile]);
+            }
+          }
+        }
+        __syncwarp();  // every lane is done with the slot
+        feed.fill(weight, items, ring, ring.slot());
+        ring.advance();
+      }
+
+      float* const own = own_sums + buffer * Sums::kBufferFloats;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = tile * 8 + lane % 4 * 2 + i % 2;
+          own[row * Sums::kPitch + lane / 4 + i / 2 * 8] = accumulators[tile][i];
+        }
+      }
+      __syncthreads();
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int element = pass * kStreamThreads + threadIdx.x;
+        if (element >= kElements) break;  // the whole warp
+        const int row = element / kLinearUnit;
+        const int output = element % kLinearUnit;
+        const bool is_row = rows.first_row + row < params.num_rows;
+        float sum = 0.0f;
+        if (is_row) {
+          const float* from = sums + buffer * Sums::kBufferFloats + row * Sums::kPitch + output;
+          sum = from[0];
+#pragma unroll
+          for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
+        }
+        totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
+        if (split + 1 == items.last_split) {
+          const int64_t first_row =
+              is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
+          const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
+          write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
+                       is_row && layout.has(output), totals[pass]);
+        }
+      }
+      if constexpr (Sums::kBuffers == 1) {
+        __syncthreads();
+      } else {
+        buffer ^= 1;
+      }
+    }
+  }
+}
+
+template <typename Activations>
+__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
+  stream_weights<Activations>(params, geometry);
+}
+
+}  // namespace openspec::cuda

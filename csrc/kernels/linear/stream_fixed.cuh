@@ -1,0 +1,291 @@
+#pragma once
+
+/// linear_stream's kernel for chains whose length is known when compiling, one split to a block:
+/// the activations stay in registers, and a slot's place in the ring is an immediate. Whatever a
+/// warp does between two chains keeps weights from being under way, so it does as little as
+/// possible.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/linear/stream.cuh"
+
+namespace openspec::cuda {
+
+/// Records of a warp's ring, each of a whole chain or, of a long one, an even part.
+template <int kSteps>
+struct ChainRecord {
+  static constexpr int kParts = (kSteps + 24) / 25;  // of a chain
+  static constexpr int kPartSteps = kSteps / kParts;
+  static_assert(kSteps % kParts == 0);
+  // Whole slots where that is possible, of about 2 KB.
+  static constexpr int kSlotSteps = kPartSteps % 5 == 0   ? 5
+                                    : kPartSteps % 4 == 0 ? 4
+                                    : kPartSteps % 3 == 0 ? 3
+                                                          : 5;
+  static constexpr int kSlots = (kPartSteps + kSlotSteps - 1) / kSlotSteps;
+  static constexpr int kPartBytes = kPartSteps * kLinearStepBytes;
+  /// Weights, then the barriers of their slots. A copy between addresses that lie differently
+  /// within lines of 128 bytes takes up to a quarter longer.
+  static constexpr int kRecordBytes = (kPartBytes + kSlots * kSlotBarrierBytes + 127) / 128 * 128;
+  static constexpr int kBlockBytes = kRecordBytes * kStreamWarps;
+
+  static constexpr int slot_begin(int slot) { return slot * kSlotSteps; }
+  static constexpr int slot_end(int slot) {
+    return slot + 1 < kSlots ? (slot + 1) * kSlotSteps : kPartSteps;
+  }
+  static constexpr int barrier(int slot) { return kPartBytes + slot * kSlotBarrierBytes; }
+};
+
+/// Of an SM's shared memory, what the blocks of two matrices have for themselves at least if their
+/// rings are to be wide.
+inline constexpr int kWideSharedBytes = 226 << 10;
+
+/// How many of them a ring has. `is_wide`: where a block takes more than half of an SM's shared
+/// memory anyway (see linear_stream), up to three, as long as one of the next matrix fits beside
+/// it: more of the weights are there when the input comes.
+template <int kTiles, int kSteps>
+constexpr int num_records(bool is_wide) {
+  constexpr int kRingBytes = 84 << 10;
+  constexpr int kRoom = kWideSharedBytes - kRingBytes - 2 * SumLayout<kTiles, 2>::kBytes;
+  using Record = ChainRecord<kSteps>;
+  if (Record::kParts > 1) return 1;
+  const int usual = std::max(1, kRingBytes / Record::kBlockBytes);
+  return is_wide ? std::max(usual, std::min(3, kRoom / Record::kBlockBytes)) : usual;
+}
+
+inline constexpr int kClaimBytes = 16;
+
+template <int kTiles, int kSteps, int kRecords>
+constexpr int fixed_shared_bytes() {
+  return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kSteps>::kBlockBytes + kClaimBytes;
+}
+
+template <int kTiles, int kSteps, int kRecords>
+__device__ __forceinline__ void stream_fixed(const LinearParams& params,
+                                             const StreamGeometry& geometry) {
+  allow_next_kernel();
+  using Ring = ChainRecord<kSteps>;
+  constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
+  using Sums = SumLayout<kTiles, 2>;
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
+  const int lane = threadIdx.x % 32;
+
+  const PackedLinear& weight = params.weight;
+  const int split = blockIdx.x % weight.num_splits;  // 0 without partials
+  const int first_unit = blockIdx.x / weight.num_splits;
+  const int unit_stride = geometry.num_streams;
+  const int num_units = weight.num_outputs / kLinearUnit;
+  const int first_step = (split * kLinearChains + warp) * kSteps;
+  // The unit being multiplied, those in the ring behind it, and the one that goes there next. The
+  // first ones are this block's by its number, for their weights are to be under way before the
+  // kernel before this one is done; which block multiplies the others is decided by who comes
+  // first. So a block that shares its SM with another one, or starts late, takes fewer.
+  constexpr int kAhead = kRecords;
+  int units[kAhead + 1];
+#pragma unroll
+  for (int i = 0; i <= kAhead; ++i) units[i] = first_unit + i * unit_stride;
+  const bool claims_units = params.workspace != nullptr;
+  auto* const claims = reinterpret_cast<uint32_t*>(params.workspace) + split;
+
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t sums = shared_address(shared);
+  // The next claim, in two places by turns: one is read while the other is written.
+  auto* const claim = reinterpret_cast<int*>(shared + Sums::kBytes + kStreamWarps * kRingBytes);
+  const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
+  const uint32_t ring = sums + Sums::kBytes + warp * kRingBytes;
+  if (lane == 0) {
+#pragma unroll
+    for (int record = 0; record < kRecords; ++record) {
+#pragma unroll
+      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+        init_slot_barrier(ring + record * Ring::kRecordBytes + Ring::barrier(slot));
+      }
+    }
+    publish_slot_barriers();
+  }
+  __syncwarp();
+
+  const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
+  const uint8_t* const first_weights = static_cast<const uint8_t*>(weight.data) +
+                                       static_cast<int64_t>(first_step) * kLinearStepBytes;
+  const uint8_t* next = nullptr;  // what goes into a record next
+  constexpr bool kIsReadOnce = true;
+  const auto fill = [&](uint32_t record, int slot) {
+    const int begin = Ring::slot_begin(slot);
+    fill_slot<Ring::kSlotSteps, kIsReadOnce>(
+        record + begin * kLinearStepBytes, record + Ring::barrier(slot),
+        next + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (units[i] >= num_units) break;
+    next = first_weights + units[i] * unit_bytes;
+#pragma unroll
+    for (int slot = 0; slot < Ring::kSlots; ++slot) fill(ring + i * Ring::kRecordBytes, slot);
+  }
+
+  // A thread adds up and writes one output of a unit, of row thread / 16 (and 16 rows on).
+  constexpr int kElements = Sums::kRows * kLinearUnit;
+  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+  constexpr int kPassRows = kStreamThreads / kLinearUnit;
+  const int row = threadIdx.x / kLinearUnit;
+  const int output = threadIdx.x % kLinearUnit;
+  const uint32_t from_sums = sums + (row * Sums::kPitch + output) * 4;
+  const uint32_t to_sums = own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4;
+  const OutputLayout layout(params);
+  uint8_t* const out = layout.data + layout.at(static_cast<int64_t>(split) * params.num_rows, 0, 0);
+  const auto first_at = static_cast<uint32_t>(layout.at(row, 0, output));  // few rows: below 4 GB
+  const uint32_t unit_at = layout.unit_columns * layout.element_bytes;
+
+  wait_for_previous_kernel();
+  RegisterActivations<kTiles, kSteps> activations;
+  activations.load(
+      {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
+      first_step, lane);
+  // The ring is full and the memory would idle until the activations are there, the longer the more
+  // rows they have; more than this would hold up the first refills.
+  constexpr bool kIsLonger = kTiles > 1;
+  constexpr int kPrefetched = Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0);
+  if (Ring::kParts > 1) {
+    prefetch_steps<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
+  } else if (units[kAhead] < num_units) {
+    prefetch_steps<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
+  }
+
+  uint32_t record = ring;
+  uint32_t parity = 0;
+  uint32_t buffer = 0;
+  // The first unit apart: it begins as soon as the first activations are there.
+  const auto add_unit = [&](auto is_first) {
+    float accumulators[kTiles][4] = {};
+    const bool has_next = units[kAhead] < num_units;
+    // Asked for now, needed when this unit is done.
+    int claimed = units[kAhead] + unit_stride;
+    if (claims_units && has_next && threadIdx.x == 0) {
+      claimed =
+          (kAhead + 1) * unit_stride + atomicInc(claims, num_units - kAhead * unit_stride - 1);
+    }
+#pragma unroll
+    for (int part = 0; part < Ring::kParts; ++part) {
+      const bool refills = part + 1 < Ring::kParts || has_next;
+      // The next part comes while this one is multiplied; after the last, the next unit.
+      next = part + 1 < Ring::kParts
+                 ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
+                 : first_weights + units[kAhead] * unit_bytes;
+#pragma unroll
+      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+        const int part_step = part * Ring::kPartSteps;
+        const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
+        if constexpr (decltype(is_first)::value) {
+          activations.turn(part_step + begin, part_step + end, own_sums, lane);
+        }
+        wait_for_slot(record + Ring::barrier(slot), parity);
+#pragma unroll
+        for (int i = 0; i < Ring::kSlotSteps; ++i) {
+          const int step = begin + i;
+          if (step >= end) break;
+          uint32_t weights[4], x[kTiles][2];
+          load_matrices(record + lane * 16 + step * kLinearStepBytes, weights);
+          activations.get(part_step + step, x);
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            multiply_add(accumulators[tile], weights, x[tile]);
+          }
+        }
+        __syncwarp();  // every lane is done with the slot
+        if (refills) fill(record, slot);
+      }
+      if constexpr (kRecords == 1) {
+        parity ^= 1;
+      } else {
+        record += Ring::kRecordBytes;
+        if (record == ring + kRingBytes) {
+          record = ring;
+          parity ^= 1;
+        }
+      }
+    }
+
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        store_shared(to_sums + buffer + ((tile * 8 + i % 2) * Sums::kPitch + i / 2 * 8) * 4,
+                     accumulators[tile][i]);
+      }
+    }
+    if (claims_units && threadIdx.x == 0) claim[buffer != 0] = has_next ? claimed : num_units;
+    __syncthreads();
+    const uint32_t at = first_at + units[0] * unit_at;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
+    units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
+      const uint32_t from = from_sums + buffer + pass * kPassRows * Sums::kPitch * 4;
+      float sum = load_shared(from);
+#pragma unroll
+      for (int c = 1; c < kLinearChains; ++c) {
+        sum += load_shared(from + c * Sums::kChainFloats * 4);
+      }
+      const bool is_written = row + pass * kPassRows < params.num_rows && layout.has(output);
+      const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
+      write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written, sum);
+    }
+    buffer ^= Sums::kBufferFloats * 4;
+  };
+  add_unit(std::true_type{});
+#pragma unroll 1
+  while (units[0] < num_units) add_unit(std::false_type{});
+}
+
+// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
+// them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
+// neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
+// memory as the weights. (__maxnreg__ takes no template's constant.)
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(120) fixed_kernel_120(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(168) fixed_kernel_168(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+template <int kTiles, int kSteps, int kRecords>
+__global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+}
+
+template <int kTiles, int kSteps, int kRecords>
+constexpr auto fixed_kernel() {
+  constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
+  if constexpr (kHeld <= 40 && kTiles > 1) {
+    return fixed_kernel_72<kTiles, kSteps, kRecords>;
+  } else if constexpr (kHeld <= 46) {
+    return fixed_kernel_80<kTiles, kSteps, kRecords>;
+  } else if constexpr (kHeld <= 72) {
+    return fixed_kernel_112<kTiles, kSteps, kRecords>;
+  } else if constexpr (kHeld <= 88) {
+    return fixed_kernel_120<kTiles, kSteps, kRecords>;
+  } else if constexpr (kHeld <= 136) {
+    return fixed_kernel_168<kTiles, kSteps, kRecords>;
+  } else {
+    return fixed_kernel_240<kTiles, kSteps, kRecords>;
+  }
+}
+
+}  // namespace openspec::cuda

@@ -1,0 +1,191 @@
+#pragma once
+
+/// What the blocks of linear_wgmma work on: tiles of the output, and the stages of inputs that a
+/// tile needs.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/wgmma.cuh"
+#include "kernels/linear/tiles.cuh"
+#include "kernels/linear/wgmma_output.cuh"
+
+namespace openspec::cuda {
+
+// A stage is 64 k wide: weights [8 octets of k][unit][16 outputs][8 k], which without swizzle are
+// the core matrices of wgmma in order, then activations [row][64 k] in the swizzle of 128 bytes.
+
+inline constexpr int kMaxGroups = 3;
+inline constexpr int kMaxStages = 12;
+inline constexpr int kStageSteps = 4;
+inline constexpr int kStageInputs = kStageSteps * kLinearStep;
+inline constexpr int kStageOctets = kStageInputs / 8;
+inline constexpr int kUnitBytes = kLinearUnit * kStageInputs * 2;  // of a stage
+inline constexpr int kRowBytes = kStageInputs * 2;                 // of a stage
+inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;        // a unit's weights of 8 k
+inline constexpr int kAlignment = 1024;                            // of the swizzle
+
+/// Tiles of many rows need more registers than an even share: the copying warps get a group of
+/// their own, which hands over its registers.
+template <int kRows>
+struct Threads {
+  static constexpr bool kMovesRegisters = kRows > 64;
+  static constexpr int kCopying = kMovesRegisters ? 128 : 64;
+};
+
+/// The weights as boxes of as many units as a block's tiles have.
+struct WeightMaps {
+  CUtensorMap whole;    // Job::tile_units
+  CUtensorMap last;     // Job::last_units
+  CUtensorMap shorter;  // one less, where some runs are shorter
+};
+
+/// What the kernel is told. Either every cluster works on one tile of rows and a run of units, all
+/// runs as long or one unit shorter, in tiles of `tile_units` and a last one of what is left; or
+/// clusters take one tile after the other, in bands.
+struct Job {
+  void* out;
+  int num_rows;
+  int num_units;
+  int num_steps;
+  int num_splits;
+  bool is_swiglu;
+  bool is_f32;
+  bool is_split;  // out is [num_splits, num_rows, num_outputs]
+  int num_stages;
+  int tile_units;
+  int num_runs;    // of a split and tile of rows; 0: bands of tiles
+  int last_units;  // of the last tile of a longest run
+  // Tiles of all blocks of a cluster.
+  int num_unit_tiles;
+  int num_row_tiles;
+  int band;  // row tiles that run together, so that they find each other's weights in the cache
+  int num_tiles;
+};
+
+/// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
+/// up, then its output on the way to memory where that is bf16.
+__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
+                                                     bool is_swiglu) {
+  const int sum_bytes = adds_splits ? tile_rows / 2 * kGroupThreads * 4 : 0;
+  const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
+  return sum_bytes > out_bytes ? sum_bytes : out_bytes;
+}
+
+/// Units of 16 outputs, rows of x and splits that a block works on together.
+struct ProductTile {
+  int first_unit;
+  int num_units;
+  int box_units;  // that are loaded: in a band always as many
+  int first_row;
+  int first_split;
+  int last_split;  // one past
+};
+
+#ifdef OPENSPEC_HAS_WGMMA
+
+/// A block's tiles, one after the other.
+template <int kRows, int kCluster>
+class TileCursor {
+ public:
+  __device__ __forceinline__ TileCursor(const Job& job, int rank)
+      : job_(job), rank_(rank), index_(blockIdx.x / kCluster) {
+    if (job.num_runs > 0) {
+      const int row_tile = index_ % job.num_row_tiles;
+      const int run = index_ / job.num_row_tiles % job.num_runs;
+      const int split = index_ / (job.num_row_tiles * job.num_runs);
+      tile.first_unit = job.num_units * run / job.num_runs;
+      last_unit_ = job.num_units * (run + 1) / job.num_runs;
+      tile.first_row = (row_tile * kCluster + rank) * kRows;
+      find_splits(split);
+      tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
+    } else {
+      find_tile();
+    }
+  }
+  __device__ __forceinline__ bool at_end() const { return tile.num_units <= 0; }
+  __device__ __forceinline__ void advance() {
+    if (job_.num_runs > 0) {
+      tile.first_unit += tile.num_units;
+      tile.num_units = tile.box_units = min(job_.tile_units, last_unit_ - tile.first_unit);
+    } else {
+      index_ += gridDim.x / kCluster;
+      find_tile();
+    }
+  }
+
+  ProductTile tile;
+
+ private:
+  __device__ __forceinline__ void find_splits(int split) {
+    tile.first_split = split;
+    tile.last_split = job_.is_split ? split + 1 : job_.num_splits;
+  }
+  __device__ __forceinline__ void find_tile() {
+    tile.num_units = 0;
+    if (index_ >= job_.num_tiles) return;
+    const int num_splits = job_.is_split ? job_.num_splits : 1;
+    const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
+    const int first_of_band = index_ / band_tiles * job_.band;
+    const int in_band = index_ % band_tiles;
+    const int width = min(job_.band, job_.num_row_tiles - first_of_band);
+    const int row_tile = first_of_band + in_band % width;
+    const int unit_tile = in_band / width % job_.num_unit_tiles;
+    tile.first_unit = unit_tile * job_.tile_units;
+    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
+    tile.box_units = job_.tile_units;
+    tile.first_row = (row_tile * kCluster + rank_) * kRows;
+    find_splits(in_band / width / job_.num_unit_tiles);
+  }
+
+  const Job& job_;
+  int rank_;
+  int index_;
+  int last_unit_ = 0;  // of the run, one past
+};
+
+/// Shared addresses of the ring. A full barrier's phase ends when the stage has arrived, an empty
+/// one's when all readers, in a cluster those of both blocks, are done with it.
+struct Ring {
+  uint32_t stages;
+  uint32_t full;
+  uint32_t empty;
+  int num_stages;
+  int stage_bytes;
+};
+
+/// The stages that a block's tiles need, in order.
+template <int kRows, int kCluster>
+class StageCursor {
+ public:
+  __device__ __forceinline__ StageCursor(const Job& job, int rank) : job_(job), tiles_(job, rank) {
+    enter_tile();
+  }
+  __device__ __forceinline__ bool at_end() const { return tiles_.at_end(); }
+  __device__ __forceinline__ void advance() {
+    step += kStageSteps;
+    if (step < last_step_) return;
+    tiles_.advance();
+    enter_tile();
+  }
+  __device__ __forceinline__ const ProductTile& tile() const { return tiles_.tile; }
+
+  int step = 0;
+
+ private:
+  __device__ __forceinline__ void enter_tile() {
+    if (at_end()) return;
+    step = split_begin(job_.num_steps, job_.num_splits, tile().first_split);
+    last_step_ = split_begin(job_.num_steps, job_.num_splits, tile().last_split);
+  }
+
+  const Job& job_;
+  TileCursor<kRows, kCluster> tiles_;
+  int last_step_ = 0;
+};
+
+#endif  // OPENSPEC_HAS_WGMMA
+
+}  // namespace openspec::cuda

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "kernels/common/exec.h"
+
+namespace openspec {
+
+/// residual += delta (where delta is given), or = delta; out = residual * rsqrt(mean(residual^2) +
+/// eps) * weight.
+///
+/// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
+/// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
+/// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
+struct RmsNormParams {
+  void* residual = nullptr;     // [num_rows, width] dtype, updated in place when delta is given
+  const void* delta = nullptr;  // [num_rows, width] dtype, or null
+  const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
+  int num_partials = 0;
+  bool starts_residual = false;   // residual = delta: what it was is not read
+  const float* weight = nullptr;  // [width]
+  void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
+  // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at
+  // multiples of 16 bytes); 0: width. Two norms write the halves of one [num_rows, 2 * width]
+  // buffer so; nothing between the rows is touched.
+  int64_t out_stride = 0;
+  int num_rows = 0;
+  int width = 0;
+  float eps = 1e-6f;
+  DType dtype = DType::kF32;
+};
+
+void rms_norm_cpu(const ExecContext& exec, const RmsNormParams& params);
+#ifdef OPENSPEC_CUDA
+/// Returns a cudaError_t, as every op below its CPU form does.
+int rms_norm_cuda(const RmsNormParams& params, void* stream);
+#endif
+
+}  // namespace openspec

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/choose/choose.h"
+#include "kernels/steps/rows.h"
+
+/// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
+/// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU
+/// engine does the same in core/row_layout.h and runtime/host_step.cpp, which the tests compare
+/// with.
+namespace openspec {
+
+/// The sequence table in device memory, by slot.
+struct DeviceTable {
+  int32_t* tokens = nullptr;  // [max_num_seqs, tokens_stride] history, last token included
+  int64_t tokens_stride = 0;
+  int32_t* num_tokens = nullptr;      // [max_num_seqs]
+  int32_t* kv_len = nullptr;          // [max_num_seqs] tokens whose KV is committed
+  int32_t* prompt_len = nullptr;      // [max_num_seqs]
+  int32_t* max_num_tokens = nullptr;  // [max_num_seqs] prompt and output, at most
+  int32_t* is_active = nullptr;       // [max_num_seqs] 0: finished, computes no more rows
+  int32_t* pages = nullptr;           // [max_num_seqs, max_pages_per_seq]
+  int max_pages_per_seq = 0;
+  SamplingParams* sampling = nullptr;  // [max_num_seqs]
+  int32_t* kept_begin = nullptr;       // [max_num_seqs] see KeptRows; null: nothing is kept
+};
+
+/// What the host says of one sequence's share of a step.
+struct StepSpan {
+  int32_t slot = 0;
+  int32_t num_new_tokens = 0;  // known tokens to compute: 1 in decode
+  int32_t max_drafts = 0;      // that pages are reserved for
+  float acceptance =
+      0.0f;  // conditional, of each draft: which drafts go first where rows are short
+};
+/// A slot that the host (re)wrote.
+struct SlotUpdate {
+  int32_t slot = 0, num_tokens = 0, kv_len = 0, prompt_len = 0, max_num_tokens = 0, is_active = 0;
+};
+struct PageUpdate {
+  int32_t slot = 0, index = 0, page = 0;
+};
+struct StepHeader {
+  int32_t num_spans = 0, num_slot_updates = 0, num_page_updates = 0;
+  int32_t row_budget = 0;  // rows to lay, drafts included, at most
+  int32_t ring_index = 0;  // where the outcome goes
+};
+
+/// What the ops of a step read of it, in device memory.
+struct StepInput {
+  const StepHeader* header = nullptr;
+  const StepSpan* spans = nullptr;  // [max_spans]
+};
+
+inline constexpr int kMaxStepSpans = 1024;  // sequences of a step
+
+/// Takes a step's input from where the host wrote it, applies the updates and says how many drafts
+/// each span may have. Launched anew for each step, for where its input lies is an argument; what
+/// it leaves is found by recorded ops.
+struct BeginStepParams {
+  StepHeader header;
+  // In pinned host memory, read as it lies there.
+  const StepSpan* host_spans = nullptr;      // [header.num_spans]
+  const SlotUpdate* slot_updates = nullptr;  // [header.num_slot_updates]
+  const PageUpdate* page_updates = nullptr;  // [header.num_page_updates]
+  DeviceTable table;
+  int max_spans = 0;
+  StepHeader* out_header = nullptr;  // for the step's StepInput
+  StepSpan* spans = nullptr;         // out [header.num_spans], likewise
+  int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 behind the last one
+  int32_t* num_wanted = nullptr;     // out [max_spans] drafts that can still be used; 0 for a span
+                                     // that ends before the last known token, or is finished
+};
+int begin_step_cuda(const BeginStepParams& params, void* stream);
+
+/// Spends the row budget on drafts and lays all rows out, as RowLayout does: span after span, known
+/// tokens, then drafts. Where the budget is short, drafts go in falling order of survival (by their
+/// scores, or else acceptance to the power of their place), equal ones in rounds over the spans. A
+/// draft that is no token id, stands before the one that it follows or has a higher score than one
+/// before it ends its span's drafts.
+struct LayoutRowsParams {
+  StepInput input;
+  DeviceTable table;
+  const int32_t* num_wanted = nullptr;  // [max_spans]
+  const int32_t* drafts = nullptr;      // [max_spans, max_drafts]
+  const int32_t* num_drafts = nullptr;  // [max_spans]
+  const int32_t* parents = nullptr;     // [max_spans, max_drafts] of trees, see Draft; null: chains
+  const float* scores = nullptr;        // [max_spans, max_drafts], see Draft; null: none
+  int max_spans = 0;
+  int max_drafts = 0;
+  int page_size = 0;
+  int vocab_size = 0;
+  int num_rows = 0;     // rows of the batch, padding included
+  int num_samples = 0;  // entries of sample_row, padding included
+  // out
+  int32_t* row_token = nullptr;  // [num_rows], as the next four
+  int32_t* row_position = nullptr;
+  int32_t* row_span = nullptr;
+  int32_t* row_parent = nullptr;
+  int64_t* row_kv_slot = nullptr;
+  int32_t* span_begin = nullptr;   // [max_spans + 1]
+  int32_t* span_kv_len = nullptr;  // [max_spans], as the following but sample_begin
+  int32_t* span_seq = nullptr;
+  int32_t* num_offered = nullptr;   // usable drafts
+  int32_t* num_granted = nullptr;   // of these, drafts that got a row
+  int32_t* first_choice = nullptr;  // sample of the last known token; -1: none
+  int32_t* sample_begin = nullptr;  // [max_spans + 1]
+  int32_t* sample_row = nullptr;    // [num_samples]
+  int32_t* score_token = nullptr;   // [num_samples]
+};
+int layout_rows_cuda(const LayoutRowsParams& params, void* stream);
+
+/// What a step did for one span.
+struct StepOutcome {
+  int32_t num_computed = 0;  // tokens whose KV became committed
+  int32_t num_tokens = 0;    // chosen tokens, in CommitRowsParams::tokens
+  int32_t finish = 0;        // FinishReason
+  int32_t num_drafts = 0;    // drafts that had rows
+  int32_t num_accepted = 0;  // drafts among the chosen tokens
+  int32_t num_offered = 0;
+  int32_t num_judged = 0;  // see DraftJudgement
+  int32_t num_right = 0;
+  int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
+  int32_t reserved = 0;
+};
+
+/// Accepts the longest run of drafts that equal the choices (accept_drafts), stops at stop ids and
+/// limits, and commits: history, lengths, and the outcome to the ring in pinned memory.
+struct CommitRowsParams {
+  StepInput input;
+  DeviceTable table;
+  bool keeps_rows = false;              // for the drafter, which else learns from them now
+  const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
+  const int32_t* parents = nullptr;     // likewise; null: chains
+  const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
+  const int32_t* num_offered = nullptr;
+  const int32_t* num_granted = nullptr;
+  const int32_t* first_choice = nullptr;
+  const int32_t* sample_begin = nullptr;  // [max_spans + 1]
+  const int32_t* chosen = nullptr;        // [num_samples]
+  // Log-probabilities of the samples, or null; see ChooseParams.
+  const int32_t* logprob_ids = nullptr;
+  const float* logprobs = nullptr;
+  const int32_t* ranks = nullptr;
+  int num_spans = 0;  // room of the step's arrays
+  int max_spans = 0;  // that an entry of the ring has room for, as the next two
+  int max_drafts = 0;
+  int max_samples = 0;
+  int32_t* num_computed = nullptr;  // out [num_spans], for what follows in the same step
+  // out [num_rows] with parents: which rows count, see ExtendRowsParams
+  int32_t* committed_row = nullptr;
+  // out, each [ring, ...], pinned
+  StepOutcome* outcomes = nullptr;     // [ring, max_spans]
+  int32_t* tokens = nullptr;           // [ring, max_spans, 1 + max_drafts], as the next
+  int32_t* samples = nullptr;          // where each was chosen
+  int32_t* out_logprob_ids = nullptr;  // [ring, max_samples, 1 + kMaxLogprobs], as the next
+  float* out_logprobs = nullptr;
+  int32_t* out_ranks = nullptr;  // [ring, max_samples]
+};
+int commit_rows_cuda(const CommitRowsParams& params, void* stream);
+
+}  // namespace openspec

@@ -1,0 +1,1 @@
+"""What lies in a checkpoint folder, read and checked."""

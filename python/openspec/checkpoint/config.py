@@ -1,0 +1,296 @@
+"""What a Qwen3 checkpoint is: config.json and generation_config.json, checked key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.json_keys import JsonKeys
+from openspec.checkpoint.rope import RopeConfig, YarnParams, default_rope, linear_rope, yarn_rope
+from openspec.checkpoint.strict_json import read_json_object
+from openspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openspec._C import TargetConfig
+
+logger = logging.getLogger(__name__)
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+MAX_DIM = 1 << 20
+MAX_POSITIONS = 1 << 24
+MAX_HEAD_DIM = 256
+DEFAULT_HEAD_DIM = 128  # transformers' default for Qwen3; not hidden_size / heads
+ROPE_KEYS = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor"}),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "beta_fast",
+            "beta_slow",
+            "truncate",
+        }
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """The checkpoint's own sampling advice (generation_config.json); None where it has none."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The advice that there is, by field of `SamplingParams`."""
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Geometry and token ids of one Qwen3 dense checkpoint."""
+
+    folder: Path
+    hidden_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    """Rows of the embedding; more than the tokenizer has tokens."""
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    max_model_len: int
+    """Tokens that the position encoding is made for: with scaling, more than it was trained on."""
+    rope: RopeConfig
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> ModelConfig:
+        """Reads and checks a Hugging Face folder.
+
+        Raises:
+            ConfigError: the key, the value found and the remedy.
+        """
+        path = open_folder(folder)
+        file = find_file(path, "config.json")
+        if file is None:
+            raise ConfigError(
+                f"{path} has no config.json; give the folder of a Hugging Face Qwen3 checkpoint"
+            )
+        keys = JsonKeys(read_json_object(file), str(path / "config.json"))
+        _refuse_unsupported(keys)
+        generation_file = find_file(path, "generation_config.json")
+        generation = JsonKeys(
+            read_json_object(generation_file) if generation_file else {},
+            str(path / "generation_config.json"),
+        )
+        return _parse(path, keys, generation)
+
+    def with_eos_token(self, token_id: int | None) -> ModelConfig:
+        """The same model, ending at the tokenizer's eos_token too, as in vLLM and SGLang.
+
+        Models tuned for chats from a base model often keep its generation_config.json, which does
+        not name the token that ends their turns.
+        """
+        if token_id is None or token_id in self.eos_token_ids or token_id >= self.vocab_size:
+            return self
+        return dataclasses.replace(self, eos_token_ids=(*self.eos_token_ids, token_id))
+
+    def target_config(self) -> TargetConfig:
+        """The same geometry for the C++ core."""
+        from openspec._C import TargetConfig
+
+        return TargetConfig(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_q_heads=self.num_q_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+            rms_norm_eps=self.rms_norm_eps,
+            tie_word_embeddings=self.tie_word_embeddings,
+            inv_freq=self.rope.inv_freq,
+            rope_scale=self.rope.scale,
+        )
+
+
+def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
+    vocab_size = keys.integer("vocab_size", 2, 1 << 24)
+    num_q_heads = keys.integer("num_attention_heads", 1, 4096)
+    num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
+    if num_q_heads % num_kv_heads:
+        keys.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
+    head_dim = keys.integer("head_dim", 2, 4096, DEFAULT_HEAD_DIM)
+    if head_dim % 32 or head_dim > MAX_HEAD_DIM:
+        keys.refuse("head_dim", f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need")
+    max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    rope, max_model_len = _parse_rope(keys, head_dim, max_positions)
+    dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
+    if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
+        "bfloat16",
+        "float16",
+        "float32",
+    ):
+        name = "dtype" if keys.get("dtype") else "torch_dtype"
+        keys.refuse(name, '"bfloat16" or "float32"; save the checkpoint in one of them')
+    return ModelConfig(
+        folder=folder,
+        hidden_size=keys.integer("hidden_size", 1, MAX_DIM),
+        num_layers=keys.integer("num_hidden_layers", 1, 1024),
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=keys.integer("intermediate_size", 1, MAX_DIM),
+        vocab_size=vocab_size,
+        rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
+        tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
+        max_model_len=max_model_len,
+        rope=rope,
+        eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
+        or keys.token_ids("eos_token_id", vocab_size),
+        sampling=_parse_sampling(generation),
+    )
+
+
+def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
+    temperature = keys.optional_number("temperature", 0.0, 100.0)
+    if keys.get("do_sample") is False:
+        temperature = 0.0
+    top_k = None if keys.get("top_k") is None else keys.integer("top_k", -1, 2**31 - 1)
+    top_p = keys.optional_number("top_p", 0.0, 1.0)
+    if top_p == 0.0:
+        keys.refuse("top_p", "a number in (0, 1]")
+    repetition_penalty = keys.optional_number("repetition_penalty", 0.0, 100.0)
+    if repetition_penalty == 0.0:
+        keys.refuse("repetition_penalty", "a number in (0, 100]")
+    return SamplingDefaults(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=keys.optional_number("min_p", 0.0, 1.0),
+        repetition_penalty=repetition_penalty,
+    )
+
+
+def _refuse_unsupported(keys: JsonKeys) -> None:
+    """Stops at anything that would make the Qwen3 dense forward pass a different one."""
+    supported = f"openspec runs Qwen3 dense checkpoints ({ARCHITECTURE}) only"
+    architectures = keys.get("architectures")
+    if architectures is not None and architectures != [ARCHITECTURE]:
+        keys.refuse("architectures", f'["{ARCHITECTURE}"]; {supported}')
+    if keys.get("model_type") != "qwen3":
+        keys.refuse("model_type", f'"qwen3"; {supported}')
+    for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
+        if keys.get(name):
+            keys.refuse(name, f"no such key: this is a mixture of experts; {supported}")
+    if keys.get("quantization_config") is not None:
+        keys.refuse(
+            "quantization_config",
+            "no such key: quantised weights are not supported; give the unquantised checkpoint",
+        )
+    if keys.boolean("attention_bias", False):
+        keys.refuse("attention_bias", "false; no Qwen3 checkpoint has biases")
+    if keys.get("hidden_act") not in (None, "silu"):
+        keys.refuse("hidden_act", '"silu", the activation of Qwen3')
+    _refuse_sliding_window(keys)
+    if keys.get("auto_map") is not None:
+        logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
+
+
+def _refuse_sliding_window(keys: JsonKeys) -> None:
+    remedy = "attend to everything: sliding windows are not supported"
+    layer_types = keys.get("layer_types")
+    if layer_types is not None:
+        if not isinstance(layer_types, list):
+            keys.refuse("layer_types", "a list of strings")
+        if any(kind != "full_attention" for kind in layer_types):
+            keys.refuse("layer_types", f'only "full_attention"; all layers have to {remedy}')
+        return
+    if not keys.boolean("use_sliding_window", False) or keys.get("sliding_window") is None:
+        return
+    num_layers = keys.integer("num_hidden_layers", 1, 1024)
+    if keys.integer("max_window_layers", 0, 1 << 20, 28) < num_layers:
+        keys.refuse("use_sliding_window", f"false; all layers have to {remedy}")
+
+
+def _parse_rope(keys: JsonKeys, head_dim: int, max_positions: int) -> tuple[RopeConfig, int]:
+    """Both dialects: rope_theta with rope_scaling, and rope_parameters with everything in it."""
+    name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    value = keys.get(name) or {}
+    if not isinstance(value, dict):
+        keys.refuse(name, "an object or null")
+    if any(isinstance(item, dict) for item in value.values()):
+        keys.refuse(name, "one setting for all layers, not one for each layer type")
+    rope = JsonKeys(value, f"{keys.source}: {name}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        key = "rope_type" if rope.get("rope_type") else "type"
+        rope.refuse(key, '"default", "linear" or "yarn"; remove it or convert it to YaRN')
+    # Who adds rope_scaling to a newer file, as Qwen3's card says, leaves the base where it stood.
+    newer = keys.object("rope_parameters") or rope
+    places = [place for place in (rope, keys, newer) if place.get("rope_theta") is not None]
+    theta_source = places[0] if places else keys
+    if theta_source.get("rope_theta") is None:
+        keys.refuse("rope_theta", "the RoPE base, at top level or in rope_parameters")
+    theta = theta_source.number("rope_theta", 1.0 + 1e-6, 1e30)
+    for source in (keys, rope):
+        if source.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+            source.refuse("partial_rotary_factor", "1.0: Qwen3 turns the whole head")
+    known = ROPE_KEYS[kind] | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    unknown = sorted(set(value) - known)
+    if unknown:
+        logger.warning("%s: ignored with rope_type %s: %s", rope.source, kind, ", ".join(unknown))
+    if kind == "default":
+        return default_rope(theta, head_dim), max_positions
+    if kind == "linear":
+        factor = rope.number("factor", 1.0, 1e6)
+        length = min(int(max_positions * factor), MAX_POSITIONS)
+        return linear_rope(theta, head_dim, factor), length
+    yarn = _parse_yarn(keys, rope, max_positions)
+    length = min(int(yarn.original_max_position_embeddings * yarn.factor), MAX_POSITIONS)
+    return yarn_rope(theta, head_dim, yarn), max(length, 1)
+
+
+def _parse_yarn(keys: JsonKeys, rope: JsonKeys, max_positions: int) -> YarnParams:
+    # As transformers: a value at top level wins over the one in the object.
+    outer = keys.get("original_max_position_embeddings") is not None
+    original = (keys if outer else rope).integer(
+        "original_max_position_embeddings", 1, MAX_POSITIONS, max_positions
+    )
+    if "factor" in rope.values and rope.get("factor") is None:
+        factor = max_positions / original
+    else:
+        factor = rope.number("factor", 1.0, 1e6)
+    yarn = YarnParams(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=rope.optional_number("attention_factor", 1e-6, 1e6),
+        mscale=rope.optional_number("mscale", 0.0, 1e6),
+        mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e6),
+        beta_fast=rope.number("beta_fast", 0.0, 1e6, 32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", 0.0, 1e6, 1.0) or 1.0,
+        truncate=rope.boolean("truncate", True),
+    )
+    if yarn.beta_fast < yarn.beta_slow:
+        rope.refuse("beta_fast", f"a number not below beta_slow ({yarn.beta_slow})")
+    if not math.isfinite(yarn.factor) or yarn.factor <= 0.0:
+        rope.refuse("factor", "a positive number")
+    return yarn

@@ -1,0 +1,365 @@
+"""Draft heads that read hidden states of the target: what their checkpoints have in common.
+
+They differ in keys, tensor names and in how they number the target's layers; which format is which
+is the business of the method (`draft_formats/`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
+from openspec.checkpoint.json_keys import JsonKeys
+from openspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openspec.checkpoint.config import ModelConfig
+
+Numbering = Literal["entering", "output"]
+
+CAPTURE_LAYERS = "capture_layers"
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+TARGET_EMBEDDING = "model.embed_tokens.weight"
+TOKEN_MAP = "d2t"
+TOKEN_MASK = "t2d"
+LAYER_TENSORS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+DEFAULT_ROPE_THETA = 10_000.0  # of transformers' LlamaConfig and Qwen3Config
+OTHER_TARGET = "the head was trained for another target; give one made for this model"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIds:
+    """Layer ids as a checkpoint or user wrote them."""
+
+    ids: tuple[int, ...]
+    numbering: Numbering
+    origin: str
+    """Where they stand, for messages."""
+
+    def outputs(self) -> tuple[int, ...]:
+        """The same layers by their outputs; see `captured_layers`."""
+        return tuple(i - self.shift for i in self.ids)
+
+    @property
+    def shift(self) -> int:
+        """By how much an id exceeds that of the layer whose output it means."""
+        return 1 if self.numbering == "entering" else 0
+
+
+def layer_ids_at(keys: JsonKeys, name: str, numbering: Numbering) -> LayerIds | None:
+    """The ids under a key; None if absent."""
+    ids = keys.integers(name)
+    return None if ids is None else LayerIds(ids, numbering, f"{keys.source}: {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a checkpoint's config.json says, whatever the format."""
+
+    name: str
+    keys: JsonKeys
+    """Top level."""
+    layer: JsonKeys
+    """Where the layers' geometry stands."""
+    layer_ids: LayerIds | None
+
+
+def speculators_layer(keys: JsonKeys) -> JsonKeys:
+    """Where the speculators format has the layers' geometry."""
+    layer = keys.object("transformer_layer_config")
+    if layer is None:
+        keys.refuse("transformer_layer_config", "an object with the layers' geometry")
+    return layer
+
+
+def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
+    """The target's layers, from 0, whose outputs the head reads, in rising order.
+
+    An output is the residual stream behind a layer, before the next layer's norm. Code bases count
+    in two ways: "output of layer i", and "state that enters layer i", which is the output of layer
+    i - 1 (so that entering L, the number of layers, is the output of the last one). For a head that
+    reads the outputs of layers 1, 17 and 32 of a target with 36 layers:
+
+    | where the ids stand | written by | numbering | example |
+    |---|---|---|---|
+    | nowhere; [2, L//2, L-3] holds | SafeAILab, AngelSlim, vLLM, SGLang | entering | 2, 18, 33 |
+    | aux_hidden_state_layer_ids inside a method's object | SpecForge, SGLang | output | 1, 17, 32 |
+    | aux_hidden_state_layer_ids at top level | speculators, vLLM | entering | 2, 18, 33 |
+    | target_layer_ids, wherever it stands | z-lab, DeepSpec, SpecForge | output | 1, 17, 32 |
+    | --capture-layers | users of openspec | output | 1, 17, 32 |
+
+    Raises:
+        ConfigError: ids out of range or not rising, with the numbers.
+    """
+    shift, layers = layer_ids.shift, layer_ids.outputs()
+    is_rising = all(a < b for a, b in itertools.pairwise(layers))
+    if not is_rising or layers[0] < 0 or layers[-1] >= num_layers:
+        raise ConfigError(
+            f"{layer_ids.origin}: expected rising ids in [{shift}, {num_layers - 1 + shift}] "
+            f'(numbering "{layer_ids.numbering}", the target has {num_layers} layers), '
+            f"found {list(layer_ids.ids)}; set --capture-layers, or {OTHER_TARGET}"
+        )
+    return layers
+
+
+def _entering(layers: tuple[int, ...]) -> str:
+    """Outputs of layers in the other numbering, for messages."""
+    return listed(tuple(layer + 1 for layer in layers))
+
+
+def listed(layers: tuple[int, ...]) -> str:
+    """Numbers for messages."""
+    return ", ".join(map(str, layers))
+
+
+def layers_of_user(text: str) -> LayerIds | None:
+    """What --capture-layers names; None: nothing."""
+    if not text:
+        return None
+    if not re.fullmatch(r"\s*\d{1,6}(\s*,\s*\d{1,6})*\s*", text):
+        raise ConfigError(f"--capture-layers must be a list such as 1,17,32; got {text!r}")
+    return LayerIds(tuple(map(int, text.split(","))), "output", "--capture-layers")
+
+
+def neighbouring_layers(layers: tuple[int, ...], num_layers: int) -> list[tuple[int, ...]]:
+    """The same ids counted in the other way, both ways round, where they are layers at all."""
+    moved = (tuple(layer + shift for layer in layers) for shift in (-1, 1))
+    return [ids for ids in moved if ids[0] >= 0 and ids[-1] < num_layers]
+
+
+def check_computation(layer: JsonKeys) -> None:
+    """Refuses what would make a decoder layer's computation another one."""
+    if layer.get("quantization_config") is not None:
+        layer.refuse("quantization_config", "no such key", "give the unquantised head")
+    if layer.get("hidden_act") not in (None, "silu"):
+        layer.refuse("hidden_act", '"silu"')
+    for name in ("attention_bias", "mlp_bias"):
+        if layer.boolean(name, False):
+            layer.refuse(name, "false", "heads with biases are not supported")
+    rope = layer.object("rope_scaling")
+    kind = rope.get("rope_type") or rope.get("type") if rope is not None else None
+    if kind not in (None, "default"):
+        layer.refuse("rope_scaling", "null", "heads with scaled RoPE are not supported")
+
+
+def layer_geometry(
+    checkpoint: DraftCheckpoint, layer: JsonKeys, prefix: str
+) -> dict[str, int | float]:
+    """Options of the compiled drafter that keys say, and the tensors of the layer at `prefix`."""
+    num_q_heads = layer.integer("num_attention_heads", 1, 4096)
+    num_kv_heads = layer.integer("num_key_value_heads", 1, 4096, num_q_heads)
+    if num_q_heads % num_kv_heads:
+        layer.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
+    q_shape = checkpoint.tensor(f"{prefix}self_attn.q_proj.weight").shape
+    q_rows = q_shape[0] if q_shape else 0
+    return {
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        # Not hidden_size / heads, which is another number for 4B; old files have no such key.
+        "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
+        "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
+        "rope_theta": _rope_theta(layer),
+        "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
+    }
+
+
+def _rope_theta(layer: JsonKeys) -> float:
+    """The base of the head's RoPE, wherever it stands.
+
+    Raises:
+        ConfigError: it is scaled.
+    """
+    parameters = layer.object("rope_parameters")
+    if parameters is not None and parameters.get("rope_type") not in (None, "default"):
+        parameters.refuse("rope_type", '"default"', "heads with scaled RoPE are not supported")
+    source = layer
+    if parameters is not None and parameters.get("rope_theta") is not None:
+        source = parameters
+    return source.number("rope_theta", 1.0 + 1e-6, 1e30, DEFAULT_ROPE_THETA)
+
+
+def check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:
+    """Crosses what both config.json files say about the target; `keys` is the head's top level."""
+    for source, name, expected in (
+        (layer, "hidden_size", target.hidden_size),
+        (keys, "target_hidden_size", target.hidden_size),
+        (layer, "vocab_size", target.vocab_size),
+        (keys, "num_target_layers", target.num_layers),
+    ):
+        is_optional = name.startswith(("target", "num"))
+        if is_optional and source.get(name) is None:
+            continue
+        if source.integer(name, 1, 1 << 24) != expected:
+            source.refuse(name, f"{expected}, as the target has", OTHER_TARGET)
+
+
+def read_captures(
+    checkpoint: DraftCheckpoint, layer_ids: LayerIds, target: ModelConfig
+) -> tuple[int, ...]:
+    """`captured_layers`, as many as the checkpoint's `fc` reads."""
+    layers = captured_layers(layer_ids, target.num_layers)
+    fc, size = checkpoint.tensor("fc.weight"), target.hidden_size
+    if len(fc.shape) != 2 or fc.shape[0] != size or fc.shape[1] % size:
+        raise ConfigError(
+            f"{fc.path}: {fc.name}: expected shape [{size}, n * {size}], "
+            f"{size} being the target's hidden_size, found {list(fc.shape)}; {OTHER_TARGET}"
+        )
+    found = fc.shape[1] // size
+    if found != len(layers):
+        raise ConfigError(
+            f"{fc.path}: {fc.name}: expected shape [{size}, {len(layers) * size}] "
+            f"for {len(layers)} captured layers ({listed(layers)}, from {layer_ids.origin}), found "
+            f"{list(fc.shape)}, that is {found}; name all {found} with --capture-layers"
+        )
+    return layers
+
+
+def check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
+    """Checks d2t, which holds offsets: draft id i is the target's id i + d2t[i].
+
+    Without it the head has to know all of the target's `vocab` tokens.
+    """
+    if TOKEN_MAP not in checkpoint.tensors:
+        if draft_vocab == vocab:
+            return
+        raise ConfigError(
+            f"{checkpoint.folder}: missing tensor {TOKEN_MAP}: the head knows {draft_vocab} of the "
+            f"target's {vocab} tokens, and {TOKEN_MAP} says which; take the whole checkpoint"
+        )
+    info = checkpoint.tensor(TOKEN_MAP)
+    where = f"{info.path}: {TOKEN_MAP}"
+    offsets = checkpoint.integers(TOKEN_MAP)
+    if len(offsets) != draft_vocab:
+        raise ConfigError(f"{where}: expected {draft_vocab} entries, found {len(offsets)}")
+    has_ids = "it holds ids where offsets are expected: subtract 0, 1, 2, ... from it"
+    mask = _token_mask(checkpoint, vocab)
+    wrong = [i for i, offset in enumerate(offsets) if not 0 <= i + offset < vocab]
+    if wrong:
+        i = wrong[0]
+        all_ids = all(0 <= offset < vocab for offset in offsets)
+        raise ConfigError(
+            f"{where}: expected i + {TOKEN_MAP}[i] in [0, {vocab}), the target's vocabulary, found "
+            f"{i} + {offsets[i]}; {has_ids if all_ids and len(wrong) > 1 else OTHER_TARGET}"
+        )
+    if mask is None:
+        return
+    unmarked = [i for i, offset in enumerate(offsets) if not mask[i + offset]]
+    if unmarked:
+        i = unmarked[0]
+        are_ids = all(0 <= offset < vocab and mask[offset] for offset in offsets)
+        raise ConfigError(
+            f"{where}: expected {TOKEN_MASK} to mark the target's id {i} + {offsets[i]}, found it "
+            f"unmarked ({len(unmarked)} of {draft_vocab} ids are); "
+            f"{has_ids if are_ids else f'{TOKEN_MAP} and {TOKEN_MASK} are of different heads'}"
+        )
+
+
+def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
+    info = checkpoint.tensors.get(TOKEN_MASK)
+    if info is None:
+        return None
+    if info.dtype not in ("BOOL", "U8") or info.shape != (vocab,):
+        raise ConfigError(
+            f"{info.path}: {TOKEN_MASK}: expected BOOL [{vocab}], the target's vocabulary, "
+            f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
+        )
+    with checkpoint.view(TOKEN_MASK) as view:
+        return bytes(view)
+
+
+def num_parameters(checkpoint: DraftCheckpoint, names: Iterable[str]) -> int:
+    """Of the tensors that are loaded."""
+    shapes = [
+        checkpoint.tensors[name].shape
+        for name in names
+        if name in checkpoint.tensors and name != TOKEN_MAP
+    ]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def ignored_tensors(
+    checkpoint: DraftCheckpoint, originals: Mapping[str, tuple[str, ...]], target_folder: Path
+) -> dict[str, str]:
+    """Tensors that need not be loaded -> why.
+
+    `originals`: a tensor of the head -> the target's tensors of which it may be a copy, byte for
+    byte.
+    """
+    ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
+    for name in checkpoint.tensors:
+        if name.startswith("verifier_"):
+            ignored[name] = "only training needs it"
+        elif name.endswith("rotary_emb.inv_freq"):
+            ignored[name] = "it follows from rope_theta"
+        elif any(
+            is_same_tensor(checkpoint, name, target_folder, other)
+            for other in originals.get(name, ())
+        ):
+            ignored[name] = "it is a copy of the target's"
+    return ignored
+
+
+def details(
+    checkpoint: DraftCheckpoint,
+    dialect: Dialect,
+    layers: tuple[int, ...],
+    layer_ids: LayerIds,
+    target: ModelConfig,
+    own: Iterable[str],
+) -> tuple[str, ...]:
+    """Lines for whoever looks closer, those of the method's `own` among them.
+
+    Raises:
+        ConfigError: the head was made for another tokenizer.
+    """
+    lines = [
+        f"format: {dialect.name}",
+        f"layers: outputs of {listed(layers)} = entering {_entering(layers)} (from "
+        f"{layer_ids.origin})",
+        f"fc: {list(checkpoint.tensor('fc.weight').shape)}, {len(layers)} states of "
+        f"{target.hidden_size}",
+        *own,
+        check_same_tokenizer(checkpoint.folder, target.folder),
+    ]
+    trained_len = dialect.layer.get("max_position_embeddings")
+    if isinstance(trained_len, int) and trained_len < target.max_model_len:
+        lines.append(
+            f"positions: made for {trained_len}, the target for {target.max_model_len}; "
+            "acceptance falls beyond"
+        )
+    verifier = _trained_for(dialect.keys)
+    if verifier is not None:
+        lines.append(f"trained for: {verifier}")
+    return tuple(lines)
+
+
+def whose(is_own: object) -> str:
+    """For messages."""
+    return "own" if is_own else "the target's"
+
+
+def _trained_for(keys: JsonKeys) -> str | None:
+    """The target that the checkpoint names."""
+    speculators = keys.object("speculators_config")
+    verifier = speculators.object("verifier") if speculators is not None else None
+    name = verifier.get("name_or_path") if verifier is not None else None
+    name = name or keys.get("target_model_name_or_path")
+    return f"{name:.120}" if isinstance(name, str) and name.isprintable() else None

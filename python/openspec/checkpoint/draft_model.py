@@ -1,0 +1,194 @@
+"""Draft checkpoints: what any of them is to the engine, and the reading that all have in common.
+
+Which formats there are and what their keys mean is the business of the method (`drafters/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.json_keys import JsonKeys
+from openspec.checkpoint.safetensors_reader import (
+    SafetensorsFile,
+    TensorInfo,
+    checkpoint_files,
+    name_some,
+)
+from openspec.checkpoint.strict_json import read_json_object
+from openspec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+KIND = "draft model"
+CONVERTER = "python -m openspec.convert_drafter"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """A draft checkpoint that fits the target, as the method describes it to the engine."""
+
+    folder: Path
+    description: str
+    """One line for the log: format, size, what it reads of the target."""
+    options: Mapping[str, int | float | bool | str]
+    """Its geometry, for the compiled drafter, beside the method's options and over them."""
+    tensor_names: Mapping[str, str]
+    """Tensor in the files -> the name under which the runner expects it. All have to be there."""
+    ignored_tensors: Mapping[str, str]
+    """Tensors in the files that are not loaded -> why."""
+    details: tuple[str, ...] = ()
+    """More lines, for whoever looks closer."""
+
+
+class DraftCheckpoint:
+    """A draft folder, open: config.json and the headers of all tensors, nothing loaded."""
+
+    def __init__(self, folder: Path, keys: JsonKeys, files: list[SafetensorsFile]) -> None:
+        self.folder = folder
+        self.keys = keys
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: info for file in files for name, info in file.tensors.items()
+        }
+        self._file_of = {name: file for file in files for name in file.tensors}
+
+    def tensor(self, name: str) -> TensorInfo:
+        """One tensor's header.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self.tensors:
+            raise ConfigError(
+                f"{self.folder}: missing tensor {name}; the tensors there are "
+                f"{name_some(sorted(self.tensors))}"
+            )
+        return self.tensors[name]
+
+    def view(self, name: str) -> memoryview:
+        """One tensor's bytes."""
+        return self._file_of[name].view(name)
+
+    def integers(self, name: str) -> list[int]:
+        """The values of a vector of integers.
+
+        Raises:
+            ConfigError: it is not one.
+        """
+        info = self.tensor(name)
+        if info.dtype not in ("I64", "I32") or len(info.shape) != 1:
+            raise ConfigError(
+                f"{info.path}: {name}: expected a vector of I64 or I32, "
+                f"found {info.dtype} {list(info.shape)}"
+            )
+        with (
+            self.view(name) as view,
+            view.cast("q") if info.dtype == "I64" else view.cast("i") as values,
+        ):
+            return list(values)
+
+
+@contextlib.contextmanager
+def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
+    """Opens a draft folder.
+
+    Raises:
+        ConfigError: no folder, config.json or readable weights, with the remedy.
+    """
+    root = open_folder(folder, KIND)
+    config = find_file(root, "config.json")
+    if config is None:
+        raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
+    keys = JsonKeys(read_json_object(config), str(root / "config.json"))
+    has_safetensors = any(root.glob("*.safetensors*"))
+    if not has_safetensors and any(root.glob(f"{PICKLED_WEIGHTS}*")):
+        raise ConfigError(
+            f"{root}: {PICKLED_WEIGHTS} is not read because it can run code; convert it once, "
+            f"where torch is installed: {CONVERTER} {root} NEW_FOLDER"
+        )
+    files = checkpoint_files(root)
+    try:
+        yield DraftCheckpoint(root, keys, files)
+    finally:
+        for file in files:
+            file.close()
+
+
+def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: str) -> bool:
+    """Whether a draft's tensor is a copy of one in the target's folder, byte for byte."""
+    info = checkpoint.tensor(name)
+    files = checkpoint_files(folder)
+    try:
+        for file in files:
+            found = file.tensors.get(other)
+            if found is None or (found.dtype, found.shape) != (info.dtype, info.shape):
+                continue
+            with checkpoint.view(name) as left, file.view(other) as right:
+                return _are_equal(left, right)
+        return False
+    finally:
+        for file in files:
+            file.close()
+
+
+def _are_equal(left: memoryview, right: memoryview, chunk_bytes: int = 1 << 22) -> bool:
+    # Memoryviews compare item by item, bytes at the speed of memory.
+    return len(left) == len(right) and all(
+        bytes(left[at : at + chunk_bytes]) == bytes(right[at : at + chunk_bytes])
+        for at in range(0, len(left), chunk_bytes)
+    )
+
+
+def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
+    """Compares the tokenizers, if the draft folder brings one; returns a line that says so.
+
+    Training may have added tokens behind the target's, such as a mask for blocks.
+
+    Raises:
+        ConfigError: tokens are missing or new among the target's, or an id is a different token.
+    """
+    draft_file = find_file(draft_folder, "tokenizer.json")
+    target_file = find_file(target_folder, "tokenizer.json")
+    if draft_file is None or target_file is None:
+        return "tokenizer: the draft model brings none, the target's is used"
+    draft, target = _token_ids(draft_file), _token_ids(target_file)
+    if draft == target:
+        return f"tokenizer: the target's and the draft model's are the same, {len(target)} tokens"
+    added = [token for token in draft if token not in target]
+    if all(draft.get(token) == target[token] for token in target) and all(
+        draft[token] > max(target.values()) for token in added
+    ):
+        return f"tokenizer: the target's {len(target)} tokens and behind them {name_some(added)}"
+    remedy = "the draft model belongs to another target; give one that was trained for this one"
+    if len(draft) != len(target):
+        raise ConfigError(
+            f"{draft_file}: expected {len(target)} tokens, as the target's, found {len(draft)}; "
+            f"{remedy}"
+        )
+    token = next(token for token in target if draft.get(token) != target[token])
+    raise ConfigError(
+        f"{draft_file}: token {token!r:.80}: expected id {target[token]}, as the target's, "
+        f"found {draft.get(token, 'none')}; {remedy}"
+    )
+
+
+def _token_ids(file: Path) -> dict[str, int]:
+    keys = JsonKeys(read_json_object(file), str(file))
+    model = keys.object("model")
+    vocabulary = model.object("vocab") if model is not None else None
+    if vocabulary is None:
+        keys.refuse("model", "an object with vocab")
+    ids = {token: vocabulary.integer(token, 0, 1 << 24) for token in vocabulary.values}
+    added = keys.get("added_tokens")
+    for entry in added if isinstance(added, list) else []:
+        if isinstance(entry, dict):
+            one = JsonKeys(entry, f"{file}: added_tokens")
+            content = one.get("content")
+            if isinstance(content, str):
+                ids[content] = one.integer("id", 0, 1 << 24)
+    return ids

@@ -1,0 +1,213 @@
+"""From an EngineConfig to a running EngineCore: checkpoint, memory plan, runner, weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+try:
+    from openspec import _C
+except ImportError as error:
+    raise ImportError(
+        f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
+        "with: pip install torch, then pip install openspec again"
+    ) from error
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.draft_model import DraftModel
+from openspec.checkpoint.weights import load_weights
+from openspec.config import EngineConfig
+from openspec.drafters import DrafterSpec, OptionValue, get_drafter, plain_method
+from openspec.engine.core import EngineCore
+from openspec.engine.device import CUDA, DeviceTraits, choose_device
+from openspec.engine.executor import Executor
+from openspec.engine.memory import (
+    DeviceMemory,
+    MemoryPlan,
+    available_cpus,
+    available_memory,
+    plan_memory,
+)
+from openspec.engine.sequence_params import sequence_params
+from openspec.engine.step_plan import SchedulerConfig
+from openspec.errors import ConfigError
+from openspec.messages import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+STEP_TIMING_BUDGET_S = 0.5
+
+
+def _check_drafter(drafter: object) -> None:
+    if not isinstance(drafter, _C.Drafter):
+        raise ConfigError(
+            "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
+            f"{type(drafter).__name__}"
+        )
+
+
+def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> EngineCore:
+    """Loads the model and starts an engine in this process.
+
+    `drafter` takes the place of the configured method, with the configured K (for tests).
+
+    Raises:
+        ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
+    """
+    started = time.monotonic()
+    config.check()
+    device = choose_device(config.device, _C.why_no_cuda())
+    model_config = ModelConfig.from_folder(config.model_path)
+    spec = get_drafter(config.method)
+    spec.validate(config, model_config)
+    method, options, draft_model = plain_method(), dict[str, OptionValue](), None
+    if config.num_drafts > 0:
+        options = spec.complete_options(config.method_options)
+        if drafter is None and spec.build is not None:
+            drafter = spec.build(config.num_drafts, options)
+        if drafter is not None or spec.build is not None:
+            _check_drafter(drafter)
+            options = {}
+        elif spec.name not in _C.drafter_names():
+            raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+        else:
+            method = spec.name
+            draft_model = _read_draft_model(config, model_config, spec)
+            if draft_model is not None:
+                options |= draft_model.options
+
+    max_model_len = _max_model_len(config, model_config)
+    wanted = _runner_config(config, device, model_config, max_model_len, method, options)
+    plan = plan_memory(
+        config, _C.memory_plan(wanted), max_model_len, device, _device_memory(config, device)
+    )
+    logger.info("memory: %s", plan.describe())
+    runner_config = _runner_config(
+        config, device, model_config, plan.max_model_len, method, options
+    )
+    runner = _C.Runner(runner_config, plan.num_pages, drafter)
+    load_weights(runner, config.model_path, draft_model=draft_model)
+    if config.adaptive_speculation and config.num_drafts > 0:
+        runner.measure_step_times(STEP_TIMING_BUDGET_S)
+
+    info = _info(config, device, model_config, plan, time.monotonic() - started)
+    logger.info(
+        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        info.startup_seconds,
+        info.model,
+        info.dtype,
+        f"{info.device} ({_C.cuda_device_name()})" if device is CUDA else info.device,
+        info.method,
+        info.num_speculative_tokens,
+        info.max_model_len,
+    )
+    return EngineCore(
+        Executor(runner, sequence_params, _C.OutOfPages),
+        SchedulerConfig(
+            max_model_len=plan.max_model_len,
+            max_num_batched_tokens=_max_num_batched_tokens(config, device),
+            page_size=config.page_size,
+            num_speculative_tokens=config.num_draft_rows,
+            draft_depth=config.num_drafts,
+            num_rows_ahead=runner.num_rows_ahead,
+        ),
+        info,
+        config.stats_interval_s,
+    )
+
+
+def _read_draft_model(
+    config: EngineConfig, model_config: ModelConfig, spec: DrafterSpec
+) -> DraftModel | None:
+    if spec.read_draft_model is None:
+        return None
+    draft_model = spec.read_draft_model(config, model_config)
+    logger.info("draft model: %s", draft_model.description)
+    if config.draft_model is None:
+        logger.info(
+            "draft model: %s, which came with the model; --draft-model takes another",
+            draft_model.folder,
+        )
+    return draft_model
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model_config.max_model_len
+    if config.max_model_len > model_config.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} exceeds what the model's positions are made "
+            f"for, {model_config.max_model_len}; lower --max-model-len or add rope scaling to "
+            "config.json"
+        )
+    return config.max_model_len
+
+
+def _device_memory(config: EngineConfig, device: DeviceTraits) -> DeviceMemory:
+    if device is CUDA:
+        free_bytes, total_bytes = _C.cuda_memory()
+        budget_bytes = int(total_bytes * config.gpu_memory_utilization)
+    else:
+        free_bytes = budget_bytes = available_memory()
+    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes)
+
+
+def _max_num_batched_tokens(config: EngineConfig, device: DeviceTraits) -> int:
+    return device.choose_num_rows(config.max_num_batched_tokens, config.min_num_batched_tokens)
+
+
+def _runner_config(
+    config: EngineConfig,
+    device: DeviceTraits,
+    model_config: ModelConfig,
+    max_model_len: int,
+    method: str,
+    options: dict[str, OptionValue],
+) -> _C.RunnerConfig:
+    max_num_batched_tokens = _max_num_batched_tokens(config, device)
+    num_logits_rows = device.choose_num_logits_rows(
+        config.max_num_seqs * (1 + config.num_draft_rows), model_config.vocab_size
+    )
+    return _C.RunnerConfig(
+        target=model_config.target_config(),
+        device=device.name,
+        dtype=device.choose_dtype(config.dtype),
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
+        num_threads=config.num_threads or available_cpus(),
+        num_speculative_tokens=config.num_draft_rows,
+        draft_depth=config.num_drafts,
+        method=method,
+        method_options=options,
+        acceptance=config.acceptance if config.num_drafts > 0 else "match",
+        adaptive=config.adaptive_speculation,
+        enable_prefix_caching=config.enable_prefix_caching,
+        cache_key=os.urandom(16),
+    )
+
+
+def _info(
+    config: EngineConfig,
+    device: DeviceTraits,
+    model_config: ModelConfig,
+    plan: MemoryPlan,
+    startup_seconds: float,
+) -> EngineInfo:
+    return EngineInfo(
+        model=str(config.model_path),
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_max_num_batched_tokens(config, device),
+        page_size=config.page_size,
+        num_pages=plan.num_pages,
+        method=config.method,
+        num_speculative_tokens=config.num_drafts,
+        dtype=device.choose_dtype(config.dtype),
+        device=device.name,
+        memory_plan=plan.as_dict(),
+        startup_seconds=startup_seconds,
+    )

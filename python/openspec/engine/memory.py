@@ -1,0 +1,198 @@
+"""The memory plan: what the engine takes, said before it is taken, and refused if it cannot fit."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from openspec.config import EngineConfig
+from openspec.engine.device import DeviceTraits
+from openspec.errors import ConfigError
+from openspec.settings import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+class RunnerPlan(Protocol):
+    """Bytes as the core counts them; see `_C.MemoryPlan`."""
+
+    @property
+    def weight_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def scratch_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def table_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def draft_fixed_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def page_bytes(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of the device as it is before the engine takes any."""
+
+    budget_bytes: int
+    """What the engine may take."""
+    free_bytes: int
+    """What it can take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Who takes how much."""
+
+    weight_bytes: int
+    scratch_bytes: int
+    """Activations, logits and the sequence table."""
+    drafter_bytes: int
+    """Weights and scratch of the drafter; its state per token is in the pages."""
+    page_bytes: int
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    available_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """All pages."""
+        return self.num_pages * self.page_bytes
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the pages hold."""
+        return self.num_pages * self.page_size
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything."""
+        return self.weight_bytes + self.scratch_bytes + self.drafter_bytes + self.kv_bytes
+
+    def as_dict(self) -> dict[str, int]:
+        """For messages and metrics."""
+        return {
+            "weight_bytes": self.weight_bytes,
+            "scratch_bytes": self.scratch_bytes,
+            "drafter_bytes": self.drafter_bytes,
+            "kv_bytes": self.kv_bytes,
+            "page_bytes": self.page_bytes,
+            "num_pages": self.num_pages,
+            "page_size": self.page_size,
+            "num_kv_tokens": self.num_kv_tokens,
+            "total_bytes": self.total_bytes,
+            "available_bytes": self.available_bytes,
+        }
+
+    def describe(self) -> str:
+        """The plan on one line."""
+        return (
+            f"weights {format_bytes(self.weight_bytes)}, "
+            f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
+            f"tokens), scratch {format_bytes(self.scratch_bytes)}, "
+            f"drafter {format_bytes(self.drafter_bytes)}: "
+            f"{format_bytes(self.total_bytes)} of {format_bytes(self.available_bytes)} free"
+        )
+
+
+def plan_memory(
+    config: EngineConfig,
+    runner_plan: RunnerPlan,
+    max_model_len: int,
+    device: DeviceTraits,
+    memory: DeviceMemory,
+) -> MemoryPlan:
+    """Sizes the page pool. Lowers `max_model_len` to what fits, unless the user set it.
+
+    Raises:
+        ConfigError: if weights, scratch and a useful number of pages do not fit, with the numbers.
+    """
+    page_bytes, page_size = runner_plan.page_bytes, config.page_size
+    fixed_bytes = (
+        runner_plan.weight_bytes
+        + runner_plan.scratch_bytes
+        + runner_plan.table_bytes
+        + runner_plan.draft_fixed_bytes
+    )
+    left_bytes = memory.budget_bytes - fixed_bytes
+    pages_per_seq = -(-max_model_len // page_size)
+    kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
+    if kv_bytes is None:
+        flag = device.memory_flag
+        kv_bytes = int(left_bytes * device.default_kv_share)
+        if device.default_kv_bytes is not None:
+            kv_bytes = min(kv_bytes, device.default_kv_bytes)
+        if config.max_model_len is not None:
+            kv_bytes = max(kv_bytes, min(pages_per_seq * page_bytes, left_bytes))
+    num_pages = min(max(kv_bytes, 0) // page_bytes, config.max_num_seqs * pages_per_seq)
+    if num_pages < pages_per_seq:
+        if config.max_model_len is not None or num_pages * page_size < 2 * page_size:
+            raise ConfigError(
+                f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_pages * page_size} "
+                f"tokens, one sequence of max_model_len {max_model_len} needs "
+                f"{format_bytes(pages_per_seq * page_bytes)} (weights and scratch take "
+                f"{format_bytes(fixed_bytes)} of the {format_bytes(memory.budget_bytes)} that the "
+                f"engine may take); raise {flag} or lower --max-model-len"
+            )
+        logger.warning(
+            "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
+            max_model_len,
+            num_pages * page_size,
+            format_bytes(kv_bytes),
+            flag,
+        )
+        max_model_len = num_pages * page_size
+    plan = MemoryPlan(
+        weight_bytes=runner_plan.weight_bytes,
+        scratch_bytes=runner_plan.scratch_bytes + runner_plan.table_bytes,
+        drafter_bytes=runner_plan.draft_fixed_bytes,
+        page_bytes=page_bytes,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        available_bytes=memory.free_bytes,
+    )
+    if plan.total_bytes > memory.free_bytes:
+        raise ConfigError(
+            f"not enough memory: {plan.describe()}; lower {flag}, --max-num-seqs or "
+            "--max-num-batched-tokens, or take a smaller model"
+        )
+    return plan
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take: the system's free memory or the control group's."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    for limit_file, usage_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        limit, usage = _read(Path(limit_file)).strip(), _read(Path(usage_file)).strip()
+        if limit.isdecimal() and usage.isdecimal():
+            # The page cache counts as used there but gives way; it is not known how much of it.
+            available = min(available, max(int(limit) - int(usage), int(limit) // 2))
+    return available
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: its affinity, cut by the control group's quota."""
+    num_cpus = len(os.sched_getaffinity(0))
+    quota = _read(Path("/sys/fs/cgroup/cpu.max")).split()
+    if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
+        num_cpus = min(num_cpus, max(1, int(quota[0]) // int(quota[1])))
+    return num_cpus
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

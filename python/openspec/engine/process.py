@@ -1,0 +1,133 @@
+"""The engine core in a process of its own: `python -m openspec.engine.process FD`.
+
+FD is a socket to the client; see `engine_protocol` for what is said on it. The process does nothing
+but step: it blocks on the socket when idle, looks at it between steps without blocking, and ends
+when the client does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from openspec.config import EngineConfig
+from openspec.engine.core import EngineCore
+from openspec.engine.protocol import (
+    Abort,
+    Close,
+    EngineChannel,
+    Fatal,
+    Outputs,
+    ReadStats,
+    Ready,
+    Rejected,
+    ResetPrefixCache,
+    Start,
+    StartFailed,
+    Stats,
+    Submit,
+    ToEngine,
+)
+from openspec.errors import ConfigError, RequestError
+
+logger = logging.getLogger(__name__)
+
+
+def run(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -> int:
+    """Loads the engine and serves the client until it closes; returns the exit status."""
+    try:
+        core = _start(channel, load)
+        if core is None:
+            return 1
+        while _exchange(channel, core):
+            outputs = core.step()
+            if outputs:
+                channel.send(Outputs(outputs))
+        return 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the client is gone, and nobody is left to work for
+    except Exception as error:
+        logger.exception("the engine stops")
+        with contextlib.suppress(OSError):
+            channel.send(Fatal(_one_line(error)))
+        return 1
+
+
+def _start(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -> EngineCore | None:
+    first = channel.receive(wait=True)[0]
+    if not isinstance(first, Start):
+        raise EOFError
+    logging.basicConfig(
+        level=first.log_level, format="%(asctime)s %(levelname)s engine: %(message)s"
+    )
+    try:
+        core = load(first.config)
+    except ConfigError as error:
+        channel.send(StartFailed(_one_line(error), is_config_error=True))
+        return None
+    except Exception as error:
+        logger.exception("the engine did not start")
+        channel.send(StartFailed(_one_line(error), is_config_error=False))
+        return None
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(core.info))
+    return core
+
+
+def _exchange(channel: EngineChannel, core: EngineCore) -> bool:
+    """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
+    while True:
+        for message in channel.receive(wait=not core.has_work):
+            if isinstance(message, Close):
+                return False
+            _handle(channel, core, message)
+        if core.has_work:
+            return True
+
+
+def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None:
+    if isinstance(message, Submit):
+        try:
+            core.add_request(message.request)
+        except RequestError as error:
+            request_id = message.request.request_id
+            channel.send(Rejected(request_id, str(error), error.param, error.code))
+    elif isinstance(message, Abort):
+        core.abort(message.request_id)
+    elif isinstance(message, ReadStats):
+        channel.send(Stats(core.stats()))
+    elif isinstance(message, ResetPrefixCache):
+        core.reset_prefix_cache()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main(load: Callable[[EngineConfig], EngineCore] | None = None) -> int:
+    """Entry point of the process."""
+    # The client decides when this process ends: Ctrl-C and a service manager's SIGTERM reach it
+    # too, while the server still drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
+    if load is None:
+        load = _load
+    return run(channel, load)
+
+
+def _load(config: EngineConfig) -> EngineCore:
+    # Here, so that an import that fails (no compiled core) is reported like any start-up error.
+    from openspec.engine.load import load_engine
+
+    return load_engine(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Text from tokens as they come."""
+
+from __future__ import annotations
+
+import codecs
+
+from openspec.text.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """Turns token ids into text, one at a time.
+
+    The pieces in a row are exactly the text that decoding all tokens at once gives: bytes of an
+    unfinished character are held back until they are a character or cannot become one. The cost of
+    a token is the length of its text, however long the output.
+    """
+
+    __slots__ = ("_decoder", "_skip_special_tokens", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        """Starts at the beginning of a text."""
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def append(self, token_id: int) -> str:
+        """The text that is certain after one more token."""
+        return self._decoder.decode(
+            self._tokenizer.output_bytes(token_id, self._skip_special_tokens)
+        )
+
+    def finish(self) -> str:
+        """What is left when no token follows: U+FFFD for an unfinished character, or nothing."""
+        return self._decoder.decode(b"", final=True)

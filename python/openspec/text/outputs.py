@@ -1,0 +1,362 @@
+"""From the engine's tokens to what a caller sees: text, stop strings, logprobs, statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
+from openspec.metrics import acceptance_rate, add_counters, mean_acceptance_length
+from openspec.text.detokenizer import IncrementalDetokenizer
+from openspec.text.stop_strings import StopStrings
+from openspec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability at one position."""
+
+    logprob: float
+    rank: int
+    """1 is the most likely token of the vocabulary."""
+    decoded_token: str
+    """The token alone as text; U+FFFD where it is no whole character."""
+    token_bytes: bytes
+
+
+PositionLogprobs = Mapping[int, Logprob]
+"""By token id: first the token itself, then the best others in falling order."""
+
+
+def top_logprobs(position: PositionLogprobs, num: int) -> list[tuple[int, Logprob]]:
+    """The `num` best tokens of a position, best first."""
+    return sorted(position.items(), key=lambda item: item[1].rank)[:num]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times on the monotonic clock, in seconds, and speculation."""
+
+    arrival_time: float
+    first_token_time: float | None
+    last_token_time: float | None
+    finished_time: float | None
+    spec_decode: SpecDecodeStats | None
+    """The engine's counters; None while it has not sent any. `openspec.metrics` has the ratios."""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts; 1 where nothing was drafted."""
+        return mean_acceptance_length(self.spec_decode or SpecDecodeStats())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return acceptance_rate(self.spec_decode or SpecDecodeStats())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One generated sequence."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None
+    """One for each of token_ids, if asked for."""
+    text_offsets: list[int]
+    """Where the text of each token begins in the text, or would, were it not cut."""
+    cumulative_logprob: float | None
+    finish_reason: str | None
+    """None while running, "stop", "length", "abort" or "error"."""
+    stop_reason: int | str | None
+    """The stop string or stop id that ended it; None for the model's own end of sequence."""
+    metrics: RequestMetrics
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A request with all its sequences."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[PositionLogprobs | None] | None
+    """One for each prompt token, None for the first, if asked for."""
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDelta:
+    """What one engine output added to a request."""
+
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[PositionLogprobs] | None = None
+    text_offsets: Sequence[int] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    abort: bool = False
+    """The request ended here, but the engine does not know: abort it there."""
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the last one."""
+        return self.finish_reason is not None
+
+
+class RequestOutputProcessor:
+    """Follows one engine request from its first token to its end.
+
+    The result is a function of the tokens alone, never of how they were grouped into steps: an
+    accepted run is read token by token, and what comes after a stop is not there.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        tokenizer: Tokenizer,
+        *,
+        index: int = 0,
+        eos_token_ids: Collection[int] = (),
+        stop_strings: StopStrings | None = None,
+        arrival_time: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stop_strings` may be given to share one automaton between the sequences of a request."""
+        self.request = request
+        self.index = index
+        self.num_cached_tokens = 0
+        self._prompt_entries: list[TokenLogprobs] | None = None
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._tokenizer = tokenizer
+        self._params = request.sampling
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, self._params.skip_special_tokens)
+        if stop_strings is None and self._params.stop:
+            stop_strings = StopStrings(self._params.stop)
+        self._stop = stop_strings
+        self._stop_state = 0
+        self._held = ""  # the end of the text, which may become a stop string
+        self._texts: list[str] = []
+        self._num_chars = 0
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._text_offsets: list[int] = []
+        self._cumulative_logprob = 0.0
+        self._finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+        self._spec_decode: SpecDecodeStats | None = None
+        self._clock = clock
+        self._arrival_time = clock() if arrival_time is None else arrival_time
+        self._first_token_time: float | None = None
+        self._last_token_time: float | None = None
+        self._finished_time: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last delta has been given."""
+        return self._finish_reason is not None
+
+    @property
+    def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
+        """One for each prompt token, None for the first; None while there are none.
+
+        Described where they are first read: for a long prompt that takes seconds, which the server
+        spends in a thread.
+        """
+        if self._prompt_entries is not None:
+            entries, self._prompt_entries = self._prompt_entries, None
+            self._prompt_logprobs = [None, *(self._describe(entry) for entry in entries)]
+        return self._prompt_logprobs
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens so far: the completion tokens of the usage."""
+        return len(self._token_ids)
+
+    def process(self, output: EngineOutput) -> OutputDelta:
+        """Takes the engine's next output; one that comes after the end adds nothing."""
+        if output.spec_decode is not None:
+            # A copy, for the engine goes on counting in it.
+            self._spec_decode = total_speculation([output.spec_decode])
+        if self._finish_reason is not None:
+            return OutputDelta()
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.prompt_logprobs is not None:
+            self._prompt_entries = output.prompt_logprobs
+        first = len(self._token_ids)
+        text, stop = self._read_tokens(output)
+        finish_reason = output.finish_reason
+        if stop is not None:
+            finish_reason, self._stop_reason = "stop", stop
+        elif finish_reason is not None:
+            text += self._held
+            self._held = ""
+            if finish_reason == "stop" and output.token_ids:
+                last = output.token_ids[-1]
+                self._stop_reason = None if last in self._eos_token_ids else last
+        if text:
+            self._texts.append(text)
+        now = self._clock()
+        if len(self._token_ids) > first:
+            self._last_token_time = now
+            if self._first_token_time is None:
+                self._first_token_time = now
+        if finish_reason is not None:
+            self._finish_reason = finish_reason
+            self._finished_time = now
+        return OutputDelta(
+            text=text,
+            token_ids=self._token_ids[first:],
+            logprobs=self._logprobs[first:] if self._wants_logprobs else None,
+            text_offsets=self._text_offsets[first:],
+            finish_reason=finish_reason,
+            stop_reason=self._stop_reason,
+            abort=stop is not None and output.finish_reason is None,
+            error=output.error,
+        )
+
+    def output(self) -> CompletionOutput:
+        """Everything so far."""
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._texts),
+            token_ids=list(self._token_ids),
+            logprobs=list(self._logprobs) if self._wants_logprobs else None,
+            text_offsets=list(self._text_offsets),
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            metrics=self.metrics(),
+        )
+
+    def metrics(self) -> RequestMetrics:
+        """Times and speculation so far."""
+        return RequestMetrics(
+            arrival_time=self._arrival_time,
+            first_token_time=self._first_token_time,
+            last_token_time=self._last_token_time,
+            finished_time=self._finished_time,
+            spec_decode=self._spec_decode,
+        )
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self._params.logprobs is not None
+
+    def _read_tokens(self, output: EngineOutput) -> tuple[str, str | None]:
+        """Takes tokens up to a stop string; returns the text to give out and the stop string."""
+        texts: list[str] = []
+        num_tokens = len(output.token_ids)
+        for position, token_id in enumerate(output.token_ids):
+            is_last = position + 1 == num_tokens and output.finish_reason is not None
+            # The text of a stop id is not part of the answer, its id is.
+            is_silent = (
+                is_last
+                and output.finish_reason == "stop"
+                and not self._params.include_stop_str_in_output
+            )
+            piece = "" if is_silent else self._detokenizer.append(token_id)
+            if is_last:
+                piece += self._detokenizer.finish()
+            self._token_ids.append(token_id)
+            self._text_offsets.append(self._num_chars)
+            if self._wants_logprobs and output.logprobs is not None:
+                entry = output.logprobs[position]
+                self._logprobs.append(self._describe(entry))
+                self._cumulative_logprob += entry.logprobs[0]
+            text, stop = self._release(piece)
+            texts.append(text)
+            if stop is not None:
+                return "".join(texts), stop
+        if num_tokens == 0 and output.finish_reason is not None:
+            text, stop = self._release(self._detokenizer.finish())
+            texts.append(text)
+            return "".join(texts), stop
+        return "".join(texts), None
+
+    def _release(self, piece: str) -> tuple[str, str | None]:
+        """The text that is certain after one more piece, and the stop string it completes."""
+        self._num_chars += len(piece)
+        if self._stop is None:
+            return piece, None
+        # Before min_tokens are out nothing stops the text, but what is there may begin a stop.
+        is_deaf = len(self._token_ids) <= self._params.min_tokens
+        self._stop_state, match = self._stop.advance(
+            self._stop_state, piece, len(piece) if is_deaf else 0
+        )
+        text = self._held + piece
+        if match is not None:
+            keep = match.end if self._params.include_stop_str_in_output else match.begin
+            text = text[: len(self._held) + keep]
+            self._held = ""
+            return text, match.text
+        num_held = 0
+        if not self._params.include_stop_str_in_output:
+            num_held = self._stop.depth(self._stop_state)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held], None
+
+    def _describe(self, entry: TokenLogprobs) -> PositionLogprobs:
+        described: dict[int, Logprob] = {}
+        for place, (token_id, logprob) in enumerate(
+            zip(entry.token_ids, entry.logprobs, strict=True)
+        ):
+            if token_id not in described:
+                described[token_id] = Logprob(
+                    logprob,
+                    place or entry.rank,
+                    self._tokenizer.token_text(token_id),
+                    self._tokenizer.token_bytes(token_id),
+                )
+        return described
+
+
+def request_output(
+    request_id: str, prompt: str | None, processors: Sequence[RequestOutputProcessor]
+) -> RequestOutput:
+    """The state of a request from its sequences (`n` of them, same prompt)."""
+    outputs = [processor.output() for processor in processors]
+    parts = [output.metrics for output in outputs]
+    stats = [part.spec_decode for part in parts if part.spec_decode is not None]
+    finished = all(output.finished for output in outputs)
+    first = [part.first_token_time for part in parts if part.first_token_time is not None]
+    last = [part.last_token_time for part in parts if part.last_token_time is not None]
+    ends = [part.finished_time for part in parts if part.finished_time is not None]
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=list(processors[0].request.prompt_token_ids),
+        prompt_logprobs=processors[0].prompt_logprobs,
+        outputs=outputs,
+        finished=finished,
+        num_cached_tokens=max(processor.num_cached_tokens for processor in processors),
+        metrics=RequestMetrics(
+            arrival_time=min(part.arrival_time for part in parts),
+            first_token_time=min(first, default=None),
+            last_token_time=max(last, default=None),
+            finished_time=max(ends) if finished and ends else None,
+            spec_decode=total_speculation(stats) if stats else None,
+        ),
+    )
+
+
+def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
+    """Of several sequences; step by step only of one."""
+    total = SpecDecodeStats()
+    add_counters(total, parts)
+    total.num_steps = sum(part.num_steps for part in parts)
+    if len(parts) == 1:
+        total.num_accepted_tokens_per_step = list(parts[0].num_accepted_tokens_per_step)
+    return total

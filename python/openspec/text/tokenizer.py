@@ -1,0 +1,337 @@
+"""Text to token ids and back, for byte-level BPE checkpoints (`tokenizer.json`), and chats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models
+
+from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.strict_json import JsonValue, describe_value, read_json_object
+from openspec.errors import ConfigError, RequestError
+from openspec.text.chat_template import ChatTemplate, any_of, split_at
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT_CHARS = 1 << 24
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered chat."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. All methods are thread-safe; the encoder releases the GIL."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, JsonValue] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Takes over `backend`; `config` is the content of tokenizer_config.json.
+
+        Raises:
+            ConfigError: not byte-level BPE, or tokens that contradict each other.
+        """
+        _check_backend(backend)
+        named = _apply_config(backend, config or {})
+        backend.no_truncation()
+        backend.no_padding()
+        # Special tokens are cut out here, and only where they are asked for.
+        backend.encode_special_tokens = True
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_tokens: Mapping[str, int] = {
+            token.content: token_id for token_id, token in added.items() if token.special
+        }
+        """Special tokens, which `skip_special_tokens` leaves out, and their ids."""
+        self._special_ids = frozenset(self.special_tokens.values())
+        self._added_re = any_of([token.content for token in added.values()])
+        self.num_tokens = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        """Ids below this are tokens; the model's embedding may have more rows."""
+        self.eos_token_id = self.special_tokens.get(named.get("eos_token", ""))
+        self.bos_token_id = self.special_tokens.get(named.get("bos_token", ""))
+        self._bytes: dict[int, bytes] = {}
+        self._prefix, self._suffix = _surrounding_ids(backend)
+        self._templates = {
+            name: ChatTemplate(source, self.special_tokens, named)
+            for name, source in (chat_templates or {}).items()
+        }
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+        Raises:
+            ConfigError: a file that is absent or cannot be used, with the remedy.
+        """
+        root = open_folder(folder)
+        file = find_file(root, "tokenizer.json")
+        if file is None:
+            raise ConfigError(
+                f"{root} has no tokenizer.json; save it with transformers: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing more precise
+            raise ConfigError(f"{file}: not a tokenizer: {error}") from None
+        config_file = find_file(root, "tokenizer_config.json")
+        config = read_json_object(config_file) if config_file else {}
+        return cls(backend, config, _read_templates(root, config))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can work."""
+        return bool(self._templates)
+
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Token ids of a text.
+
+        Text that spells a special token is ordinary text, unless `parse_special`: that is for
+        prompts written by hand, never for what users say in a chat. `add_special_tokens` adds what
+        the tokenizer puts around a text (nothing, for Qwen3).
+
+        Raises:
+            RequestError: too long, or not Unicode text.
+        """
+        if len(text) > MAX_TEXT_CHARS:
+            raise RequestError(f"the text is longer than {MAX_TEXT_CHARS} characters")
+        ids: list[int] = list(self._prefix) if add_special_tokens else []
+        plain = ""
+        if parse_special:
+            for piece, is_added in split_at(self._added_re, text):
+                token_id = self.special_tokens.get(piece) if is_added else None
+                if token_id is None:
+                    plain += piece
+                else:
+                    ids += self._encode_plain(plain)
+                    ids.append(token_id)
+                    plain = ""
+        else:
+            plain = text
+        ids += self._encode_plain(plain)
+        if add_special_tokens:
+            ids += self._suffix
+        return ids
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        data = b"".join(self.output_bytes(token_id, skip_special_tokens) for token_id in token_ids)
+        return data.decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's exact bytes, which need not be whole characters; empty for unknown ids."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            known = 0 <= token_id < self.num_tokens
+            token = self._backend.id_to_token(token_id) if known else None
+            data = b"" if token is None else _decode_byte_level(token)
+            if known:
+                self._bytes[token_id] = data
+        return data
+
+    def output_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        """What a token adds to a decoded text."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return b""
+        return self.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token alone as text, U+FFFD for what is no whole character."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def check_token_ids(self, token_ids: Iterable[int], param: str = "prompt") -> None:
+        """Refuses ids from outside that belong to no token, so that they never reach the model.
+
+        Raises:
+            RequestError: with the id and the range.
+        """
+        for token_id in token_ids:
+            if not 0 <= token_id < self.num_tokens:
+                shown = token_id if token_id.bit_length() <= 64 else "a huge integer"
+                raise RequestError(
+                    f"token id {shown} is outside the tokenizer's range [0, {self.num_tokens})",
+                    param,
+                )
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, JsonValue]],
+        tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, JsonValue] | None = None,
+    ) -> ChatPrompt:
+        """A chat through the model's own template, as text and ids.
+
+        Only the template itself can produce special tokens; where messages or tools spell one, it
+        is encoded as ordinary text. For messages that spell none, the ids are transformers'
+        `apply_chat_template`.
+
+        Raises:
+            RequestError: no template, messages that it refuses, unknown kwargs, or a limit.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise RequestError("the model has no chat template; use completions", "messages")
+        segments = template.render(
+            messages, tools, add_generation_prompt, chat_template_kwargs or {}
+        )
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_special:
+                ids.append(self.special_tokens[segment.text])
+            else:
+                ids += self._encode_plain(segment.text)
+        return ChatPrompt("".join(segment.text for segment in segments), ids)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if not text:
+            return []
+        try:
+            # The batch form lets other threads run meanwhile; `encode` does not.
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids: list[int] = batch[0].ids
+        except (TypeError, UnicodeEncodeError):
+            raise RequestError("the text holds lone surrogates, which no text has") from None
+        return ids
+
+
+def _check_backend(backend: tokenizers.Tokenizer) -> None:
+    model = backend.model
+    if not isinstance(model, models.BPE) or not isinstance(backend.decoder, decoders.ByteLevel):
+        raise ConfigError(
+            "tokenizer.json: expected a BPE model with a ByteLevel decoder, as Qwen3 has, found "
+            f"{type(model).__name__} with {type(backend.decoder).__name__}"
+        )
+    if model.dropout:
+        raise ConfigError("tokenizer.json: dropout must be null, or the same text has many ids")
+
+
+def _apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Brings the added tokens in line with tokenizer_config.json; returns the named tokens."""
+    source = "tokenizer_config.json"
+    entries = config.get("added_tokens_decoder") or {}
+    if not isinstance(entries, dict) or len(entries) > 1 << 16:
+        raise ConfigError(f"{source}: added_tokens_decoder: expected an object of tokens")
+    for key, entry in entries.items():
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(content, str) or not content:
+            raise ConfigError(
+                f"{source}: added_tokens_decoder: {key[:32]}: expected an object with content, "
+                f"found {describe_value(entry)}"
+            )
+        token = tokenizers.AddedToken(content, normalized=entry.get("normalized") is True)
+        if entry.get("special") is True:
+            backend.add_special_tokens([token])
+        elif backend.token_to_id(content) is None:
+            backend.add_tokens([token])
+        if str(backend.token_to_id(content)) != key:
+            raise ConfigError(
+                f"{source}: {content!r} has id {key[:32]}, but {backend.token_to_id(content)} "
+                "by tokenizer.json; take both files from the same checkpoint"
+            )
+    named: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        content = _token_content(config.get(name), f"{source}: {name}")
+        if content is not None:
+            named[name] = content
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    items = list(extra.values()) if isinstance(extra, dict) else extra
+    if not isinstance(items, list):
+        raise ConfigError(f"{source}: additional_special_tokens: expected a list of tokens")
+    contents = [_token_content(item, f"{source}: additional_special_tokens") for item in items]
+    special = [content for content in (*named.values(), *contents) if content]
+    for content in special:
+        if backend.token_to_id(content) is None:
+            raise ConfigError(
+                f"{source}: names the special token {content[:64]!r}, which tokenizer.json lacks"
+            )
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(content, normalized=False) for content in special]
+    )
+    for token in backend.get_added_tokens_decoder().values():
+        if token.special and (token.lstrip or token.rstrip or token.single_word):
+            raise ConfigError(
+                f"tokenizer.json: the special token {token.content!r} has lstrip, rstrip or "
+                "single_word set; no Qwen3 tokenizer has"
+            )
+    return named
+
+
+def _token_content(value: JsonValue, where: str) -> str | None:
+    """A token that is written as its text or as an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is None or isinstance(value, str):
+        return value or None
+    raise ConfigError(f"{where}: expected a token, found {describe_value(value)}")
+
+
+def _read_templates(root: Path, config: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Templates by name; chat_template.jinja wins over tokenizer_config.json."""
+    file = find_file(root, "chat_template.jinja")
+    if file is not None:
+        try:
+            return {"default": file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}") from None
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    templates: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [value]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        text = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigError(
+                "tokenizer_config.json: chat_template: expected a text or a list of "
+                f"{{name, template}}, found {describe_value(value)}"
+            )
+        templates[name] = text
+    return templates
+
+
+def _surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer's post-processor puts before and after a text."""
+    bare = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    raise ConfigError("tokenizer.json: the post_processor changes the text's own tokens")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: characters that print are themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _decode_byte_level(token: str) -> bytes:
+    """As the ByteLevel decoder: a token with a character outside the alphabet is plain text."""
+    try:
+        return bytes(_ALPHABET[character] for character in token)
+    except KeyError:
+        return token.encode("utf-8")

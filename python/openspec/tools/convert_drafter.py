@@ -1,0 +1,235 @@
+"""`python -m openspec.convert_drafter SRC DST`: a draft model that openspec can read.
+
+Takes pytorch_model.bin (or safetensors of another float type) and writes model.safetensors in
+bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch.
+This is the one place that opens a pickle, with torch's restricted reader and only on request; the
+engine never does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openspec.checkpoint.draft_model import CONVERTER, KIND, PICKLED_WEIGHTS
+from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.json_keys import JsonKeys
+from openspec.checkpoint.safetensors_reader import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    checkpoint_files,
+    name_some,
+    shown_name,
+)
+from openspec.checkpoint.strict_json import read_json_object
+from openspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+PICKLED_PATTERN = "pytorch_model*.bin"
+PICKLED_INDEX = f"{PICKLED_WEIGHTS}.index.json"
+COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE")
+ALIGNMENT = 8
+METADATA = "__metadata__"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=CONVERTER, description=__doc__)
+    parser.add_argument("source", metavar="SRC", help="folder with config.json and weights")
+    parser.add_argument("target", metavar="DST", help="folder to write; must not exist or be empty")
+    args = parser.parse_args(argv)
+    try:
+        print(convert(Path(args.source), Path(args.target)))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def convert(source: Path, target: Path) -> str:
+    """Writes the converted folder; returns a line that says what was done.
+
+    Raises:
+        ConfigError: nothing to convert, or nowhere to write it.
+    """
+    root = open_folder(source, KIND)
+    if find_file(root, "config.json") is None:
+        raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
+    try:
+        if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
+        tensors = {name: _converted(name, tensor) for name, tensor in _read(root).items()}
+        num_bytes = _write_folder(root, target, tensors)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error}; name another folder") from None
+    return f"{target / SINGLE_FILE}: {len(tensors)} tensors, {num_bytes / 1e6:.1f} MB"
+
+
+def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Writes the whole folder or nothing; returns the size of the weights."""
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=target) as partial:
+            for name in COPIED:
+                file = find_file(root, name)
+                if file is not None:
+                    shutil.copyfile(file, Path(partial) / name)
+            num_bytes = _write(Path(partial) / SINGLE_FILE, tensors)
+            for written in Path(partial).iterdir():
+                written.rename(target / written.name)
+        return num_bytes
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                target.rmdir()
+        raise
+
+
+def _read(root: Path) -> dict[str, torch.Tensor]:
+    try:
+        import torch
+    except ImportError:
+        raise ConfigError("the conversion needs torch; install it, or convert elsewhere") from None
+
+    found = sorted(root.glob(PICKLED_PATTERN))
+    if not found or any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
+        return _read_safetensors(root)  # beside a pickle, the same weights: no need to open that
+    tensors: dict[str, torch.Tensor] = {}
+    for entry in found:
+        file = find_file(root, entry.name)
+        if file is None:
+            raise ConfigError(f"{entry} is a link to nothing; finish the download")
+        try:
+            # weights_only: tensors and plain containers; whatever would run code is refused.
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # the library raises many things for a broken or hostile file
+            # Its text is not shown: it tells how to load the file with the code in it.
+            raise ConfigError(
+                f"{entry}: torch does not load it as weights only ({type(error).__name__}): it is "
+                "broken, or holds more than tensors; take the head from another source"
+            ) from None
+        if not isinstance(content, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor)
+            for name, tensor in content.items()
+        ):
+            raise ConfigError(f"{entry}: expected a mapping of names to tensors (a state dict)")
+        tensors.update(content)
+    _check_complete(root, tensors)
+    return tensors
+
+
+def _check_complete(root: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuses shards that lack what their index names."""
+    index = find_file(root, PICKLED_INDEX)
+    if index is None:
+        return
+    keys = JsonKeys(read_json_object(index), str(root / PICKLED_INDEX))
+    weight_map = keys.object("weight_map")
+    if weight_map is None:
+        keys.refuse("weight_map", "an object with tensors")
+    missing = sorted(set(weight_map.values) - set(tensors))
+    if missing:
+        raise ConfigError(
+            f"{keys.source} names {name_some(missing)}, which no {PICKLED_PATTERN} holds; finish "
+            "the download"
+        )
+
+
+def _read_safetensors(root: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    if not any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
+        raise ConfigError(f"{root} has neither {PICKLED_WEIGHTS} nor {SINGLE_FILE}")
+    dtypes = {
+        **{"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32},
+        **{"F64": torch.float64, "I64": torch.int64, "I32": torch.int32},
+        **{"BOOL": torch.bool, "U8": torch.uint8},
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for file in checkpoint_files(root):
+        with file:
+            for name, info in file.tensors.items():
+                if info.dtype not in dtypes:
+                    raise ConfigError(
+                        f"{info.path}: {shown_name(name)}: {info.dtype} is not converted"
+                    )
+                with file.view(name) as view:
+                    data = bytearray(view)
+                flat = torch.frombuffer(data, dtype=dtypes[info.dtype]) if data else torch.empty(0)
+                tensors[name] = flat.to(dtypes[info.dtype]).reshape(info.shape)
+    return tensors
+
+
+def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """In a type that the engine reads: floats as bfloat16, token ids and masks as they are."""
+    import torch
+
+    if name == METADATA:
+        raise ConfigError(f"{name}: a safetensors file has no tensor of this name; rename it")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise ConfigError(
+            f"{shown_name(name)}: expected a dense tensor with data, found {tensor.layout} on "
+            f"{tensor.device}; save the head again with plain tensors"
+        )
+    if tensor.is_floating_point():
+        converted = tensor.detach().to(torch.bfloat16).contiguous()
+        # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
+        if converted.numel() and not all(map(math.isfinite, converted.aminmax())):
+            raise ConfigError(
+                f"{shown_name(name)}: holds NaN, or numbers that are infinite in bfloat16; take "
+                "the head from another source"
+            )
+        return converted
+    if tensor.dtype in (torch.int64, torch.int32, torch.bool, torch.uint8):
+        return tensor.detach().contiguous()
+    raise ConfigError(f"{shown_name(name)}: {tensor.dtype} has no place in a draft model")
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Writes a safetensors file; returns its size."""
+    import torch
+
+    codes = {
+        **{torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"},
+        **{torch.bool: "BOOL", torch.uint8: "U8"},
+    }
+    header: dict[str, object] = {METADATA: {"format": "pt"}}
+    position = 0
+    # Wide types first keeps every tensor aligned.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        num_bytes = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": codes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + num_bytes],
+        }
+        position += num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in ordered:
+            num_bytes = tensor.numel() * tensor.element_size()
+            if num_bytes:
+                # Without numpy, which torch may lack: the tensor's own memory.
+                file.write((ctypes.c_char * num_bytes).from_address(tensor.data_ptr()))
+        return file.tell()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

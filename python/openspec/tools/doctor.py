@@ -1,0 +1,287 @@
+"""`python -m openspec.doctor --model DIR --method NAME`: does this drafter fit this model?
+
+A drafter that does not fit is still exact, only useless: nothing fails, and hardly a draft is
+accepted. This says what the draft checkpoint is and whether its numbers are numbers, runs a short
+text, compares the acceptance with what the method should reach, and where it is low tries what is
+likely to be wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
+from openspec.checkpoint.safetensors_reader import TensorInfo, shown_name
+from openspec.checkpoint.weights import LOADABLE_DTYPES
+from openspec.config import EngineConfig, parse_engine_args
+from openspec.drafters import DrafterSpec, Variant, get_drafter
+from openspec.errors import ConfigError, RequestError
+from openspec.messages import SpecDecodeStats
+from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
+from openspec.sampling_params import SamplingParams
+from openspec.settings import build, group_of
+
+CHATS = (
+    "Explain in a few sentences how binary search works, then write it in Python.",
+    "A shop sells pens at 3 for 2 euros. What do 12 pens cost? Think step by step.",
+    "Write a short story about a lighthouse keeper who finds a bottle with a letter.",
+    "What are the advantages of trains over cars? Give a list of five points.",
+)
+COMPLETIONS = (
+    "def is_prime(n):\n    if n < 2:\n        return False\n    for i in range(2, n):\n",
+    "Once upon a time there was a small village by the sea. Every morning the fishermen",
+    "import json\n\n\ndef read_settings(path):\n",
+    "The water cycle begins when the sun warms the sea. The water",
+)
+MIN_DRAFTS = 20  # fewer say nothing about acceptance
+CLEARLY_LONGER = 1.03  # times the mean length; all variants write the same text, so little is noise
+
+
+class Verdict(IntEnum):
+    """Also the exit status."""
+
+    FITS = 0
+    SUSPECT = 1
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Settings of the check itself."""
+
+    doctor_tokens: int = 128
+    """Tokens of each of the texts that the check lets the model write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the drafter did on the built-in texts."""
+
+    chat: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+    completion: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+    num_failures: int = 0
+    """Steps in which the drafter threw."""
+
+    @property
+    def total(self) -> SpecDecodeStats:
+        """Both kinds of text together."""
+        total = SpecDecodeStats()
+        add_counters(total, [self.chat, self.completion])
+        return total
+
+    @property
+    def first(self) -> float:
+        """Acceptance at the first position."""
+        return next(iter(acceptance_per_position(self.total)), 0.0)
+
+    @property
+    def length(self) -> float:
+        """Mean acceptance length."""
+        return mean_acceptance_length(self.total)
+
+
+Measure = Callable[[EngineConfig], Sample]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0 it fits, 1 it does not, 2 it cannot run."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        config, values = parse_engine_args(
+            "python -m openspec.doctor",
+            "Checks a drafter against a model: what the draft checkpoint is, and what is accepted.",
+            argv,
+            [group_of("doctor", DoctorConfig)],
+        )
+        num_tokens = build(DoctorConfig, values).doctor_tokens
+        if num_tokens < 2:
+            raise ConfigError(f"doctor_tokens must be at least 2, got {num_tokens}")
+        verdict, lines = Verdict.FITS, examine(config, lambda one: measure(one, num_tokens))
+        for line in lines:
+            print(line.text, flush=True)
+            verdict = max(verdict, line.verdict)
+    except (ConfigError, RequestError) as error:  # the latter: the texts do not fit max_model_len
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return int(verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the report, and what it says about the whole."""
+
+    text: str
+    verdict: Verdict = Verdict.FITS
+
+
+def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
+    """The report, line by line as it comes.
+
+    Raises:
+        ConfigError: for a pairing that cannot work at all.
+        RequestError: the built-in texts cannot be served.
+    """
+    target = ModelConfig.from_folder(config.model_path)
+    spec = get_drafter(config.method)
+    spec.validate(config, target)
+    # Draft at every step, or a drafter that accepts little would soon not be asked.
+    config = dataclasses.replace(config, adaptive_speculation=False, stats_interval_s=0.0)
+    yield Line(
+        f"model: {config.model_path}: {target.num_layers} layers, hidden size "
+        f"{target.hidden_size}, vocabulary {target.vocab_size}"
+    )
+    yield Line(f"method: {spec.name}, {config.num_drafts} drafts per step")
+    if spec.read_draft_model is not None:
+        draft_model = spec.read_draft_model(config, target)
+        yield Line(f"draft model: {draft_model.folder}")
+        yield from (Line(f"  {detail}") for detail in draft_model.details)
+        broken = _broken_tensors(draft_model)
+        if broken:  # acceptance would say nothing more
+            rest = f" (one of {len(broken)} that do)" if len(broken) > 1 else ""
+            yield Line(
+                f"PROBLEM: tensor {shown_name(broken[0])} holds NaN or infinite numbers{rest}; "
+                "download the draft model again, or take it from another source",
+                Verdict.SUSPECT,
+            )
+            return
+    if config.num_drafts == 0:
+        yield Line("nothing is drafted, nothing to check")
+        return
+    sample = measure(config)
+    for label, counters in (("chat", sample.chat), ("completion", sample.completion)):
+        if counters.num_drafts:
+            yield Line(f"acceptance, {label}: {_shown(counters)}")
+    if sample.num_failures:
+        yield Line(
+            f"PROBLEM: the drafter failed in {sample.num_failures} steps; the log of "
+            "python -m openspec.serve has the reason",
+            Verdict.SUSPECT,
+        )
+    yield from _judge(config, spec, target, sample, measure)
+
+
+def _broken_tensors(draft_model: DraftModel) -> list[str]:
+    """Those of the loaded ones that hold NaN or infinity, which raises no error in the engine."""
+    with opened_draft_checkpoint(draft_model.folder) as checkpoint:
+        return [
+            name
+            for name, info in checkpoint.tensors.items()
+            if info.dtype in LOADABLE_DTYPES
+            and name not in draft_model.ignored_tensors
+            and not _is_finite(info, checkpoint.view(name))
+        ]
+
+
+def _is_finite(info: TensorInfo, view: memoryview) -> bool:
+    import torch
+
+    with view:
+        data = bytearray(view)
+    dtype = torch.bfloat16 if info.dtype == "BF16" else torch.float32
+    # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
+    return not data or all(map(math.isfinite, torch.frombuffer(data, dtype=dtype).aminmax()))
+
+
+def _judge(
+    config: EngineConfig,
+    spec: DrafterSpec,
+    target: ModelConfig,
+    sample: Sample,
+    measure: Measure,
+) -> Iterator[Line]:
+    if spec.plan_checkup is None:
+        yield Line("the method names no acceptance that it should reach")
+        return
+    checkup = spec.plan_checkup(config, target)
+    usual = ", ".join(f"{100 * share:.0f}%" for share in checkup.usual)
+    yield Line(f"usual: {usual} at positions 1 to {len(checkup.usual)} ({checkup.source})")
+    if sample.total.num_drafts < MIN_DRAFTS:
+        yield Line(
+            f"PROBLEM: only {sample.total.num_drafts} drafts were made, too few to judge; "
+            "raise --doctor-tokens",
+            Verdict.SUSPECT,
+        )
+        return
+    # Always: a neighbouring layer can serve the first draft well and the later ones badly.
+    best: tuple[Variant, Sample] | None = None
+    for variant in checkup.variants:
+        tried = measure(_with_options(config, variant.options))
+        yield Line(f"tried {variant.label}: {_shown(tried.total)}")
+        if tried.length > (best[1] if best else sample).length:
+            best = variant, tried
+    if best is not None and best[1].length > CLEARLY_LONGER * sample.length:
+        variant, tried = best
+        yield Line(
+            f"PROBLEM: {variant.label}: mean length of {tried.length:.2f}, the "
+            f"configuration {sample.length:.2f}: {variant.advice}",
+            Verdict.SUSPECT,
+        )
+        sample = tried
+    elif sample.first >= checkup.usual[0]:
+        yield Line("the drafter fits the model")
+    elif sample.first >= checkup.least_first:
+        yield Line(
+            f"the drafter works; {100 * sample.first:.0f}% at position 1 is less than usual, which "
+            "can be the draft model, the texts or the target"
+        )
+    if sample.first < checkup.least_first:
+        yield Line(
+            f"PROBLEM: {100 * sample.first:.0f}% at position 1, below the "
+            f"{100 * checkup.least_first:.0f}% that a fitting draft model reaches. The text is "
+            "right all the same, but not sooner. Likely:",
+            Verdict.SUSPECT,
+        )
+        yield from (Line(f"  - {cause}") for cause in checkup.causes)
+
+
+def measure(config: EngineConfig, num_tokens: int) -> Sample:
+    """Runs the built-in texts, greedy, on an engine of its own."""
+    from openspec.llm import LLM
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
+    with LLM(**dataclasses.asdict(config)) as llm:
+        chat = SpecDecodeStats()
+        if llm.tokenizer.has_chat_template:
+            conversations = [[{"role": "user", "content": text}] for text in CHATS]
+            outputs = llm.chat(
+                conversations,
+                sampling,
+                use_tqdm=False,
+                chat_template_kwargs={"enable_thinking": False},
+            )
+            add_counters(chat, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+        outputs = llm.generate(list(COMPLETIONS), sampling, use_tqdm=False)
+        completion = SpecDecodeStats()
+        add_counters(completion, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+        return Sample(chat, completion, llm.stats().num_drafter_failures)
+
+
+def _with_options(
+    config: EngineConfig, options: Mapping[str, int | float | bool | str]
+) -> EngineConfig:
+    """A variant's options over the configured ones; the number of drafts may be one of them."""
+    changed = dict(options)
+    num_drafts = changed.pop("num_speculative_tokens", config.num_speculative_tokens)
+    return dataclasses.replace(
+        config,
+        num_speculative_tokens=None if num_drafts is None else int(num_drafts),
+        method_options={**config.method_options, **changed},
+    )
+
+
+def _shown(counters: SpecDecodeStats) -> str:
+    shares = " ".join(f"{100 * share:.0f}%" for share in acceptance_per_position(counters))
+    return (
+        f"{shares} by position, mean length {mean_acceptance_length(counters):.2f} "
+        f"({counters.num_drafts} drafts)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
