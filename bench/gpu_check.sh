@@ -7,7 +7,9 @@
 #
 #   bench/gpu_check.sh [STAGE ...]
 #
-# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods.
+# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, compare.
+#
+# `compare` runs this build's bench_cuda_step and another's, OLD_STEP, in turn: what a change costs a step.
 #
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
@@ -102,6 +104,12 @@ step() {
   "$BUILD/csrc/runtime/bench_cuda_step" --method none --method ngram --json "$RESULTS/cuda_step.json"
 }
 
+compare() {
+  say "steps of $OLD_STEP and of this build, in turn"
+  "$PYTHON" -m bench.compare_steps "$OLD_STEP" "$BUILD/csrc/runtime/bench_cuda_step" --rounds "${ROUNDS:-2}" \
+    --method none --method eagle3 --json "$RESULTS/compare.json"
+}
+
 # The embedded model, blown up to the shape of Qwen3-4B.
 widen_target() {
   [[ -d $WIDENED ]] ||
@@ -161,7 +169,7 @@ nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 stages=${*:-build tests kernels step serve}
 for stage in $stages; do
   case $stage in
-    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods) "$stage" ;;
+    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | compare) "$stage" ;;
     *) echo "gpu_check.sh: unknown stage $stage" >&2; exit 2 ;;
   esac
 done
