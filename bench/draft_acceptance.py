@@ -23,9 +23,13 @@ from typing import Any
 from openspec.config import EngineConfig
 from openspec.drafters import plain_method
 from openspec.llm import LLM
-from openspec.messages import SpecDecodeStats
-from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    SamplingParams,
+    SpecDecodeStats,
+    acceptance_per_position,
+    add_counters,
+    mean_acceptance_length,
+)
 from openspec.text.outputs import RequestOutput
 from openspec.text.tokenizer import Tokenizer
 

@@ -24,8 +24,7 @@ from openspec.bench.workloads import build_workload
 from openspec.drafters import plain_method
 from openspec.engine.core import EngineCore
 from openspec.llm import LLM
-from openspec.messages import EngineRequest
-from openspec.sampling_params import SamplingParams
+from openspec.messages import EngineRequest, SamplingParams
 from openspec.text.tokenizer import Tokenizer
 
 Answer = tuple[list[int], str | None]

@@ -26,8 +26,7 @@ from openspec.checkpoint.config import ModelConfig
 from openspec.drafters import plain_method
 from openspec.engine.core import EngineCore
 from openspec.llm import LLM
-from openspec.messages import EngineRequest
-from openspec.sampling_params import SamplingParams
+from openspec.messages import EngineRequest, SamplingParams
 
 
 def matrix_rate(size: int = 8192, turns: int = 30) -> float:

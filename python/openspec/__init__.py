@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from openspec.engine.client import EngineClient
     from openspec.errors import ConfigError, EngineError, RequestError
     from openspec.llm import LLM
-    from openspec.sampling_params import SamplingParams
+    from openspec.messages import SamplingParams
     from openspec.text.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
@@ -44,7 +44,7 @@ _HOMES = {
     "EngineError": "errors",
     "RequestError": "errors",
     "RequestOutput": "text.outputs",
-    "SamplingParams": "sampling_params",
+    "SamplingParams": "messages",
     "available_drafters": "drafters",
 }
 

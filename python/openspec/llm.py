@@ -18,10 +18,13 @@ from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.config import config_from_settings
 from openspec.errors import EngineError, RequestError
-from openspec.fan_out import fan_out
-from openspec.messages import EngineRequest, EngineStats
-from openspec.metrics import mean_acceptance_length
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    EngineRequest,
+    EngineStats,
+    SamplingParams,
+    fan_out,
+    mean_acceptance_length,
+)
 from openspec.settings import Raw
 from openspec.text.outputs import RequestOutput, RequestOutputProcessor, request_output
 from openspec.text.stop_strings import StopStrings

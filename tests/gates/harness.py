@@ -11,8 +11,7 @@ from openspec import _C
 from openspec.config import EngineConfig, config_from_settings
 from openspec.engine.core import EngineCore
 from openspec.engine.load import load_engine
-from openspec.messages import EngineRequest, SpeculativeOptions, TokenLogprobs
-from openspec.sampling_params import SamplingParams
+from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions, TokenLogprobs
 from openspec.text.tokenizer import Tokenizer
 
 DEVICE = "cpu"

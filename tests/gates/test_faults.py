@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine.core import EngineCore
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates import harness
 from tests.gates.conftest import Reference, drafter_settings
 from tests.gates.harness import Job, make_core, run, texts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openspec.drafters import available_drafters, get_drafter
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates.conftest import EchoDrafter, Reference
 from tests.gates.harness import Job, Result, kv_memory, make_core, run, run_alone, texts
 from tests.gates.test_statistics import Cells, chi_square_limit

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates.conftest import Reference, drafter_settings
 from tests.gates.harness import Job, make_core, run, run_alone, texts, tokenizer
 from tests.gates.workload import jobs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates.conftest import drafter_settings
 from tests.gates.harness import Job, make_core, run
 from tests.gates.workload import prompts

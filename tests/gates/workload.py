@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates.harness import Job, chat_prompt, tokenizer
 
 VERSE = (

@@ -18,8 +18,9 @@ from openspec.messages import (
     EngineStats,
     SpecDecodeStats,
     TokenLogprobs,
+    add_counters,
+    record_draft,
 )
-from openspec.metrics import add_counters, record_draft
 from tests.serve.fake_model import MAX_POSITIONS, vocab_size
 
 NUM_DRAFTS = 4

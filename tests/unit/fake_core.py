@@ -10,8 +10,13 @@ import pytest
 from openspec.engine.core import EngineCore
 from openspec.engine.executor import Executor
 from openspec.engine.step_plan import SchedulerConfig
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, SpeculativeOptions
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    SamplingParams,
+    SpeculativeOptions,
+)
 from tests.unit.fake_runner import (
     VOCAB,
     FakeOutOfPages,

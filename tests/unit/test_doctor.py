@@ -20,8 +20,7 @@ from openspec.drafters import (
     unregister_drafter,
 )
 from openspec.errors import RequestError
-from openspec.messages import SpecDecodeStats
-from openspec.metrics import record_draft
+from openspec.messages import SpecDecodeStats, record_draft
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, Verdict, examine
 from tests.unit.draft_checkpoints import tensor, write_draft, write_target

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from openspec.errors import RequestError
-from openspec.fan_out import fan_out
-from openspec.messages import SpeculativeOptions
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams, SpeculativeOptions, fan_out
 
 
 def test_n_sequences() -> None:

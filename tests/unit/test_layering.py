@@ -21,7 +21,7 @@ CPP_LAYERS = ("core", "kernels", "model", "runtime", "bind")
 
 # Groups of one tier do not know each other.
 PYTHON_TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {"values": ("errors", "settings", "_C", "metrics", "sampling_params", "messages", "fan_out")},
+    {"values": ("errors", "settings", "_C", "messages")},
     {"checkpoint": ("checkpoint",), "ops": ("ops",)},
     {"drafters": ("drafters", "draft_formats")},
     {"config": ("config",)},  # checks a method's options against the drafter's declaration

@@ -14,7 +14,7 @@ import pytest
 from openspec.config import EMBEDDED_MODEL, EngineConfig
 from openspec.drafters import available_drafters, get_drafter, plain_method
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams
 from tests.gates.random_heads import draft_model
 
 pytestmark = pytest.mark.skipif(
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
     from openspec.engine.client import EngineClient
-    from openspec.fan_out import fan_out
     from openspec.llm import LLM
+    from openspec.messages import fan_out
     from openspec.text.outputs import RequestOutput
 
 METHODS = [name for name in available_drafters() if name != plain_method()]

@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from openspec.engine.stats_log import StatsLog
-from openspec.messages import EngineStats, SpecDecodeStats
-from openspec.metrics import (
+from openspec.messages import (
+    EngineStats,
+    SpecDecodeStats,
     acceptance_per_position,
     acceptance_rate,
     add_counters,

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    EngineOutput,
+    EngineRequest,
+    SamplingParams,
+    SpecDecodeStats,
+    TokenLogprobs,
+)
 from openspec.text.outputs import RequestOutputProcessor, request_output, top_logprobs
 from tests.unit.toy_tokenizer import toy_tokenizer
 

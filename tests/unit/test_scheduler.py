@@ -9,8 +9,7 @@ from openspec.engine.executor import Executor
 from openspec.engine.scheduler import Scheduler
 from openspec.engine.step_plan import SchedulerConfig
 from openspec.errors import EngineError, RequestError
-from openspec.messages import EngineRequest, SpeculativeOptions
-from openspec.sampling_params import SamplingParams
+from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,

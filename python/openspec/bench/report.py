@@ -3,7 +3,7 @@
 *Time to first token*: from sending the request to the first chunk with a token. *Time per token*:
 from the first chunk to the last, divided by the tokens that came after the first chunk. *Gap*: time
 between two chunks, which under speculation carry several tokens. Acceptance is defined in
-`openspec.metrics`.
+`openspec.messages`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from statistics import median
 
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
-from openspec.messages import SpecDecodeStats
-from openspec.metrics import (
+from openspec.messages import (
+    SpecDecodeStats,
     acceptance_per_position,
     acceptance_rate,
     add_counters,
@@ -49,7 +49,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Speculation over a number of requests; metrics.py defines the measures."""
+    """Speculation over a number of requests; messages.py defines the measures."""
 
     counters: SpecDecodeStats
 

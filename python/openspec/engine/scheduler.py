@@ -21,8 +21,7 @@ from openspec.engine.run_queue import RunQueue
 from openspec.engine.runner import Logprobs, SpanResult
 from openspec.engine.step_plan import SchedulerConfig, SequenceTable, StepPlan
 from openspec.errors import EngineError, RequestError
-from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs
-from openspec.metrics import record_draft
+from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs, record_draft
 
 
 class Scheduler:

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from openspec.messages import EngineStats
-from openspec.metrics import acceptance_rate, mean_acceptance_length
+from openspec.messages import EngineStats, acceptance_rate, mean_acceptance_length
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from openspec.metrics import acceptance_rate, mean_acceptance_length
+from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.context import ServerContext
 from openspec.serve.generation import Job
 from openspec.serve.wire import (

@@ -8,9 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from openspec.errors import EngineError
-from openspec.fan_out import fan_out
-from openspec.messages import EngineOutput, SpecDecodeStats, SpeculativeOptions
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    EngineOutput,
+    SamplingParams,
+    SpecDecodeStats,
+    SpeculativeOptions,
+    fan_out,
+)
 from openspec.serve.context import OutputStream, ServerContext
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor, total_speculation
 from openspec.text.stop_strings import StopStrings

@@ -12,8 +12,12 @@ from starlette.responses import Response
 
 import openspec
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.messages import EngineStats
-from openspec.metrics import acceptance_per_position, acceptance_rate, mean_acceptance_length
+from openspec.messages import (
+    EngineStats,
+    acceptance_per_position,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 from openspec.serve.context import ServerContext
 from openspec.serve.handling import json_response
 from openspec.serve.http_errors import ApiError, error_response, overloaded

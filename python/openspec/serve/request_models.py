@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from openspec.errors import RequestError
-from openspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
+from openspec.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
 
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024

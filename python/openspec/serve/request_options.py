@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from openspec.errors import RequestError
-from openspec.messages import SpeculativeOptions
-from openspec.sampling_params import SamplingParams
+from openspec.messages import SamplingParams, SpeculativeOptions
 from openspec.serve.context import ServerContext
 from openspec.serve.generation import GenerationOptions
 from openspec.serve.request_models import GenerationFields, SpeculativeField

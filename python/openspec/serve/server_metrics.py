@@ -1,6 +1,6 @@
 """What /metrics shows: the engine's counters, latencies as clients see them, the server's doings.
 
-The measures of speculation are defined in `openspec.metrics`.
+The measures of speculation are defined in `openspec.messages`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from openspec.messages import EngineInfo, EngineStats
-from openspec.metrics import acceptance_rate, mean_acceptance_length
+from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
 from openspec.serve.prometheus import Family, Histogram, label_text
 
 FINISH_REASONS = ("stop", "length", "abort", "error")

@@ -52,7 +52,7 @@ class Usage(msgspec.Struct):
 
 
 class SpeculationMetrics(msgspec.Struct):
-    """A request's speculation, summed over its sequences. Terms as in openspec.metrics."""
+    """A request's speculation, summed over its sequences. Terms as in openspec.messages."""
 
     method: str
     num_drafts: int

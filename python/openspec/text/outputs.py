@@ -6,8 +6,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
-from openspec.metrics import acceptance_rate, add_counters, mean_acceptance_length
+from openspec.messages import (
+    EngineOutput,
+    EngineRequest,
+    SpecDecodeStats,
+    TokenLogprobs,
+    acceptance_rate,
+    add_counters,
+    mean_acceptance_length,
+)
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
@@ -43,7 +50,7 @@ class RequestMetrics:
     last_token_time: float | None
     finished_time: float | None
     spec_decode: SpecDecodeStats | None
-    """The engine's counters; None while it has not sent any. `openspec.metrics` has the ratios."""
+    """The engine's counters; None while it has not sent any. `openspec.messages` has the ratios."""
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -23,9 +23,13 @@ from openspec.checkpoint.weights import LOADABLE_DTYPES
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import DrafterSpec, Variant, get_drafter
 from openspec.errors import ConfigError, RequestError
-from openspec.messages import SpecDecodeStats
-from openspec.metrics import acceptance_per_position, add_counters, mean_acceptance_length
-from openspec.sampling_params import SamplingParams
+from openspec.messages import (
+    SamplingParams,
+    SpecDecodeStats,
+    acceptance_per_position,
+    add_counters,
+    mean_acceptance_length,
+)
 from openspec.settings import build, group_of
 
 CHATS = (
