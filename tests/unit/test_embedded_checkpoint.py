@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.safetensors_reader import checkpoint_files
+from openspec.checkpoint.weights import checkpoint_files
 from openspec.text.tokenizer import Tokenizer
 from tests.unit.test_chat_template import HOSTILE, PLAIN, chats
 from tests.unit.test_tokenizer import TEXTS
@@ -35,9 +35,8 @@ def test_config_and_tensors_agree(tokenizer: Tokenizer) -> None:
     assert config.vocab_size == 4096 > tokenizer.num_tokens
     assert tokenizer.eos_token_id in config.eos_token_ids
     (file,) = checkpoint_files(FOLDER)
-    with file:
-        assert len(file.tensors) == 2 + 11 * config.num_layers
-        assert {info.dtype for info in file.tensors.values()} == {"BF16"}
+    assert len(file.tensors) == 2 + 11 * config.num_layers
+    assert {info.dtype for info in file.tensors.values()} == {"BF16"}
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 20 << 20
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openspec.checkpoint.folder import find_file, open_folder
-from openspec.checkpoint.json_keys import JsonKeys
 from openspec.checkpoint.rope import RopeConfig, YarnParams, default_rope, linear_rope, yarn_rope
-from openspec.checkpoint.strict_json import read_json_object
+from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:

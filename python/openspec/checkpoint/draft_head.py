@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
-from openspec.checkpoint.json_keys import JsonKeys
+from openspec.checkpoint.strict_json import JsonKeys
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -281,8 +281,7 @@ def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
             f"{info.path}: {TOKEN_MASK}: expected BOOL [{vocab}], the target's vocabulary, "
             f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
         )
-    with checkpoint.view(TOKEN_MASK) as view:
-        return bytes(view)
+    return bytes(checkpoint.values(TOKEN_MASK).tolist())
 
 
 def num_parameters(checkpoint: DraftCheckpoint, names: Iterable[str]) -> int:

@@ -6,26 +6,26 @@ Which formats there are and what their keys mean is the business of the method (
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openspec.checkpoint.folder import find_file, open_folder
-from openspec.checkpoint.json_keys import JsonKeys
-from openspec.checkpoint.safetensors_reader import (
+from openspec.checkpoint.strict_json import JsonKeys, read_json_object
+from openspec.checkpoint.weights import (
+    CONVERTER,
     SafetensorsFile,
     TensorInfo,
     checkpoint_files,
     name_some,
 )
-from openspec.checkpoint.strict_json import read_json_object
 from openspec.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
 
 KIND = "draft model"
-CONVERTER = "python -m openspec.convert_drafter"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
 
@@ -70,9 +70,9 @@ class DraftCheckpoint:
             )
         return self.tensors[name]
 
-    def view(self, name: str) -> memoryview:
-        """One tensor's bytes."""
-        return self._file_of[name].view(name)
+    def values(self, name: str) -> torch.Tensor:
+        """One tensor, over the file's pages."""
+        return self._file_of[name].tensor(name)
 
     def integers(self, name: str) -> list[int]:
         """The values of a vector of integers.
@@ -86,11 +86,21 @@ class DraftCheckpoint:
                 f"{info.path}: {name}: expected a vector of I64 or I32, "
                 f"found {info.dtype} {list(info.shape)}"
             )
-        with (
-            self.view(name) as view,
-            view.cast("q") if info.dtype == "I64" else view.cast("i") as values,
-        ):
-            return list(values)
+        values: list[int] = self.values(name).tolist()
+        return values
+
+
+def read_draft_keys(folder: str | Path) -> JsonKeys:
+    """A draft folder's config.json, which needs no torch.
+
+    Raises:
+        ConfigError: no folder or no config.json.
+    """
+    root = open_folder(folder, KIND)
+    config = find_file(root, "config.json")
+    if config is None:
+        raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
+    return JsonKeys(read_json_object(config), str(root / "config.json"))
 
 
 @contextlib.contextmanager
@@ -100,11 +110,7 @@ def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
     Raises:
         ConfigError: no folder, config.json or readable weights, with the remedy.
     """
-    root = open_folder(folder, KIND)
-    config = find_file(root, "config.json")
-    if config is None:
-        raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
-    keys = JsonKeys(read_json_object(config), str(root / "config.json"))
+    keys, root = read_draft_keys(folder), open_folder(folder, KIND)
     has_safetensors = any(root.glob("*.safetensors*"))
     if not has_safetensors and any(root.glob(f"{PICKLED_WEIGHTS}*")):
         raise ConfigError(
@@ -121,27 +127,16 @@ def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
 
 def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: str) -> bool:
     """Whether a draft's tensor is a copy of one in the target's folder, byte for byte."""
+    import torch
+
     info = checkpoint.tensor(name)
-    files = checkpoint_files(folder)
-    try:
-        for file in files:
-            found = file.tensors.get(other)
-            if found is None or (found.dtype, found.shape) != (info.dtype, info.shape):
-                continue
-            with checkpoint.view(name) as left, file.view(other) as right:
-                return _are_equal(left, right)
-        return False
-    finally:
-        for file in files:
-            file.close()
-
-
-def _are_equal(left: memoryview, right: memoryview, chunk_bytes: int = 1 << 22) -> bool:
-    # Memoryviews compare item by item, bytes at the speed of memory.
-    return len(left) == len(right) and all(
-        bytes(left[at : at + chunk_bytes]) == bytes(right[at : at + chunk_bytes])
-        for at in range(0, len(left), chunk_bytes)
-    )
+    for file in checkpoint_files(folder):
+        found = file.tensors.get(other)
+        if found is not None and (found.dtype, found.shape) == (info.dtype, info.shape):
+            both = (checkpoint.values(name), file.tensor(other))
+            left, right = (one.flatten().view(torch.uint8) for one in both)
+            return left.equal(right)
+    return False
 
 
 def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:

@@ -1,30 +1,94 @@
-"""The weights of checkpoint folders, checked against what the runner expects, and loaded."""
+"""The weights of checkpoint folders: files mapped, checked against the runner, and loaded."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from openspec.checkpoint import draft_model as draft_models
-from openspec.checkpoint.draft_model import DraftModel
-from openspec.checkpoint.folder import open_folder
-from openspec.checkpoint.safetensors_reader import (
-    SafetensorsFile,
-    TensorInfo,
-    checkpoint_files,
-    name_some,
-)
+from safetensors import SafetensorError, safe_open
+
+from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
+from openspec.checkpoint.strict_json import describe_value, parse_json_object, read_json_object
 from openspec.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+    from openspec.checkpoint.draft_model import DraftModel
 
 logger = logging.getLogger(__name__)
 
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CONVERTER = "python -m openspec.convert_drafter"
 LOADABLE_DTYPES = ("BF16", "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
+MAX_NAMED = 8  # tensors that one message lists
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a file says of a tensor. `dtype` is the format's code, such as BF16."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+
+
+class SafetensorsFile:
+    """One file, mapped by the `safetensors` library, whose checks cover the whole header.
+
+    Needs torch, which holds the tensors; nothing is read before it is asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file.
+
+        Raises:
+            ConfigError: it cannot be read, or is not of the format.
+        """
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{path}: not a whole safetensors file: {shown_name(str(error))}; download it again"
+            ) from None
+        self.tensors = {name: self._info(name) for name in _names(path)}
+        """In the order of the header, which is that of the data."""
+
+    def _info(self, name: str) -> TensorInfo:
+        header = self._file.get_slice(name)
+        return TensorInfo(name, header.get_dtype(), tuple(header.get_shape()), self.path)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor over the file's own pages, which stay mapped as long as it lives."""
+        if name not in self.tensors:
+            raise ConfigError(f"{self.path}: has no tensor {shown_name(name)}")
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def close(self) -> None:
+        """Unmaps the file, once no tensor of it is held; may be called twice."""
+        self._file.__exit__(None, None, None)
+
+
+def _names(path: Path) -> list[str]:
+    """The tensors of a file that the library took. It lets one of two of the same name win."""
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    if header[:1] != b"{":
+        raise ConfigError(f"{path}: header: expected a JSON object, found {header[:1]!r}")
+    names = parse_json_object(header, f"{path}: header")
+    return [name for name in names if name != "__metadata__"]
 
 
 class WeightSink(Protocol):
@@ -74,39 +138,24 @@ def load_weights(
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
     """
-    parts: list[_Part] = []
-    try:
-        parts.append(_target_part(runner, folder))
-        if draft_model is not None:
-            parts.append(_draft_part(runner, draft_model))
-        for part in parts:
-            _check_tensors(part)
-        total = sum(
-            info.end - info.begin
-            for part in parts
-            for file in part.files
-            for info in file.tensors.values()
-            if info.name in part.expected
-        )
-        done = 0
-        last_log = start = time.monotonic()
-        for part, file in [(one, file) for one in parts for file in one.files]:
-            for info in sorted(file.tensors.values(), key=lambda info: info.begin):
-                if info.name not in part.expected:
-                    continue
-                with file.view(info.name) as data:
-                    _load(part, info, data)
-                done += info.end - info.begin
-                if time.monotonic() - last_log >= 2.0:
-                    last_log = time.monotonic()
-                    logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
-            file.close()  # before the next one, so that read pages do not count as ours
-        runner.finish_loading()
-        logger.info("weights: %.3f GB in %.1f s", total / 1e9, time.monotonic() - start)
-    finally:
-        for part in parts:
-            for file in part.files:
-                file.close()
+    parts = [_target_part(runner, folder)]
+    if draft_model is not None:
+        parts.append(_draft_part(runner, draft_model))
+    for part in parts:
+        _check_tensors(part)
+    files = [(part, file) for part in parts for file in part.files]
+    total = sum(file.path.stat().st_size for _, file in files)
+    done = 0
+    last_log = start = time.monotonic()
+    for part, file in files:
+        for name in filter(part.expected.__contains__, file.tensors):
+            done += _load(part, file, name)
+            if time.monotonic() - last_log >= 2.0:
+                last_log = time.monotonic()
+                logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
+        file.close()  # before the next one, so that read pages do not count as ours
+    runner.finish_loading()
+    logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
 def _target_part(runner: WeightSink, folder: str | Path) -> _Part:
@@ -140,17 +189,22 @@ def _draft_part(runner: WeightSink, model: DraftModel) -> _Part:
         runner_names=model.tensor_names,
         ignored=model.ignored_tensors,
         dtypes=DRAFT_DTYPES,
-        remedy=f"{draft_models.CONVERTER} {model.folder} NEW_FOLDER",
+        remedy=f"{CONVERTER} {model.folder} NEW_FOLDER",
         load=runner.load_draft_tensor,
     )
 
 
-def _load(part: _Part, info: TensorInfo, data: memoryview) -> None:
+def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
+    """Gives one tensor to the runner; returns its bytes."""
+    dtype, tensor = file.tensors[name].dtype, file.tensor(name)
+    # The tensor's own memory, and without numpy, which torch may lack.
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     try:
-        part.load(part.runner_names[info.name], data, info.dtype)
+        part.load(part.runner_names[name], memoryview(memory).cast("B").toreadonly(), dtype)
     except ValueError as error:  # a type that the runner does not take for this tensor
-        remedy = f": {part.remedy}" if info.dtype == "F32" else ""
-        raise ConfigError(f"{info.path}: {info.name}: {error}{remedy}") from None
+        remedy = f": {part.remedy}" if dtype == "F32" else ""
+        raise ConfigError(f"{file.path}: {name}: {error}{remedy}") from None
+    return tensor.nbytes
 
 
 def _check_tensors(part: _Part) -> None:
@@ -187,3 +241,97 @@ def _check_tensors(part: _Part) -> None:
                 f"{info.path}: {name}: expected dtype {' or '.join(part.dtypes)}, "
                 f"found {info.dtype}; convert the checkpoint, {part.remedy}"
             )
+
+
+def read_index(folder: Path) -> dict[str, Path]:
+    """Tensor name -> shard, from the folder's index; shards are files of the folder itself.
+
+    Raises:
+        ConfigError: no index, not of the format, a shard that is absent or outside.
+    """
+    source = f"{folder / INDEX_FILE}"
+    file = find_file(folder, INDEX_FILE)
+    if file is None:
+        raise ConfigError(f"{source} does not exist")
+    weight_map = read_json_object(file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(
+            f"{source}: weight_map: expected an object with tensors, "
+            f"found {describe_value(weight_map)}"
+        )
+    shards: dict[str, Path] = {}
+    result: dict[str, Path] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not is_plain_name(shard):
+            raise ConfigError(
+                f"{source}: {tensor}: expected the name of a file in the same folder, "
+                f"found {describe_value(shard)}"
+            )
+        if shard not in shards:
+            path = find_file(folder, shard)
+            if path is None:
+                raise ConfigError(
+                    f"{folder / shard} does not exist, but {INDEX_FILE} places {tensor} there; "
+                    "finish the download"
+                )
+            shards[shard] = path
+        result[tensor] = shards[shard]
+    return result
+
+
+def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
+    """All safetensors files of a checkpoint, opened and checked against the index if there is one.
+
+    Raises:
+        ConfigError: no weights, a broken file, or files and index that disagree.
+    """
+    root = open_folder(folder)
+    single = find_file(root, SINGLE_FILE)
+    if single is not None:
+        return [SafetensorsFile(single)]
+    if find_file(root, INDEX_FILE) is None:
+        pickled = any(find_file(root, f"pytorch_model.bin{end}") for end in ("", ".index.json"))
+        remedy = (
+            "pytorch_model.bin is not read because it can run code; "
+            "save the model again with safe_serialization=True"
+            if pickled
+            else "give the folder of a complete Hugging Face checkpoint"
+        )
+        raise ConfigError(f"{root} has neither {SINGLE_FILE} nor {INDEX_FILE}; {remedy}")
+    weight_map = read_index(root)
+    files = [SafetensorsFile(path) for path in dict.fromkeys(weight_map.values())]
+    for file in files:
+        _check_shard(file, weight_map)
+    return files
+
+
+def _check_shard(file: SafetensorsFile, weight_map: Mapping[str, Path]) -> None:
+    listed = {tensor for tensor, path in weight_map.items() if path == file.path}
+    absent = sorted(listed - set(file.tensors))
+    if absent:
+        raise ConfigError(
+            f"{file.path}: lacks {name_some(absent)}, which {INDEX_FILE} places there"
+        )
+    unlisted = sorted(set(file.tensors) - listed)
+    if unlisted:
+        raise ConfigError(
+            f"{file.path}: holds {name_some(unlisted)}, which {INDEX_FILE} does not place there"
+        )
+
+
+def name_some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    rest = len(names) - MAX_NAMED
+    shown = ", ".join(shown_name(name) for name in names[:MAX_NAMED])
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def shown_name(name: str) -> str:
+    """A tensor's name on one line, whatever is in it."""
+    return name if name.isprintable() and 0 < len(name) <= 120 else describe_value(name)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number of the tensor is NaN or infinite."""
+    # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
+    return not tensor.numel() or all(math.isfinite(end) for end in tensor.aminmax())

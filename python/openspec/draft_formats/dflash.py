@@ -33,7 +33,7 @@ from openspec.checkpoint.draft_head import (
     whose,
 )
 from openspec.checkpoint.draft_model import DraftCheckpoint, DraftModel
-from openspec.checkpoint.json_keys import JsonKeys
+from openspec.checkpoint.strict_json import JsonKeys
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
+from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint, read_draft_keys
 from openspec.draft_formats.dflash import (
     AUTO,
     CAUSAL,
@@ -45,8 +45,7 @@ MAX_TREE_SIZE = 256
 
 
 def _num_drafts_of(folder: Path, options: Options) -> int:
-    with opened_draft_checkpoint(folder) as checkpoint:
-        return num_drafts_of(checkpoint.keys, options)
+    return num_drafts_of(read_draft_keys(folder), options)
 
 
 def _read_draft_model(

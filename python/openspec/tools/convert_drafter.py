@@ -1,7 +1,8 @@
 """`python -m openspec.convert_drafter SRC DST`: a draft model that openspec can read.
 
 Takes pytorch_model.bin (or safetensors of another float type) and writes model.safetensors in
-bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch.
+bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch
+and numpy.
 This is the one place that opens a pickle, with torch's restricted reader and only on request; the
 engine never does.
 """
@@ -10,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import json
-import math
 import os
 import shutil
 import sys
@@ -21,17 +19,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openspec.checkpoint.draft_model import CONVERTER, KIND, PICKLED_WEIGHTS
+from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
 from openspec.checkpoint.folder import find_file, open_folder
-from openspec.checkpoint.json_keys import JsonKeys
-from openspec.checkpoint.safetensors_reader import (
+from openspec.checkpoint.strict_json import JsonKeys, read_json_object
+from openspec.checkpoint.weights import (
+    CONVERTER,
     INDEX_FILE,
     SINGLE_FILE,
     checkpoint_files,
+    is_finite,
     name_some,
     shown_name,
 )
-from openspec.checkpoint.strict_json import read_json_object
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 PICKLED_PATTERN = "pytorch_model*.bin"
 PICKLED_INDEX = f"{PICKLED_WEIGHTS}.index.json"
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE")
-ALIGNMENT = 8
 METADATA = "__metadata__"
 
 
@@ -100,9 +98,12 @@ def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor])
 
 def _read(root: Path) -> dict[str, torch.Tensor]:
     try:
+        import numpy  # noqa: F401  (safetensors writes torch's tensors through it)
         import torch
-    except ImportError:
-        raise ConfigError("the conversion needs torch; install it, or convert elsewhere") from None
+    except ImportError as error:
+        raise ConfigError(
+            f"the conversion needs torch and numpy ({error}); install both, or convert elsewhere"
+        ) from None
 
     found = sorted(root.glob(PICKLED_PATTERN))
     if not found or any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
@@ -149,28 +150,9 @@ def _check_complete(root: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _read_safetensors(root: Path) -> dict[str, torch.Tensor]:
-    import torch
-
     if not any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
         raise ConfigError(f"{root} has neither {PICKLED_WEIGHTS} nor {SINGLE_FILE}")
-    dtypes = {
-        **{"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32},
-        **{"F64": torch.float64, "I64": torch.int64, "I32": torch.int32},
-        **{"BOOL": torch.bool, "U8": torch.uint8},
-    }
-    tensors: dict[str, torch.Tensor] = {}
-    for file in checkpoint_files(root):
-        with file:
-            for name, info in file.tensors.items():
-                if info.dtype not in dtypes:
-                    raise ConfigError(
-                        f"{info.path}: {shown_name(name)}: {info.dtype} is not converted"
-                    )
-                with file.view(name) as view:
-                    data = bytearray(view)
-                flat = torch.frombuffer(data, dtype=dtypes[info.dtype]) if data else torch.empty(0)
-                tensors[name] = flat.to(dtypes[info.dtype]).reshape(info.shape)
-    return tensors
+    return {name: file.tensor(name) for file in checkpoint_files(root) for name in file.tensors}
 
 
 def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -184,51 +166,27 @@ def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
             f"{shown_name(name)}: expected a dense tensor with data, found {tensor.layout} on "
             f"{tensor.device}; save the head again with plain tensors"
         )
-    if tensor.is_floating_point():
-        converted = tensor.detach().to(torch.bfloat16).contiguous()
-        # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
-        if converted.numel() and not all(map(math.isfinite, converted.aminmax())):
+    # Copies, because tensors of a pickle may share memory and those of a file do not.
+    packed = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if tensor.dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        converted = packed.to(torch.bfloat16)
+        if not is_finite(converted):
             raise ConfigError(
                 f"{shown_name(name)}: holds NaN, or numbers that are infinite in bfloat16; take "
                 "the head from another source"
             )
         return converted
     if tensor.dtype in (torch.int64, torch.int32, torch.bool, torch.uint8):
-        return tensor.detach().contiguous()
+        return packed
     raise ConfigError(f"{shown_name(name)}: {tensor.dtype} has no place in a draft model")
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     """Writes a safetensors file; returns its size."""
-    import torch
+    from safetensors.torch import save_file
 
-    codes = {
-        **{torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"},
-        **{torch.bool: "BOOL", torch.uint8: "U8"},
-    }
-    header: dict[str, object] = {METADATA: {"format": "pt"}}
-    position = 0
-    # Wide types first keeps every tensor aligned.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    for name, tensor in ordered:
-        num_bytes = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": codes[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + num_bytes],
-        }
-        position += num_bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for _, tensor in ordered:
-            num_bytes = tensor.numel() * tensor.element_size()
-            if num_bytes:
-                # Without numpy, which torch may lack: the tensor's own memory.
-                file.write((ctypes.c_char * num_bytes).from_address(tensor.data_ptr()))
-        return file.tell()
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    return path.stat().st_size
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from enum import IntEnum
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
-from openspec.checkpoint.safetensors_reader import TensorInfo, shown_name
-from openspec.checkpoint.weights import LOADABLE_DTYPES
+from openspec.checkpoint.weights import LOADABLE_DTYPES, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import DrafterSpec, Variant, get_drafter
 from openspec.errors import ConfigError, RequestError
@@ -178,18 +176,8 @@ def _broken_tensors(draft_model: DraftModel) -> list[str]:
             for name, info in checkpoint.tensors.items()
             if info.dtype in LOADABLE_DTYPES
             and name not in draft_model.ignored_tensors
-            and not _is_finite(info, checkpoint.view(name))
+            and not is_finite(checkpoint.values(name))
         ]
-
-
-def _is_finite(info: TensorInfo, view: memoryview) -> bool:
-    import torch
-
-    with view:
-        data = bytearray(view)
-    dtype = torch.bfloat16 if info.dtype == "BF16" else torch.float32
-    # Both ends are NaN if one number is; unlike torch.isfinite() this needs no memory.
-    return not data or all(map(math.isfinite, torch.frombuffer(data, dtype=dtype).aminmax()))
 
 
 def _judge(

@@ -1,23 +1,31 @@
+"""Weights of checkpoint folders: good files as `safetensors` writes them, and hostile ones."""
+
 from __future__ import annotations
 
 import json
 import logging
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openspec.checkpoint.folder import find_file
-from openspec.checkpoint.safetensors_reader import (
-    DTYPE_BITS,
+from openspec.checkpoint.weights import (
     SafetensorsFile,
     checkpoint_files,
+    is_finite,
+    load_weights,
     read_index,
 )
-from openspec.checkpoint.weights import load_weights
 from openspec.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+
+SIZES = {"BF16": 2, "F16": 2, "F32": 4}
 
 TENSORS: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [6, 4]),
@@ -36,7 +44,7 @@ def build(tensors: dict[str, tuple[str, list[int]]], metadata: bool = True) -> t
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}} if metadata else {}
     data = b""
     for name, (dtype, shape) in tensors.items():
-        num_bytes = DTYPE_BITS[dtype] // 8
+        num_bytes = SIZES[dtype]
         for size in shape:
             num_bytes *= size
         header[name] = {
@@ -72,40 +80,97 @@ class Sink:
         self.is_finished = True
 
 
-def test_views_are_the_data_uncopied(tmp_path: Path) -> None:
-    header, data = build(TENSORS)
-    path = write(tmp_path / "a.safetensors", pack(header, data))
-    with SafetensorsFile(path) as file:
-        assert list(file.tensors) == list(TENSORS)
-        for name, (dtype, shape) in TENSORS.items():
-            info = file.tensors[name]
-            begin, end = header[name]["data_offsets"]
-            assert (info.dtype, info.shape) == (dtype, tuple(shape))
-            view = file.view(name)
-            assert view.readonly
-            assert bytes(view) == data[begin:end]
-            view.release()
-        with pytest.raises(ConfigError, match="has no tensor"):
-            file.view("nothing")
-    with pytest.raises(ConfigError, match="closed"):
-        file.view("scalar")
-    file.close()
+def raw(tensor: Any) -> bytes:
+    return bytes(tensor.flatten().view(torch.uint8).tolist())
 
 
-def test_the_reference_writer(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
-    safetensors_numpy = pytest.importorskip("safetensors.numpy")
-    arrays = {
-        "a": numpy.arange(12, dtype=numpy.float32).reshape(3, 4),
-        "b": numpy.zeros((0, 2), dtype=numpy.int64),
-        "c": numpy.arange(5, dtype=numpy.uint8),
+def test_the_library_s_own_files(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    values = torch.arange(24).reshape(4, 6) - 12.5
+    tensors = {
+        "bf16": values.to(torch.bfloat16),
+        "f16": values.half(),
+        "f32": values,
+        "i64": torch.arange(-3, 5),
+        "bool": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 2),
+        "scalar": torch.tensor(2.5),
+        "one byte": torch.zeros(1, dtype=torch.uint8),
     }
-    safetensors_numpy.save_file(arrays, tmp_path / "x.safetensors", metadata={"k": "v"})
-    with SafetensorsFile(tmp_path / "x.safetensors") as file:
-        for name, array in arrays.items():
-            assert file.tensors[name].shape == array.shape
-            with file.view(name) as view:
-                assert bytes(view) == array.tobytes()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"k": "v"})
+    (file,) = checkpoint_files(tmp_path)
+    assert set(file.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        found = file.tensor(name)
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        assert file.tensors[name].shape == tuple(tensor.shape)
+        assert raw(found) == raw(tensor)
+    assert [
+        file.tensors[name].dtype for name in list(tensors)[:5]
+    ] == "BF16 F16 F32 I64 BOOL".split()
+    with pytest.raises(ConfigError, match="has no tensor"):
+        file.tensor("nothing")
+
+    expected = {"bf16": ("BF16", [4, 6]), "f32": ("F32", [4, 6]), "scalar": ("F32", [])}
+    only = {name: tensors[name] for name in expected}
+    save_file(only, tmp_path / "model.safetensors")
+    sink = Sink(expected)
+    load_weights(sink, tmp_path)
+    assert sink.loaded == {
+        name: (raw(tensors[name]), dtype) for name, (dtype, _) in expected.items()
+    }
+
+
+def test_data_need_not_be_aligned(tmp_path: Path) -> None:
+    header, data = build({"a": ("BF16", [1]), "b": ("F32", [2])}, metadata=False)
+    text = json.dumps(header).encode()
+    write(tmp_path / "model.safetensors", pack(text + b" " * (-len(text) % 2 + 1), data))
+    sink = Sink({"a": ("BF16", [1]), "b": ("F32", [2])})
+    load_weights(sink, tmp_path)
+    assert sink.loaded["b"] == (data[2:], "F32")
+
+
+def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
+    """200 MB on their way to the runner add nothing to the memory that is this process's own."""
+    code = """
+import sys
+import torch
+from safetensors.torch import save_file
+from openspec.checkpoint.weights import load_weights
+
+def own_bytes():
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(lines["RssAnon"].split()[0]) * 1024
+
+class Sink:
+    def expected_tensors(self):
+        return [(f"w{i}", [5000, 1000]) for i in range(10)]
+    def load_tensor(self, name, data, dtype):
+        assert data.readonly and len(data) == 20_000_000
+        self.most = max(own_bytes(), self.most)
+        self.pages = self.pages + sum(data[3::4096])
+    def finish_loading(self):
+        pass
+
+save_file({f"w{i}": torch.ones(5000, 1000) for i in range(10)}, sys.argv[1] + "/model.safetensors")
+sink = Sink()
+sink.pages, sink.most = 0, 0
+start = own_bytes()
+load_weights(sink, sys.argv[1])
+assert sink.pages > 0
+print(sink.most - start)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 10_000_000
+
+
+def test_is_finite() -> None:
+    for values, expected in (([], True), ([1.0], True), ([1.0, float("nan")], False)):
+        assert is_finite(torch.tensor(values)) is expected
+    assert not is_finite(torch.tensor([0.0, float("-inf"), 1.0], dtype=torch.bfloat16))
 
 
 BASE, BASE_DATA = build(TENSORS)
@@ -120,68 +185,80 @@ EMBED = "model.embed_tokens.weight"
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (b"", ["0 bytes"]),
-        (b"\0" * 7, ["7 bytes"]),
-        (b"\0" * 8, ["expected a JSON object"]),
-        (pack(BASE, BASE_DATA, 2**63), ["header", str(2**63), "100000000"]),
-        (pack(BASE, BASE_DATA, 2**64 - 1), ["header"]),
-        (pack(BASE, BASE_DATA, 100_000_000), ["cut short", "100000000"]),
-        (pack(BASE, BASE_DATA, 100_000_001), ["at most"]),
-        (pack(b"[]", b""), ["JSON object"]),
-        (pack(b" {}", b""), ["JSON object"]),
-        (pack(b"{", b""), ["not valid JSON"]),
-        (pack(b'{"a":\xff}', b""), ["not valid JSON"]),
-        (pack(b'{"a":1,"a":1}', b""), ['"a" appears twice']),
-        (pack(b'{"a":{"dtype":"U8","dtype":"U8"}}', b""), ['"dtype" appears twice']),
-        (pack(b'{"a":' + b"[" * 100_000, b""), ["not valid JSON"]),
-        (pack(b'{"a":' + b"9" * 10_000 + b"}", b""), ["not valid JSON"]),
-        (pack(b'{"a":NaN}', b""), ["NaN"]),
-        (pack({"a": 3}, b""), ["a: expected an object", "3"]),
-        (pack({"__metadata__": {"a": 1}}, b""), ["__metadata__"]),
-        (pack({"__metadata__": []}, b""), ["__metadata__"]),
-        (pack(changed(NORM, dtype="F31"), BASE_DATA), [NORM, "dtype", "F31"]),
-        (pack(changed(NORM, dtype=None), BASE_DATA), [NORM, "dtype", "null"]),
-        (pack(changed(NORM, dtype="BF16"), BASE_DATA), [NORM, "expected 8 bytes", "found 16"]),
-        (pack(changed(NORM, shape=[5]), BASE_DATA), [NORM, "expected 20 bytes", "found 16"]),
-        (pack(changed(NORM, shape=[-4]), BASE_DATA), [NORM, "shape", "-4"]),
-        (pack(changed(NORM, shape=[4.0]), BASE_DATA), [NORM, "shape", "4.0"]),
-        (pack(changed(NORM, shape=[True]), BASE_DATA), [NORM, "shape", "true"]),
-        (pack(changed(NORM, shape="4"), BASE_DATA), [NORM, "shape"]),
-        (pack(changed(NORM, shape=[2**62, 4]), BASE_DATA), [NORM, "shape"]),
-        (pack(changed(NORM, shape=[2**40, 2**40, 0]), BASE_DATA), [NORM, "too large"]),
-        (pack(changed(NORM, shape=[2**32, 2**32 + 1]), BASE_DATA), [NORM, "too large"]),
-        (pack(changed(NORM, shape=[1] * 99), BASE_DATA), [NORM, "shape"]),
-        (pack(changed(NORM, data_offsets=[48]), BASE_DATA), [NORM, "data_offsets"]),
-        (pack(changed(NORM, data_offsets=[64, 48]), BASE_DATA), [NORM, "data_offsets"]),
-        (pack(changed(NORM, data_offsets=[-16, 0]), BASE_DATA), [NORM, "data_offsets"]),
-        (pack(changed(NORM, data_offsets=[2**63, 2**63 + 16]), BASE_DATA), [NORM]),
-        (pack(changed(NORM, data_offsets=[56, 72]), BASE_DATA), [NORM, "<= 68"]),
-        (pack(changed(NORM, data_offsets=[47, 63]), BASE_DATA), [NORM, "overlaps", "48", "47"]),
-        (pack(changed(NORM, data_offsets=[49, 65]), BASE_DATA), [NORM, "hole", "48", "49"]),
-        (pack(BASE, BASE_DATA + b"x"), ["expected 68 bytes of data, found 69"]),
-        (pack(BASE, BASE_DATA[:-1]), ["scalar"]),
-        (pack({}, b"x"), ["expected 0 bytes of data, found 1"]),
-        (pack({"a\nb" * 999: 3}, b""), ["expected an object"]),
+        b"",
+        b"\0" * 7,
+        b"\0" * 8,
+        pack(BASE, BASE_DATA, 2**63),
+        pack(BASE, BASE_DATA, 2**64 - 1),
+        pack(BASE, BASE_DATA, 100_000_000),
+        pack(BASE, BASE_DATA, 100_000_001),
+        pack(b"[]", b""),
+        pack(b" {}", b""),
+        pack(b"{", b""),
+        pack(b'{"a":\xff}', b""),
+        pack(b'{"a":1,"a":1}', b""),
+        pack(b'{"a":{"dtype":"U8","dtype":"U8"}}', b""),
+        pack(b'{"a":' + b"[" * 100_000, b""),
+        pack(b'{"a":' + b"9" * 10_000 + b"}", b""),
+        pack(b'{"a":NaN}', b""),
+        pack({"a": 3}, b""),
+        pack({"__metadata__": {"a": 1}}, b""),
+        pack({"__metadata__": []}, b""),
+        pack(changed(NORM, dtype="F31"), BASE_DATA),
+        pack(changed(NORM, dtype=None), BASE_DATA),
+        pack(changed(NORM, dtype="BF16"), BASE_DATA),
+        pack(changed(NORM, shape=[5]), BASE_DATA),
+        pack(changed(NORM, shape=[-4]), BASE_DATA),
+        pack(changed(NORM, shape=[4.0]), BASE_DATA),
+        pack(changed(NORM, shape=[True]), BASE_DATA),
+        pack(changed(NORM, shape="4"), BASE_DATA),
+        pack(changed(NORM, shape=[2**62, 4]), BASE_DATA),
+        pack(changed(NORM, shape=[2**40, 2**40, 0]), BASE_DATA),
+        pack(changed(NORM, shape=[2**32, 2**32 + 1]), BASE_DATA),
+        pack(changed(NORM, shape=[1] * 99), BASE_DATA),
+        pack(changed(NORM, data_offsets=[48]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[64, 48]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[-16, 0]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[2**63, 2**63 + 16]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[56, 72]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[47, 63]), BASE_DATA),
+        pack(changed(NORM, data_offsets=[49, 65]), BASE_DATA),
+        pack(BASE, BASE_DATA + b"x"),
+        pack(BASE, BASE_DATA[:-1]),
+        pack({}, b"x"),
+        pack({"a\nb" * 999: 3}, b""),
     ],
 )
-def test_hostile_files(tmp_path: Path, content: bytes, words: list[str]) -> None:
+def test_hostile_files(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path / "x.safetensors", content)
     with pytest.raises(ConfigError) as caught:
         SafetensorsFile(path)
     message = str(caught.value)
-    assert "x.safetensors" in message
+    assert message.startswith(f"{path}: ")
     assert len(message) < 600
     assert "\n" not in message
-    for word in words:
-        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b' {"a":%s}', "expected a JSON object"),
+        (b'{"a":%s,"a":%s}', '"a" appears twice'),
+    ],
+)
+def test_what_the_library_takes_and_we_do_not(tmp_path: Path, header: bytes, message: str) -> None:
+    entry = b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    text = header % ((entry,) * header.count(b"%"))
+    with pytest.raises(ConfigError, match=message):
+        SafetensorsFile(write(tmp_path / "x.safetensors", pack(text, b"x")))
 
 
 def test_empty_header_and_padding_are_fine(tmp_path: Path) -> None:
-    SafetensorsFile(write(tmp_path / "a", pack({}, b""))).close()
+    assert not SafetensorsFile(write(tmp_path / "a", pack({}, b""))).tensors
     padded = json.dumps(BASE).encode() + b"     "
-    SafetensorsFile(write(tmp_path / "b", pack(padded, BASE_DATA))).close()
+    assert SafetensorsFile(write(tmp_path / "b", pack(padded, BASE_DATA))).tensors
 
 
 NUMBERS = [0, 1, -1, 3, 4, 7, 8, 16, 47, 49, 68, 69, 2**31, 2**32, 2**53, 2**63, 2**64, 2**200]
@@ -246,7 +323,7 @@ def mutated_file(rng: random.Random) -> bytes:
 
 
 def test_fuzz_only_config_errors(tmp_path: Path) -> None:
-    """A file is refused with ConfigError, or every view of it lies within its data."""
+    """A file is refused with ConfigError, or its tensors cover its data."""
     rng = random.Random(2024)
     path = tmp_path / "model.safetensors"
     num_refused = 0
@@ -254,14 +331,9 @@ def test_fuzz_only_config_errors(tmp_path: Path) -> None:
         content = mutated_file(rng)
         path.write_bytes(content)
         try:
-            with SafetensorsFile(path) as file:
-                total = 0
-                for name, info in file.tensors.items():
-                    with file.view(name) as view:
-                        assert len(view) == info.end - info.begin
-                        total += len(bytes(view))
-                header_size = 8 + int.from_bytes(content[:8], "little")
-                assert total == len(content) - header_size
+            file = SafetensorsFile(path)
+            total = sum(file.tensor(name).nbytes for name in file.tensors)
+            assert total == len(content) - 8 - int.from_bytes(content[:8], "little")
         except ConfigError as error:
             assert len(str(error)) < 1000
             num_refused += 1
@@ -317,7 +389,6 @@ def test_a_single_file_wins_over_an_index(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", pack(*build(TENSORS)))
     files = checkpoint_files(tmp_path)
     assert [file.path.name for file in files] == ["model.safetensors"]
-    files[0].close()
 
 
 def test_hugging_face_cache_layout(tmp_path: Path) -> None:
@@ -459,7 +530,7 @@ def test_a_tied_model_may_ship_its_head(tmp_path: Path, caplog: pytest.LogCaptur
     assert "lm_head.weight is ignored" in caplog.text
 
 
-def test_an_error_in_the_runner_passes_and_unmaps(tmp_path: Path) -> None:
+def test_an_error_in_the_runner_passes(tmp_path: Path) -> None:
     class Broken(Sink):
         def load_tensor(self, name: str, data: memoryview, dtype: str) -> None:
             raise MemoryError("no")
