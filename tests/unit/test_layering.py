@@ -1,4 +1,4 @@
-"""Rules of the source tree that no compiler checks: layers, method names, forbidden calls, docs."""
+"""Rules of the source tree that no compiler checks: layers, method names, forbidden calls."""
 
 from __future__ import annotations
 
@@ -215,11 +215,6 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("method", methods())
-def test_method_has_a_page(method: str) -> None:
-    assert (ROOT / "docs" / "methods" / f"{method}.md").is_file()
-
-
 # ---- Nothing that runs data ---------------------------------------------------------------------
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -278,38 +273,6 @@ def test_only_people_run_the_converter() -> None:
         and "tools" not in path.parts
     ]
     assert not importing
-
-
-# ---- Docs ---------------------------------------------------------------------------------------
-
-PAGES = [
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "third_party/README.md")),
-]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_page_names_files_that_exist(page: Path) -> None:
-    text = page.read_text()
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    missing = [
-        target
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose)
-        if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
-    ]
-    # Paths of the tree in backticks; placeholders and patterns are not paths.
-    for path in re.findall(r"`((?:csrc|python|tests|bench|docs|third_party|\.ci)/[^`\s]*)`", prose):
-        if not re.search(r"[<>*{}$…]|\.\.\.", path) and not (ROOT / path.split(":")[0]).exists():
-            missing.append(path)
-    assert not missing, f"{relative(page)} names what is not there: {', '.join(missing)}"
-
-
-def test_index_lists_every_page() -> None:
-    docs = ROOT / "docs"
-    index = (docs / "index.md").read_text()
-    listed = {(docs / target).resolve() for target in re.findall(r"\]\(([^)#\s]+\.md)", index)}
-    pages = {page.resolve() for page in docs.rglob("*.md")} - {(docs / "index.md").resolve()}
-    assert not pages - listed, f"not in docs/index.md: {sorted(map(relative, pages - listed))}"
 
 
 def test_no_paths_of_somebodys_machine() -> None:

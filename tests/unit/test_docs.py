@@ -1,0 +1,149 @@
+"""What the pages promise: links lead somewhere, tables equal their results, sentences are short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bench import make_tables
+
+from tests import prose
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FOLDERS = ("csrc", "python", "tests", "bench", "docs", "third_party")
+PAGES = sorted({*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))})
+METHODS = sorted(path.stem for path in (ROOT / "csrc" / "runtime" / "drafters").glob("*.cpp"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def without_code_blocks(page: Path) -> str:
+    return re.sub(r"^ *(```+).*?^ *\1$", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub names headings: lower case, hyphens for spaces, no other punctuation."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?)\s*$", without_code_blocks(page), flags=re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = sum(name == slug or name.startswith(f"{slug}-") for name in found)
+        found.add(f"{slug}-{number}" if slug in found else slug)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = without_code_blocks(page)
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(
+        r'(?:src|href)="([^"]+)"', text
+    )
+    dead = []
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            dead.append(target)
+    assert not dead, f"{relative(page)} links to what is not there: {', '.join(dead)}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent != DOCS / "notes"], ids=relative
+)
+def test_paths_in_prose_exist(page: Path) -> None:
+    """Paths of the tree in backticks; placeholders and patterns are no paths, notes are records."""
+    missing = [
+        path
+        for path in re.findall(
+            r"`((?:csrc|python|tests|bench|docs|third_party|\.ci)/[^`\s]*)`",
+            without_code_blocks(page),
+        )
+        if not re.search(r"[<>*{}$…]|\.\.\.", path) and not (ROOT / path.split(":")[0]).exists()
+    ]
+    assert not missing, f"{relative(page)} names what is not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("index", ["docs/index.md", "docs/notes/README.md"])
+def test_index_lists_every_page(index: str) -> None:
+    page = ROOT / index
+    linked = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())
+    listed = {(page.parent / target).resolve() for target in linked}
+    pages = set(page.parent.rglob("*.md")) - {page}
+    if page.parent == DOCS:
+        pages = {path for path in pages if path.parent != DOCS / "notes"}
+    assert not pages - listed, f"not in {index}: {sorted(map(relative, pages - listed))}"
+
+
+def test_notes_are_dated() -> None:
+    wrong = [
+        path.name
+        for path in (DOCS / "notes").iterdir()
+        if path.name != "README.md" and not re.match(r"20\d\d-\d\d-\d\d-[a-z0-9-]+\.md$", path.name)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_has_a_page(method: str) -> None:
+    assert (DOCS / "methods" / f"{method}.md").is_file()
+
+
+def test_tables_equal_their_results() -> None:
+    assert not make_tables.stale(), "run python -m bench.make_tables"
+
+
+def test_a_changed_result_makes_a_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = make_tables.load
+
+    def doubled(name: str) -> dict:
+        document = load(name)
+        for run in document["runs"]:
+            run["speedup"] = 2 * run.get("speedup", 1.0)
+        return document
+
+    monkeypatch.setattr(make_tables, "load", doubled)
+    assert make_tables.CHART in make_tables.stale()
+
+
+def test_sentences() -> None:
+    text = """# A heading. With a stop.
+
+The first one; it goes on: `a.b()` is *code*. See [the page](x.md)! Version 3.10 ends
+no sentence.
+
+- an item without an end
+  that goes on
+- another
+
+A paragraph:
+
+    code. code.
+
+| a. | b. |
+|---|---|
+
+```console
+$ run. this.
+```
+
+<!-- table: x -->
+Last
+"""
+    assert prose.sentences(text) == [
+        "The first one; it goes on: code is code",
+        "See the page",
+        "Version 3.10 ends no sentence",
+        "an item without an end that goes on",
+        "another",
+        "A paragraph:",
+        "Last",
+    ]
+    assert prose.mean_words("One two three. Four five? Six!") == 2
+    assert prose.too_long("word " * 40 + ".") == []
+    assert len(prose.too_long("word; " * 41 + ".")) == 1
