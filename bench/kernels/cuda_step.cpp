@@ -40,7 +40,7 @@ const std::string kPairTrees = "dspark trees";
 RunnerConfig config_4b(const std::string& method) {
   if (method == kTrees) {
     RunnerConfig config = config_4b("eagle3");
-    config.num_speculative_tokens = 15;
+    config.max_draft_tokens = 15;
     config.draft_depth = 5;
     config.method_options["draft_top_k"] = int64_t{4};
     return config;
@@ -53,7 +53,7 @@ RunnerConfig config_4b(const std::string& method) {
   }
   if (method == kPairTrees) {
     RunnerConfig config = config_4b("dspark");
-    config.num_speculative_tokens = 15;
+    config.max_draft_tokens = 15;
     config.draft_depth = 7;
     config.method_options["draft_top_k"] = int64_t{64};
     return config;
@@ -80,10 +80,10 @@ RunnerConfig config_4b(const std::string& method) {
   config.max_num_batched_tokens = 2048;
   config.max_num_logits_rows = 256;
   config.method = method;
-  config.num_speculative_tokens = method == "none" ? 0 : 4;
+  config.max_draft_tokens = method == "none" ? 0 : 4;
   config.enable_prefix_caching = false;
   if (method == "eagle3") {  // a published head for Qwen3-4B
-    config.num_speculative_tokens = 3;
+    config.max_draft_tokens = 3;
     config.method_options = {{"capture_layers", std::string("1,17,32")},
                              {"draft_vocab_size", int64_t{32000}},
                              {"rope_theta", 1e6},
@@ -91,7 +91,7 @@ RunnerConfig config_4b(const std::string& method) {
   }
   if (method == "dflash" || method == "dspark") {  // likewise
     const bool has_markov = method == "dspark";
-    config.num_speculative_tokens = has_markov ? 7 : 15;
+    config.max_draft_tokens = has_markov ? 7 : 15;
     config.method_options = {{"capture_layers", std::string("1,9,17,25,33")},
                              {"num_layers", int64_t{5}},
                              {"block_size", int64_t{has_markov ? 7 : 16}},
@@ -257,7 +257,7 @@ double draft_bytes(Runner& runner, int num_passes) {
 /// many requests as have all their drafts in a step of so many rows.
 void time_graphs(Runner& runner, const std::string& method, double floor_ms, double bandwidth,
                  std::string& json) {
-  const int rows_per_seq = 1 + runner.config().num_speculative_tokens;
+  const int rows_per_seq = 1 + runner.config().max_draft_tokens;
   const bool is_costly = runner.drafter().needs().is_costly;
   std::vector<StepBackend::StepKind> kinds;
   for (const bool proposes : {false, true}) {
@@ -319,7 +319,7 @@ int main(int argc, char** argv) {
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
     time_graphs(runner, method, floor_ms, bandwidth, json);
-    const int max_drafts = runner.config().num_speculative_tokens;
+    const int max_drafts = runner.config().max_draft_tokens;
     for (int num_seqs : {1, 4, 16, 64}) {
       decode(runner, num_seqs, max_drafts, kPromptLen, false);
       const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);

@@ -115,12 +115,14 @@ Acceptance parse_acceptance(const std::string& name) {
   detail::fail<ArgumentError>("acceptance must be match or rejection, got ", name);
 }
 
-RunnerConfig make_runner_config(
-    const TargetConfig& target, const std::string& device, const std::string& dtype, int page_size,
-    int max_num_seqs, int max_model_len, int max_num_batched_tokens, int max_num_logits_rows,
-    int num_threads, int num_speculative_tokens, int draft_depth, const std::string& method,
-    const std::map<std::string, DrafterOption>& method_options, const std::string& acceptance,
-    bool adaptive, bool enable_prefix_caching, const std::string& cache_key) {
+RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
+                                const std::string& dtype, int page_size, int max_num_seqs,
+                                int max_model_len, int max_num_batched_tokens,
+                                int max_num_logits_rows, int num_threads, int max_draft_tokens,
+                                int draft_depth, const std::string& method,
+                                const std::map<std::string, DrafterOption>& method_options,
+                                const std::string& acceptance, bool adaptive,
+                                bool enable_prefix_caching, const std::string& cache_key) {
   RunnerConfig config;
   config.target = target;
   config.device = parse_device(device);
@@ -131,7 +133,7 @@ RunnerConfig make_runner_config(
   config.max_num_batched_tokens = max_num_batched_tokens;
   config.max_num_logits_rows = max_num_logits_rows;
   config.num_threads = num_threads;
-  config.num_speculative_tokens = num_speculative_tokens;
+  config.max_draft_tokens = max_draft_tokens;
   config.draft_depth = draft_depth;
   config.method = method;
   config.method_options = method_options;
@@ -199,6 +201,16 @@ class BufferBytes {
   Py_buffer view_;
 };
 
+using LogprobsTuple = std::tuple<std::vector<int32_t>, std::vector<float>, int>;
+
+std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& logprobs) {
+  std::vector<LogprobsTuple> tuples;
+  for (const TokenLogprobs& at : logprobs) {
+    tuples.emplace_back(at.token_ids, at.logprobs, at.rank);
+  }
+  return tuples;
+}
+
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
                  const std::string& dtype) {
   OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
@@ -263,10 +275,10 @@ void bind_values(py::module_& m) {
       .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"),
            py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
-           py::arg("max_num_logits_rows"), py::arg("num_threads"),
-           py::arg("num_speculative_tokens"), py::arg("draft_depth"), py::arg("method"),
-           py::arg("method_options"), py::arg("acceptance"), py::arg("adaptive"),
-           py::arg("enable_prefix_caching"), py::arg("cache_key"));
+           py::arg("max_num_logits_rows"), py::arg("num_threads"), py::arg("max_draft_tokens"),
+           py::arg("draft_depth"), py::arg("method"), py::arg("method_options"),
+           py::arg("acceptance"), py::arg("adaptive"), py::arg("enable_prefix_caching"),
+           py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
@@ -282,10 +294,6 @@ void bind_values(py::module_& m) {
            py::arg("logit_bias") = std::vector<std::pair<int32_t, float>>(),
            py::arg("allowed_token_ids") = std::vector<int32_t>(), py::arg("num_logprobs") = -1,
            py::arg("raw_logprobs") = true, py::arg("num_prompt_logprobs") = -1);
-  py::class_<TokenLogprobs>(m, "Logprobs")
-      .def_readonly("token_ids", &TokenLogprobs::token_ids)
-      .def_readonly("logprobs", &TokenLogprobs::logprobs)
-      .def_readonly("rank", &TokenLogprobs::rank);
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -293,9 +301,12 @@ void bind_values(py::module_& m) {
                              [](const SpanResult& result) { return finish_name(result.finish); })
       .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
-      .def_readonly("logprobs", &SpanResult::logprobs)
-      .def_readonly("prompt_logprobs", &SpanResult::prompt_logprobs);
-  py::class_<RunnerStats>(m, "StepStats")
+      .def_property_readonly("logprobs",
+                             [](const SpanResult& result) { return tuples_of(result.logprobs); })
+      .def_property_readonly("prompt_logprobs", [](const SpanResult& result) {
+        return tuples_of(result.prompt_logprobs);
+      });
+  py::class_<RunnerStats>(m, "RunnerStats")
       .def_readonly("num_steps", &RunnerStats::num_steps)
       .def_readonly("num_rows", &RunnerStats::num_rows)
       .def_readonly("num_drafter_failures", &RunnerStats::num_drafter_failures)

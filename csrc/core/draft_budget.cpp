@@ -79,20 +79,20 @@ constexpr double kForgotten = 1.0 / 1024;  // per step, of what is not seen any 
 
 }  // namespace
 
-void StepYield::Mean::learn(double observed) {
+void StepYield::Mean::observe(double observed) {
   constexpr int kFirst = 3, kLast = 32;  // steps that make the mean, about: at first and later
   value += (observed - value) / std::min(kFirst + num_observed, kLast);
   num_observed = std::min(num_observed + 1, kLast);
 }
 
-void StepYield::Kinds::learn(int num_drafts, double observed, bool is_common) {
-  if (is_common) common.learn(observed);
+void StepYield::Kinds::observe(int num_drafts, double observed, bool is_common) {
+  if (is_common) common.observe(observed);
   Mean& own = by_drafts[power_of_two(num_drafts)];
   for (Mean& mean : by_drafts) {
     const double weight = mean.num_observed == 0 ? 1.0 : &mean == &own ? 0.0 : kForgotten;
     mean.value += weight * (common.value - mean.value);
   }
-  own.learn(observed);
+  own.observe(observed);
 }
 
 StepYield::Correction StepYield::of(int num_seqs, int num_drafts) const {
@@ -115,9 +115,9 @@ void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
   const double late = seconds / expected_seconds - 1.0;
   const double delay = std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds;
   Load& load = loads_[power_of_two(num_seqs)];
-  load.seconds.learn(num_drafts, delay, common_ == Common::kDelay);
+  load.seconds.observe(num_drafts, delay, common_ == Common::kDelay);
   if (num_drafts > 0) {
-    load.tokens.learn(num_drafts, std::min(tokens / expected_tokens, kMost), true);
+    load.tokens.observe(num_drafts, std::min(tokens / expected_tokens, kMost), true);
   } else {
     load.tokens.common.value += kForgotten * (1.0 - load.tokens.common.value);
   }

@@ -106,14 +106,14 @@ class StepYield {
   struct Mean {
     double value;
     int num_observed = 0;
-    void learn(double observed);
+    void observe(double observed);
   };
   /// What one number of sequences has in common, and by drafts.
   struct Kinds {
     Mean common;
     std::array<Mean, 16> by_drafts;
     explicit Kinds(double value) : common{value} { by_drafts.fill({value}); }
-    void learn(int num_drafts, double observed, bool is_common);
+    void observe(int num_drafts, double observed, bool is_common);
   };
   struct Load {
     Kinds tokens{1.0}, seconds{0.0};

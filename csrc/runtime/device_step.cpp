@@ -41,7 +41,7 @@ DeviceStep::InputLayout DeviceStep::plan_input(const RunnerConfig& config,
   at.page_updates = take(num_page_updates, sizeof(PageUpdate));
   at.num_drafts = take(seqs, sizeof(int32_t));
   for (size_t* array : {&at.drafts, &at.parents}) {
-    *array = take(seqs * index(std::max(1, config.num_speculative_tokens)), sizeof(int32_t));
+    *array = take(seqs * index(std::max(1, config.max_draft_tokens)), sizeof(int32_t));
   }
   return at;
 }
@@ -56,7 +56,7 @@ DeviceStep::Scratch DeviceStep::plan_scratch(const RunnerConfig& config,
   };
   const auto seqs = index(config.max_num_seqs);
   const auto rows = index(config.max_num_batched_tokens);
-  const auto num_drafts = index(std::max(1, config.num_speculative_tokens));
+  const auto num_drafts = index(std::max(1, config.max_draft_tokens));
   const size_t pages_per_seq = index(SequenceTable::pages_per_sequence(
       config.max_model_len, config.page_size, config.num_lookahead(needs)));
   at.tokens = take(seqs * index(config.max_model_len), sizeof(int32_t));
@@ -108,9 +108,8 @@ DeviceStep::DeviceStep(StepContext context)
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
   OPENSPEC_CHECK_ARG(
-      !context_.drafter.needs().makes_trees || config.num_speculative_tokens < kMaxTreeRows,
-      "on CUDA a tree has fewer than ", kMaxTreeRows, " drafts, got ",
-      config.num_speculative_tokens);
+      !context_.drafter.needs().makes_trees || config.max_draft_tokens < kMaxTreeRows,
+      "on CUDA a tree has fewer than ", kMaxTreeRows, " drafts, got ", config.max_draft_tokens);
   device::fill_zero(scratch_.data(), scratch_.bytes(), stream_.handle());
   const Scratch& s = scratch_at_;
   table_ = {.tokens = at<int32_t>(s.tokens),
@@ -135,9 +134,8 @@ DeviceStep::DeviceStep(StepContext context)
   kept_slots_ = Buffer(entries * sizeof(int32_t), Memory::kPinned);
   outcomes_ = Buffer(entries * sizeof(StepOutcome), Memory::kPinned);
   for (Buffer* buffer : {&tokens_, &samples_}) {
-    *buffer =
-        Buffer(entries * index(1 + std::max(1, config.num_speculative_tokens)) * sizeof(int32_t),
-               Memory::kPinned);
+    *buffer = Buffer(entries * index(1 + std::max(1, config.max_draft_tokens)) * sizeof(int32_t),
+                     Memory::kPinned);
   }
   logprob_ids_ = Buffer(samples * kLogprobWidth * sizeof(int32_t), Memory::kPinned);
   logprobs_ = Buffer(samples * kLogprobWidth * sizeof(float), Memory::kPinned);
@@ -161,7 +159,7 @@ DeviceStep::~DeviceStep() {
 }
 
 int DeviceStep::num_steps_ahead() const {
-  const bool has_drafts = context_.config.num_speculative_tokens > 0;
+  const bool has_drafts = context_.config.max_draft_tokens > 0;
   return has_drafts && !context_.drafter.works_on_arrays() ? 0 : 1;
 }
 
@@ -246,13 +244,13 @@ void DeviceStep::launch(StepLease& lease) {
   next_ring_ = (next_ring_ + 1) % kRing;
   done_[index(lease.ring_index)].wait();  // for steps that were given up; any other is collected
   std::byte* input = input_at(lease.ring_index);
-  const bool is_on_host = num_steps_ahead() == 0 && config.num_speculative_tokens > 0;
+  const bool is_on_host = num_steps_ahead() == 0 && config.max_draft_tokens > 0;
   const bool host_has_trees = is_on_host && propose_on_host(lease, input);
   const Shape shape = choose_shape(lease, host_has_trees);
   // The lengths that sequences go back to forget where the rows that wait began.
   const bool goes_back = std::exchange(has_restored_, false);
   if (goes_back || !shape.keeps_rows || num_kept_steps_ == most_kept_steps(config)) {
-    learn_kept(lease.ring_index);
+    teach_kept(lease.ring_index);
   }
   num_kept_steps_ += shape.keeps_rows;
   lease.num_waiting = num_kept_steps_;
@@ -357,7 +355,7 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   const SequenceTable& table = context_.table;
   // Another sequence may have the slot by now; nobody wants to know then.
   if (!table.is_held_by(result.slot, lease.serials[span])) return result;
-  const size_t first = entry * index(1 + std::max(1, config.num_speculative_tokens));
+  const size_t first = entry * index(1 + std::max(1, config.max_draft_tokens));
   const int32_t *tokens = tokens_.as<int32_t>() + first, *samples = samples_.as<int32_t>() + first;
   result.token_ids.assign(tokens, tokens + outcome.num_tokens);
   result.finish = static_cast<FinishReason>(outcome.finish);
@@ -435,7 +433,7 @@ std::vector<StepBackend::StepKind> DeviceStep::step_kinds() const {
 double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   const SequenceTable& table = context_.table;
   const DrafterNeeds& needs = context_.drafter.needs();
-  const int num_drafts = kind.proposes ? context_.config.num_speculative_tokens : 0;
+  const int num_drafts = kind.proposes ? context_.config.max_draft_tokens : 0;
   const StepHeader header = {.num_spans = kind.num_seqs,
                              .num_slot_updates = kind.num_seqs,
                              .num_page_updates = 0,
@@ -518,7 +516,7 @@ std::vector<float> DeviceStep::last_features() {
 }
 
 std::vector<Draft> DeviceStep::last_drafts() {
-  const auto most = index(std::max(1, context_.config.num_speculative_tokens));
+  const auto most = index(std::max(1, context_.config.max_draft_tokens));
   const auto seqs = index(num_last_spans_);
   const auto download = [&]<typename T>(size_t offset, size_t count, T /*type*/) {
     std::vector<T> values(count);

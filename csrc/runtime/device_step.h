@@ -93,8 +93,8 @@ class DeviceStep final : public StepBackend {
   void choose(const RowBatch& rows, int num_samples);
   void commit(const Shape& shape);
   void move_kv(const RowBatch& rows);
-  void extend(const RowBatch& rows);
-  void keep(const RowBatch& rows);
+  void teach(const RowBatch& rows);
+  void keep_rows(const RowBatch& rows);
 
   StepInput input();
   TableView table_view() const;
@@ -107,7 +107,7 @@ class DeviceStep final : public StepBackend {
   };
   Proposals proposals(bool has_trees, int num_spans);
   /// Rows of a sequence's known token and all its drafts.
-  int most_draft_rows() const { return 1 + context_.config.num_speculative_tokens; }
+  int most_draft_rows() const { return 1 + context_.config.max_draft_tokens; }
   /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
   bool compares_chains(int num_spans) const {
     return context_.drafter.needs().has_scores && num_spans > 1;
@@ -127,7 +127,7 @@ class DeviceStep final : public StepBackend {
   std::byte* input_at(int ring_index) { return input_ring_.at(input_.total * index(ring_index)); }
   KeptRows kept_rows();
   /// The drafter learns from all rows that wait. The ring's entry holds the list of slots.
-  void learn_kept(int ring_index);
+  void teach_kept(int ring_index);
   /// Starts the step whose input is the header and the ring's entry.
   void start(int ring_index, const StepHeader& header, const Shape& shape, int num_samples);
   SpanResult result_of(const StepLease& lease, size_t span) const;

@@ -8,7 +8,7 @@
 namespace openspec {
 
 bool DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
-  const auto most = index(context_.config.num_speculative_tokens);
+  const auto most = index(context_.config.max_draft_tokens);
   auto* num_drafts = reinterpret_cast<int32_t*>(input + input_.num_drafts);
   auto* tokens = reinterpret_cast<int32_t*>(input + input_.drafts);
   auto* parents = reinterpret_cast<int32_t*>(input + input_.parents);
@@ -51,7 +51,7 @@ bool DeviceStep::propose_on_host(const StepLease& lease, std::byte* input) {
 DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
-  const bool is_on_device = config.num_speculative_tokens > 0 && num_steps_ahead() > 0;
+  const bool is_on_device = config.max_draft_tokens > 0 && num_steps_ahead() > 0;
   const int max_rows = config.max_num_batched_tokens;
   int num_known = 0, num_drafts = 0;
   bool is_general = false, has_long_spans = false;
@@ -98,7 +98,7 @@ DeviceStep::Shape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees
 std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
-  const int num_drafts = config.num_speculative_tokens;
+  const int num_drafts = config.max_draft_tokens;
   const int most_spans = std::min(num_rows, config.max_num_seqs);
   const bool is_on_device = num_drafts > 0 && num_steps_ahead() > 0;
   std::vector<Shape> shapes;

@@ -33,9 +33,9 @@ void DeviceStep::enqueue(const Shape& shape, int num_samples) {
   commit(shape);
   if (shape.has_trees) move_kv(rows);
   if (shape.keeps_rows) {
-    keep(rows);
+    keep_rows(rows);
   } else {
-    extend(rows);
+    teach(rows);
   }
 }
 
@@ -67,7 +67,7 @@ DrawnDrafts DeviceStep::drawn_drafts() {
   if (drawn.logits.values == nullptr) return {};
   drawn.tokens = proposals(/*has_trees=*/false, /*num_spans=*/1).tokens;
   drawn.counts = at<int32_t>(scratch_at_.num_offered);
-  drawn.max_drafts = std::max(1, context_.config.num_speculative_tokens);
+  drawn.max_drafts = std::max(1, context_.config.max_draft_tokens);
   return drawn;
 }
 
@@ -108,7 +108,7 @@ void DeviceStep::propose(const RowBatch& rows) {
                            {.seq = at<int32_t>(s.seq),
                             .num_wanted = at<int32_t>(s.num_wanted),
                             .num_seqs = rows.num_spans,
-                            .max_drafts = context_.config.num_speculative_tokens,
+                            .max_drafts = context_.config.max_draft_tokens,
                             .max_rows = rows.num_rows,
                             .expected_kv_len = rows.expected_kv_len,
                             .drafts = at<int32_t>(s.drafts),
@@ -128,7 +128,7 @@ void DeviceStep::lay_out(const Shape& shape, int num_samples) {
                                   .parents = drafts.parents,
                                   .scores = drafts.scores,
                                   .max_spans = shape.num_spans,
-                                  .max_drafts = std::max(1, context_.config.num_speculative_tokens),
+                                  .max_drafts = std::max(1, context_.config.max_draft_tokens),
                                   .page_size = context_.config.page_size,
                                   .vocab_size = context_.config.target.vocab_size,
                                   .num_rows = shape.num_rows,
@@ -202,7 +202,7 @@ void DeviceStep::commit(const Shape& shape) {
                                   .ranks = at<int32_t>(s.ranks),
                                   .num_spans = shape.num_spans,
                                   .max_spans = config.max_num_seqs,
-                                  .max_drafts = std::max(1, config.num_speculative_tokens),
+                                  .max_drafts = std::max(1, config.max_draft_tokens),
                                   .max_samples = config.max_num_batched_tokens,
                                   .num_computed = at<int32_t>(s.num_computed),
                                   .committed_row = at<int32_t>(s.committed_row),
@@ -226,15 +226,15 @@ void DeviceStep::move_kv(const RowBatch& rows) {
                        .dtype = context_.config.dtype});
 }
 
-void DeviceStep::extend(const RowBatch& rows) {
+void DeviceStep::teach(const RowBatch& rows) {
   if (!context_.drafter.works_on_arrays()) return;
   const int32_t* committed_row = at<int32_t>(scratch_at_.committed_row);
-  context_.drafter.extend(exec_, table_view(),
-                          {.rows = rows,
-                           .num_computed = at<int32_t>(scratch_at_.num_computed),
-                           .committed_row = rows.may_have_trees ? committed_row : nullptr,
-                           .num_committed = rows.num_rows,
-                           .features = captured_.data()});
+  context_.drafter.learn(exec_, table_view(),
+                         {.rows = rows,
+                          .num_computed = at<int32_t>(scratch_at_.num_computed),
+                          .committed_row = rows.may_have_trees ? committed_row : nullptr,
+                          .num_committed = rows.num_rows,
+                          .features = captured_.data()});
 }
 
 KeptRows DeviceStep::kept_rows() {
@@ -242,14 +242,14 @@ KeptRows DeviceStep::kept_rows() {
   return {kept_.data(), table_.kept_begin, static_cast<int64_t>(kept_.bytes() / num_rows)};
 }
 
-void DeviceStep::keep(const RowBatch& rows) {
+void DeviceStep::keep_rows(const RowBatch& rows) {
   ops::keep_rows(exec_, {.rows = rows,
                          .num_computed = at<int32_t>(scratch_at_.num_computed),
                          .features = captured_.data(),
                          .kept = kept_rows()});
 }
 
-void DeviceStep::learn_kept(int ring_index) {
+void DeviceStep::teach_kept(int ring_index) {
   const Scratch& s = scratch_at_;
   const int num_steps = std::exchange(num_kept_steps_, 0);
   if (num_steps == 0) return;
@@ -290,19 +290,19 @@ void DeviceStep::learn_kept(int ring_index) {
     rows.span_begin = at<int32_t>(s.span_begin);
     rows.span_kv_len = at<int32_t>(s.span_kv_len);
     rows.span_seq = at<int32_t>(s.kept_slot) + first;
-    context_.drafter.extend(exec_, table_view(),
-                            {.rows = rows,
-                             .num_computed = at<int32_t>(s.num_computed),
-                             .num_committed = num_rows,
-                             .features = captured_.data()});
+    context_.drafter.learn(exec_, table_view(),
+                           {.rows = rows,
+                            .num_computed = at<int32_t>(s.num_computed),
+                            .num_committed = num_rows,
+                            .features = captured_.data()});
   }
 }
 
 #else
 
 KeptRows DeviceStep::kept_rows() { return {}; }
-void DeviceStep::keep(const RowBatch&) {}
-void DeviceStep::learn_kept(int) {}
+void DeviceStep::keep_rows(const RowBatch&) {}
+void DeviceStep::teach_kept(int) {}
 void DeviceStep::begin(int, const StepHeader&, int) {}
 void DeviceStep::propose(const RowBatch&) {}
 void DeviceStep::lay_out(const Shape&, int) {}
@@ -310,7 +310,7 @@ void DeviceStep::score(const RowBatch&) {}
 void DeviceStep::choose(const RowBatch&, int) {}
 void DeviceStep::commit(const Shape&) {}
 void DeviceStep::move_kv(const RowBatch&) {}
-void DeviceStep::extend(const RowBatch&) {}
+void DeviceStep::teach(const RowBatch&) {}
 
 #endif
 

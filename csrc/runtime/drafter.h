@@ -35,8 +35,8 @@ struct DrafterNeeds {
   std::vector<int> capture_layers;     // target layers whose output it reads, rising
   std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
                                        // last known token too
-  int num_draft_rows = 0;  // entries behind that one that proposing writes for a sequence, at most;
-                           // 0: not beyond its drafts
+  int num_draft_entries = 0;  // entries behind that one that proposing writes for a sequence, at
+                              // most; 0: not beyond its drafts
   size_t fixed_bytes = 0;  // memory of its own: weights and scratch
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
@@ -98,7 +98,7 @@ class Drafter {
   /// Learns from committed rows, prompt rows included: a step's, or where proposing is costly also
   /// those of several steps in which it was left out. `table` is that after the commit. On CUDA one
   /// that works on the host is not told.
-  virtual void extend(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
+  virtual void learn(const ExecContext&, const TableView& /*table*/, const CommittedStep&) {}
 
   /// Where it keeps the logits of the drafts that it draws, by sequence of WantedDrafts, until the
   /// next proposal; from `attach` on the same. Such drafts are drawn as DrawnDrafts asks for.
@@ -121,8 +121,8 @@ struct DrafterConfig {
   DType dtype = DType::kF32;
   TargetConfig target;
   ForwardLimits limits;
-  int num_speculative_tokens = 0;
-  int draft_depth = 0;  // drafts one after another: fewer than num_speculative_tokens for trees
+  int max_draft_tokens = 0;
+  int draft_depth = 0;  // drafts one after another: fewer than max_draft_tokens for trees
   int max_num_seqs = 0;
   int max_model_len = 0;
   int page_size = 0;

@@ -254,7 +254,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   return result;
 }
 
-void HostStep::show_committed(const StepLease& lease) {
+void HostStep::teach_drafter(const StepLease& lease) {
   const SequenceTable& table = context_.table;
   std::vector<int32_t> num_computed;
   for (size_t i = 0; i < lease.spans.size(); ++i) {
@@ -265,9 +265,9 @@ void HostStep::show_committed(const StepLease& lease) {
   const auto begin = Clock::now();
   try {
     if (keeps_rows_) {
-      keep(lease, num_computed);
+      keep_rows(lease, num_computed);
     } else {
-      extend(lease, num_computed);
+      teach(lease, num_computed);
     }
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
@@ -280,7 +280,7 @@ KeptRows HostStep::kept_rows() {
   return {kept_.data(), kept_begin_.data(), static_cast<int64_t>(kept_.size() / num_rows)};
 }
 
-void HostStep::keep(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+void HostStep::keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed) {
   ops::keep_rows(exec_, {.rows = row_batch(lease.layout),
                          .num_computed = num_computed.data(),
                          .features = captured_.data(),
@@ -289,7 +289,7 @@ void HostStep::keep(const StepLease& lease, const std::vector<int32_t>& num_comp
 }
 
 /// The drafter learns from all rows that wait.
-void HostStep::learn_kept() {
+void HostStep::teach_kept() {
   const int num_steps = std::exchange(num_kept_steps_, 0);
   if (num_steps == 0) return;
   const KeptRows kept = kept_rows();
@@ -321,19 +321,19 @@ void HostStep::learn_kept() {
     rows.span_begin = begin.data();
     rows.span_kv_len = kv_len.data();
     rows.span_seq = slots.data();
-    context_.drafter.extend(exec_, context_.table.view(),
-                            {.rows = rows,
-                             .num_computed = num_computed.data(),
-                             .num_committed = begin.back(),
-                             .features = captured_.data()});
+    context_.drafter.learn(exec_, context_.table.view(),
+                           {.rows = rows,
+                            .num_computed = num_computed.data(),
+                            .num_committed = begin.back(),
+                            .features = captured_.data()});
   }
 }
 
-void HostStep::extend(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+void HostStep::teach(const StepLease& lease, const std::vector<int32_t>& num_computed) {
   for (const Span& span : lease.spans) {
     kept_begin_[static_cast<size_t>(span.slot)] = context_.table.kv_len(span.slot);
   }
-  context_.drafter.extend(
+  context_.drafter.learn(
       exec_, context_.table.view(),
       {.rows = row_batch(lease.layout),
        .num_computed = num_computed.data(),
@@ -344,7 +344,7 @@ void HostStep::extend(const StepLease& lease, const std::vector<int32_t>& num_co
 
 std::vector<StepBackend::StepKind> HostStep::step_kinds() const {
   const RunnerConfig& config = context_.config;
-  const int rows_per_seq = 1 + config.num_speculative_tokens;
+  const int rows_per_seq = 1 + config.max_draft_tokens;
   std::vector<StepKind> kinds;
   for (int num_seqs = 1; num_seqs <= config.max_num_seqs; num_seqs *= 2) {
     const int most = std::min(config.max_num_batched_tokens, num_seqs * rows_per_seq);
@@ -376,7 +376,7 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
     const int num_rows = (kind.num_rows + i) / kind.num_seqs;
     for (int row = 1; row < num_rows; ++row) span.draft.append(0);
     lease.spans.push_back(std::move(span));
-    wanted.push_back({.slot = slot, .num_wanted = config.num_speculative_tokens});
+    wanted.push_back({.slot = slot, .num_wanted = config.max_draft_tokens});
   }
   lay_out(lease);
   const auto begin = Clock::now();
@@ -385,10 +385,10 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   choose(lease);
   const std::vector<int32_t> num_computed(lease.spans.size(), 1);
   if (context_.drafter.needs().is_costly && !kind.proposes) {
-    keep(lease, num_computed);
+    keep_rows(lease, num_computed);
     num_kept_steps_ = 0;
   } else if (context_.drafter.works_on_arrays()) {
-    extend(lease, num_computed);
+    teach(lease, num_computed);
   }
   return seconds_since(begin);
 }

@@ -21,7 +21,7 @@ class HostStep final : public StepBackend {
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
   void add_sequence(int slot) override;
-  void show_committed(const StepLease& lease) override;
+  void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
   double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
@@ -36,9 +36,9 @@ class HostStep final : public StepBackend {
   void offer_drafts(StepLease& lease);
   bool drafts_pay(StepLease& lease);
   std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
-  void extend(const StepLease& lease, const std::vector<int32_t>& num_computed);
-  void keep(const StepLease& lease, const std::vector<int32_t>& num_computed);
-  void learn_kept();
+  void teach(const StepLease& lease, const std::vector<int32_t>& num_computed);
+  void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);
+  void teach_kept();
   KeptRows kept_rows();
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);

@@ -41,7 +41,7 @@ void HostStep::offer_drafts(StepLease& lease) {
   keeps_rows_ = !lease.has_proposed && may_keep_rows(context_, lease);
   std::vector<Draft> drafts;
   try {
-    if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) learn_kept();
+    if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) teach_kept();
     lease.num_waiting = keeps_rows_ ? num_kept_steps_ + 1 : 0;
     if (!lease.has_proposed) return;
     drafts = proposals(wanted);
@@ -61,7 +61,7 @@ void HostStep::offer_drafts(StepLease& lease) {
 DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
   DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
   if (drawn.logits.values == nullptr || lease.offered.empty()) return {};
-  drawn.max_drafts = context_.config.num_speculative_tokens;
+  drawn.max_drafts = context_.config.max_draft_tokens;
   drawn_tokens_.clear();
   drawn_counts_.clear();
   for (const Draft& draft : lease.offered) {
@@ -93,7 +93,7 @@ std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {
     context_.drafter.propose_on_host(context_.table, wanted, drafts);
     return drafts;
   }
-  const auto most = static_cast<size_t>(context_.config.num_speculative_tokens);
+  const auto most = static_cast<size_t>(context_.config.max_draft_tokens);
   seq_.clear();
   num_wanted_.clear();
   for (const ProposeRequest& request : wanted) {

@@ -35,7 +35,7 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
 // Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
 int num_step_lookahead(const RunnerConfig& config) {
   const int num_steps = config.device == Device::kCuda ? 2 : 1;
-  return num_steps * (1 + config.num_speculative_tokens) + 1;  // a drafter's last entry
+  return num_steps * (1 + config.max_draft_tokens) + 1;  // a drafter's last entry
 }
 
 // The target's context plus the rows that a step may lay beyond it.
@@ -57,9 +57,9 @@ void RunnerConfig::validate() const {
   positive("max_num_logits_rows", max_num_logits_rows);
   OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
-  OPENSPEC_CHECK_ARG(num_speculative_tokens >= 0, "num_speculative_tokens must not be negative");
-  OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= num_speculative_tokens,
-                     "draft_depth must be in [0, num_speculative_tokens], got ", draft_depth);
+  OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
+  OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
+                     "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }
 
 DrafterConfig RunnerConfig::drafter() const {
@@ -67,7 +67,7 @@ DrafterConfig RunnerConfig::drafter() const {
           .dtype = dtype,
           .target = target,
           .limits = limits(),
-          .num_speculative_tokens = num_speculative_tokens,
+          .max_draft_tokens = max_draft_tokens,
           .draft_depth = num_depths(),
           .max_num_seqs = max_num_seqs,
           .max_model_len = max_model_len,
@@ -85,7 +85,7 @@ ForwardLimits RunnerConfig::limits() const {
 }
 
 int RunnerConfig::num_lookahead(const DrafterNeeds& needs) const {
-  return std::max(num_step_lookahead(*this), needs.num_draft_rows);
+  return std::max(num_step_lookahead(*this), needs.num_draft_entries);
 }
 
 MemoryPlan plan_memory(const RunnerConfig& config) {
@@ -245,7 +245,7 @@ int Runner::num_pages_needed(int slot, int num_rows) const {
   const int most_tokens =
       std::min(config_.max_model_len,
                std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
-  const int end_of_drafting = has_drafts ? most_tokens + drafter_->needs().num_draft_rows : 0;
+  const int end_of_drafting = has_drafts ? most_tokens + drafter_->needs().num_draft_entries : 0;
   return std::max(0, table_.pages_for(std::max(end + num_rows_behind(), end_of_drafting)) -
                          table_.num_pages(slot) - in_flight.num_pages);
 }
@@ -303,8 +303,7 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
     // this one must have made.
     const bool may_draft =
         is_sampled && (num_rows_behind() == 0 || (begin > 0 && request.num_new_tokens == 1));
-    const int max_drafts =
-        may_draft ? std::min(request.max_drafts, config_.num_speculative_tokens) : 0;
+    const int max_drafts = may_draft ? std::min(request.max_drafts, config_.max_draft_tokens) : 0;
     const int num_rows = request.num_new_tokens + max_drafts;
     const int needed = num_pages_needed(request.slot, num_rows);
     PageLease pages(pool_, needed);
@@ -366,7 +365,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     stats_.step_seconds += lease.seconds;
   }
   const auto now = Clock::now();
-  backend_->learn(lease, std::chrono::duration<double>(now - last_collected_).count());
+  backend_->observe_time(lease, std::chrono::duration<double>(now - last_collected_).count());
   last_collected_ = now;
   return lease.results;
 }
@@ -393,11 +392,11 @@ void Runner::commit(StepLease& lease) {
     lease.pages[i].keep(num_kept);
     table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
     if (request.max_drafts > 0 && !result.token_ids.empty()) {
-      learn(result, lease.has_proposed);
+      observe_acceptance(result, lease.has_proposed);
     }
     if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
-  backend_->show_committed(lease);
+  backend_->teach_drafter(lease);
   {
     const std::lock_guard lock(stats_mutex_);
     ++stats_.num_steps;
@@ -407,7 +406,7 @@ void Runner::commit(StepLease& lease) {
   lease.close();
 }
 
-void Runner::learn(const SpanResult& result, bool has_proposed) {
+void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.
@@ -460,7 +459,7 @@ std::vector<double> Runner::time_steps(std::span<const StepBackend::StepKind> ki
       const bool is_needed =
           is_cuda ||
           (kinds[i].num_seqs == 1 &&
-           (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.num_speculative_tokens));
+           (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.max_draft_tokens));
       if (seconds_since(start) > budget && (repeat > 0 || !is_needed)) continue;
       if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
       // In a row: the first find caches and clocks as a step of another kind has left them.

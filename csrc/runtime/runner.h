@@ -88,7 +88,7 @@ class Runner {
   int num_pages_needed(int slot, int num_rows) const;
   /// Entries behind the last known token that a step may write, at most.
   int num_rows_ahead() const {
-    return std::max(config_.num_speculative_tokens, drafter_->needs().num_draft_rows);
+    return std::max(config_.max_draft_tokens, drafter_->needs().num_draft_entries);
   }
   void reset_prefix_cache() { pool_.reset_cache(); }
   void check_integrity() const;
@@ -125,7 +125,7 @@ class Runner {
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
   /// What a result tells about the drafter, if that was asked.
-  void learn(const SpanResult& result, bool has_proposed);
+  void observe_acceptance(const SpanResult& result, bool has_proposed);
   /// Full pages, the drafter's entries included: it has yet to learn from the last `num_waiting`
   /// tokens.
   void publish_pages(int slot, int num_waiting);

@@ -19,8 +19,8 @@ struct RunnerConfig {
   int max_num_batched_tokens = 1;  // rows of a step
   int max_num_logits_rows = 64;    // rows of logits at a time
   int num_threads = 1;
-  int num_speculative_tokens = 0;  // drafts of a sequence and step
-  int draft_depth = 0;             // of these, one after another; 0: all, as in a chain
+  int max_draft_tokens = 0;  // drafts of a sequence and step
+  int draft_depth = 0;       // of these, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;
   Acceptance acceptance = Acceptance::kMatch;
@@ -29,7 +29,7 @@ struct RunnerConfig {
   PrefixHasher::Key cache_key{};
 
   void validate() const;
-  int num_depths() const { return draft_depth > 0 ? draft_depth : num_speculative_tokens; }
+  int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
   DrafterConfig drafter() const;
   ForwardLimits limits() const;
   /// Entries that a sequence may need pages for beyond its known tokens.

@@ -39,8 +39,8 @@ int StepBackend::most_kept_steps(const RunnerConfig& config) {
 int StepBackend::expected_depths(const StepContext& context) {
   const RunnerConfig& config = context.config;
   // The best drafts of a tree that may be as deep as it has drafts stand about two to a level.
-  const int most = context.drafter.needs().makes_trees ? (config.num_speculative_tokens + 1) / 2
-                                                       : config.num_depths();
+  const int most =
+      context.drafter.needs().makes_trees ? (config.max_draft_tokens + 1) / 2 : config.num_depths();
   return std::min(config.num_depths(), most);
 }
 
@@ -71,7 +71,7 @@ bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offer
       .opens(rate, without.tokens_per_second, with.seconds / without.seconds);
 }
 
-void StepBackend::learn(const StepLease& lease, double seconds) {
+void StepBackend::observe_time(const StepLease& lease, double seconds) {
   if (lease.plan.seconds <= 0.0) return;
   double num_tokens = 0.0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {

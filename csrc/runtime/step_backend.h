@@ -52,7 +52,7 @@ class StepBackend {
   /// Fills lease.results.
   virtual void collect(StepLease& lease) = 0;
   /// After the table has taken the results.
-  virtual void show_committed(const StepLease& /*lease*/) {}
+  virtual void teach_drafter(const StepLease& /*lease*/) {}
 
   /// A step to be timed: so many sequences, each with its share of the rows.
   struct StepKind {
@@ -73,7 +73,7 @@ class StepBackend {
   }
   /// What came of a step that was planned here: `seconds` until it was collected, since the step
   /// before it was.
-  void learn(const StepLease& lease, double seconds);
+  void observe_time(const StepLease& lease, double seconds);
 
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }

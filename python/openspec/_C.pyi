@@ -60,7 +60,7 @@ class RunnerConfig:
         max_num_batched_tokens: int,
         max_num_logits_rows: int,
         num_threads: int,
-        num_speculative_tokens: int,
+        max_draft_tokens: int,
         draft_depth: int,
         method: str,
         method_options: dict[str, int | float | bool | str],
@@ -113,13 +113,8 @@ class SequenceParams:
         num_prompt_logprobs: int = -1,
     ) -> None: ...
 
-@final
-class Logprobs:
-    """One token's log-probabilities: entry 0 is the token itself, then the best in falling order."""  # noqa: E501
-
-    token_ids: list[int]
-    logprobs: list[float]
-    rank: int
+TokenLogprobs = tuple[list[int], list[float], int]
+"""(token ids, log-probabilities, rank) at one token, which is entry 0; then the best, falling."""
 
 @final
 class SpanResult:
@@ -137,9 +132,9 @@ class SpanResult:
     num_draft_tokens: int
     num_accepted_tokens: int
     """Accepted drafts among token_ids."""
-    logprobs: list[Logprobs]
+    logprobs: list[TokenLogprobs]
     """One for each of token_ids if asked for, else empty."""
-    prompt_logprobs: list[Logprobs]
+    prompt_logprobs: list[TokenLogprobs]
     """For the prompt tokens behind this chunk's rows if asked for, else empty."""
 
 @final
@@ -151,7 +146,7 @@ class StepLease:
         open must be closed too; every sequence is then where the last commit left it."""
 
 @final
-class StepStats:
+class RunnerStats:
     """Counters since the start."""
 
     num_steps: int
@@ -260,7 +255,7 @@ class Runner:
     def last_draft_logits(self) -> list[float]:
         """Of the last drafts of the last proposal, one after another."""
     @property
-    def stats(self) -> StepStats: ...
+    def stats(self) -> RunnerStats: ...
     @property
     def prefix_cache_stats(self) -> tuple[int, int]:
         """(tokens asked for, tokens found) since the start."""

@@ -93,7 +93,7 @@ class EngineConfig:
         return beside if spec.needs_draft_model and beside.is_dir() else None
 
     @property
-    def num_drafts(self) -> int:
+    def draft_depth(self) -> int:
         """K: drafts one after another, the method's default filled in."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
@@ -104,12 +104,12 @@ class EngineConfig:
         return spec.default_num_speculative_tokens
 
     @property
-    def num_draft_rows(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Drafts per sequence and step: K, or as many as a tree of depth K has."""
         spec = drafters.get_drafter(self.method)
-        if spec.num_draft_rows is None:
-            return self.num_drafts
-        return spec.num_draft_rows(self.num_drafts, spec.complete_options(self.method_options))
+        if spec.max_draft_tokens is None:
+            return self.draft_depth
+        return spec.max_draft_tokens(self.draft_depth, spec.complete_options(self.method_options))
 
     @property
     def min_num_batched_tokens(self) -> int:

@@ -174,7 +174,7 @@ class Subject:
                 max_num_batched_tokens=256,
                 max_num_logits_rows=256,
                 num_threads=num_threads,
-                num_speculative_tokens=0,
+                max_draft_tokens=0,
                 draft_depth=0,
                 method="none",
                 method_options={},

@@ -40,7 +40,7 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         page_size=runner.page_size,
         num_pages=runner.num_pages,
         method="fake",
-        num_speculative_tokens=runner.num_speculative_tokens,
+        num_speculative_tokens=runner.max_draft_tokens,
         dtype="float32",
         device="cpu",
         memory_plan={},
@@ -50,8 +50,8 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         max_model_len=runner.max_model_len,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         page_size=runner.page_size,
-        num_speculative_tokens=runner.num_speculative_tokens,
-        draft_depth=runner.num_speculative_tokens,
+        max_draft_tokens=runner.max_draft_tokens,
+        draft_depth=runner.max_draft_tokens,
     )
     return EngineCore(Executor(runner, fake_params, FakeOutOfPages), config, info)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from openspec.engine.request import Request
-from openspec.engine.runner import Span
+from openspec.engine.runner import Logprobs, Span
 from openspec.errors import EngineError
 
 VOCAB = 50
@@ -34,7 +34,7 @@ class FakeParams:
     stop_token_ids: Sequence[int] = ()
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
-    num_speculative_tokens: int = 0
+    max_draft_tokens: int = 0
 
 
 def fake_params(request: Request) -> FakeParams:
@@ -48,7 +48,7 @@ def fake_params(request: Request) -> FakeParams:
         num_prompt_logprobs=(sampling.prompt_logprobs or 0)
         if request.needs_prompt_logprobs
         else -1,
-        num_speculative_tokens=request.draft_limit,
+        max_draft_tokens=request.draft_limit,
     )
 
 
@@ -72,16 +72,9 @@ def plain_text(prompt: list[int], params: FakeParams, max_model_len: int) -> tup
             return output, "length"
 
 
-@dataclass
-class FakeLogprobs:
-    token_ids: list[int]
-    logprobs: list[float]
-    rank: int = 1
-
-
-def logprobs_of(tokens: Sequence[int], token: int, count: int) -> FakeLogprobs:
+def logprobs_of(tokens: Sequence[int], token: int, count: int) -> Logprobs:
     value = -(zlib.crc32(repr((list(tokens), token)).encode()) % 1000) / 100
-    return FakeLogprobs([token, *range(count)], [value] * (1 + count))
+    return [token, *range(count)], [value] * (1 + count), 1
 
 
 @dataclass
@@ -91,8 +84,8 @@ class FakeSpanResult:
     finish_reason: str = ""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    logprobs: list[FakeLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
 
 
 @dataclass
@@ -158,7 +151,7 @@ class FakeRunner:
         max_num_seqs: int = 8,
         max_model_len: int = 64,
         max_num_batched_tokens: int = 32,
-        num_speculative_tokens: int = 3,
+        max_draft_tokens: int = 3,
         enable_prefix_caching: bool = True,
         num_steps_ahead: int = 0,
     ) -> None:
@@ -166,7 +159,7 @@ class FakeRunner:
         self.page_size = page_size
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.num_speculative_tokens = self.num_rows_ahead = num_speculative_tokens
+        self.max_draft_tokens = self.num_rows_ahead = max_draft_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()
@@ -394,7 +387,7 @@ class FakeRunner:
             end += num_new
             assert num_new >= 1 and end <= len(sequence.tokens)
             assert max_drafts == 0 or end == len(sequence.tokens)
-        assert max_drafts <= params.num_speculative_tokens
+        assert max_drafts <= params.max_draft_tokens
         assert max_drafts < max(params.max_tokens - num_output, 1)
         return self.num_pages_needed(slot, num_new + max_drafts)
 

@@ -40,7 +40,7 @@ def test_defaults() -> None:
     config = parse()
     assert config == EngineConfig()
     assert config.method == drafters.default_method()
-    assert config.num_drafts == drafters.get_drafter(config.method).default_num_speculative_tokens
+    assert config.draft_depth == drafters.get_drafter(config.method).default_num_speculative_tokens
     assert EMBEDDED_MODEL.parts[-3:] == ("openspec", "models", "tiny")
 
 
@@ -138,7 +138,7 @@ def test_speculative_config() -> None:
         "--speculative-config",
         '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 6}',
     )
-    assert config.num_drafts == 7
+    assert config.draft_depth == 7
     assert config.method_options["ngram_max"] == 6 and config.method_options["ngram_min"] == 2
     config = parse(
         "--speculative-config",
@@ -147,7 +147,7 @@ def test_speculative_config() -> None:
         "5",
         OPENSPEC_NUM_SPECULATIVE_TOKENS="3",
     )
-    assert config.num_drafts == 3 and config.method_options["ngram_max"] == 5
+    assert config.draft_depth == 3 and config.method_options["ngram_max"] == 5
 
 
 def test_from_settings() -> None:

@@ -270,7 +270,7 @@ def test_default_block_size(target: ModelConfig) -> None:
     config, tensors = speculators()
     del config["block_size"]
     assert read(target, (config, tensors)).options["block_size"] == 8
-    assert config_of(target, target.folder.parent / "draft", "dflash").num_drafts == 7
+    assert config_of(target, target.folder.parent / "draft", "dflash").draft_depth == 7
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_drafts_by_default_are_those_of_a_block(target: ModelConfig, tmp_path: P
     for name, expected in (("zlab", 15), ("deepspec", 7), ("dspark", 7), ("speculators", 7)):
         make, method = FORMATS[name]
         folder = write_draft(tmp_path / name, *make())
-        assert config_of(target, folder, method).num_drafts == expected
+        assert config_of(target, folder, method).draft_depth == expected
     folder = write_draft(tmp_path / "first", *zlab())
-    assert config_of(target, folder, "dflash", draft_anchor="first").num_drafts == 16
+    assert config_of(target, folder, "dflash", draft_anchor="first").draft_depth == 16
     read(target, zlab(), num_speculative_tokens=15)
     with pytest.raises(ConfigError, match=r"at most 15, the drafts of a block .*got 16"):
         read(target, zlab(), num_speculative_tokens=16)
@@ -321,10 +321,10 @@ def test_trees(target: ModelConfig, tmp_path: Path) -> None:
         ({"draft_top_k": 2, "num_speculative_tokens": 3}, 14),
         ({}, 15),
     ):
-        assert config_of(target, folder, "dflash", **options).num_draft_rows == rows
+        assert config_of(target, folder, "dflash", **options).max_draft_tokens == rows
     folder = write_draft(tmp_path / "markov", *dspark())
     for options, rows in (({}, 7), ({"draft_top_k": 64, "draft_tree_size": 31}, 31)):
-        assert config_of(target, folder, "dspark", **options).num_draft_rows == rows
+        assert config_of(target, folder, "dspark", **options).max_draft_tokens == rows
     with pytest.raises(ConfigError, match=r"draft-tree-size 7 is less than the tree's depth"):
         read(target, zlab(), draft_top_k=4, draft_tree_size=7)
     with pytest.raises(ConfigError, match=r"set --draft-top-k above 1"):
@@ -337,7 +337,7 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
         write_draft(target.folder / method, *make())
         config = config_from_settings({"model": str(target.folder), "method": method})
         assert config.draft_model_path == target.folder / method
-        assert config.num_drafts == (15 if name == "zlab" else 7)
+        assert config.draft_depth == (15 if name == "zlab" else 7)
 
 
 # ---- What cannot work ---------------------------------------------------------------------------

@@ -388,9 +388,9 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
         ["--model", model, "--method", "eagle3", "--draft-model", folder],
         environ={"OPENSPEC_CAPTURE_LAYERS": "1,2,3"},
     )
-    assert (config.num_drafts, config.draft_model_path) == (3, Path(folder))
+    assert (config.draft_depth, config.draft_model_path) == (3, Path(folder))
     assert config.method_options["capture_layers"] == "1,2,3"
-    assert config.num_draft_rows == 3  # a chain
+    assert config.max_draft_tokens == 3  # a chain
     config = config_from_settings(
         {
             "model": model,
@@ -401,7 +401,7 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
             },
         }
     )
-    assert (config.num_drafts, config.draft_model) == (5, folder)
+    assert (config.draft_depth, config.draft_model) == (5, folder)
     with pytest.raises(ConfigError, match=r"num_speculative_tokens must be in \[0, 15\]"):
         get_drafter("eagle3").validate(
             EngineConfig(method="eagle3", draft_model=folder, num_speculative_tokens=16), target
@@ -471,7 +471,7 @@ def test_description_is_one_line(
 )
 def test_drafts_of_a_tree(depth: int, options: dict[str, OptionValue], num_rows: int) -> None:
     config = EngineConfig(method="eagle3", num_speculative_tokens=depth, method_options=options)
-    assert (config.num_drafts, config.num_draft_rows) == (depth, num_rows)
+    assert (config.draft_depth, config.max_draft_tokens) == (depth, num_rows)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def finish(executor: Executor, plan: StepPlan) -> Sequence[SpanResult]:  # type:
 def test_a_failed_step_changes_nothing(stage: str, num_steps_ahead: int) -> None:
     runner = FakeRunner(max_num_batched_tokens=64, num_steps_ahead=num_steps_ahead)
     executor = make_executor(runner)
-    slot = runner.add_sequence(list(range(30)), 30, FakeParams(num_speculative_tokens=3))
+    slot = runner.add_sequence(list(range(30)), 30, FakeParams(max_draft_tokens=3))
     plan = StepPlan([(slot, 30, 3)], [])
 
     def fail(at: str) -> None:

@@ -93,7 +93,7 @@ def test_no_output_wanted(num_steps_ahead: int) -> None:
     seen = run(core, [make_request(prompt=prompt, max_tokens=0, prompt_logprobs=2)])["r"]
     assert seen.token_ids == [] and seen.finish_reason == "length"
     assert seen.prompt_logprobs == [
-        logprobs_of(prompt[:i], prompt[i], 2).logprobs[0] for i in range(1, 29)
+        logprobs_of(prompt[:i], prompt[i], 2)[1][0] for i in range(1, 29)
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_prompt_of_higher_rank_takes_the_pages_it_was_promised(num_steps_ahead
         num_pages=14,
         max_num_seqs=2,
         max_num_batched_tokens=6,
-        num_speculative_tokens=0,
+        max_draft_tokens=0,
         enable_prefix_caching=False,
     )
     core = make_core(runner, max_num_seqs=2)
@@ -201,7 +201,7 @@ def test_a_newcomer_of_higher_rank_preempts_nobody_of_the_same_step(num_steps_ah
         num_steps_ahead=num_steps_ahead,
         num_pages=16,
         max_num_batched_tokens=64,
-        num_speculative_tokens=0,
+        max_draft_tokens=0,
         enable_prefix_caching=False,
     )
     core = make_core(runner)
@@ -228,7 +228,7 @@ def test_a_newcomer_whose_prefix_is_cached_takes_no_page_of_the_same_step(
             page_size=1,
             max_num_seqs=16,
             max_num_batched_tokens=64,
-            num_speculative_tokens=0,
+            max_draft_tokens=0,
             num_steps_ahead=num_steps_ahead,
         )
         core = make_core(runner, max_num_seqs=16)
@@ -307,7 +307,7 @@ def test_results_of_another_plan_are_refused() -> None:
         max_model_len=64,
         max_num_batched_tokens=32,
         page_size=4,
-        num_speculative_tokens=3,
+        max_draft_tokens=3,
         draft_depth=3,
     )
     scheduler = Scheduler(config, Executor(runner, fake_params, FakeOutOfPages))

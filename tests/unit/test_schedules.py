@@ -107,11 +107,11 @@ def check_seen(request: EngineRequest, one: Seen) -> None:
         assert len(one.logprobs) == len(one.token_ids)
         known = prompt + one.token_ids
         assert one.logprobs == [
-            logprobs_of(known[:i], known[i], 0).logprobs[0] for i in range(len(prompt), len(known))
+            logprobs_of(known[:i], known[i], 0)[1][0] for i in range(len(prompt), len(known))
         ]
     if sampling.prompt_logprobs is not None and one.token_ids:
         assert one.prompt_logprobs == [
-            logprobs_of(prompt[:i], prompt[i], 1).logprobs[0] for i in range(1, len(prompt))
+            logprobs_of(prompt[:i], prompt[i], 1)[1][0] for i in range(1, len(prompt))
         ]
 
 
@@ -157,7 +157,7 @@ def test_any_schedule_gives_the_plain_text(
         page_size=page_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + page_size + extra_rows,
-        num_speculative_tokens=num_drafts,
+        max_draft_tokens=num_drafts,
         enable_prefix_caching=caching,
         num_steps_ahead=num_steps_ahead,
     )
@@ -186,7 +186,7 @@ def test_scarce_pages_and_rows(num_steps_ahead: int) -> None:
             num_pages=rng.randrange(16, 24),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + 4 + rng.choice([0, 0, 1, 20]),
-            num_speculative_tokens=rng.choice([0, 3, 6]),
+            max_draft_tokens=rng.choice([0, 3, 6]),
             enable_prefix_caching=rng.random() < 0.5,
             num_steps_ahead=num_steps_ahead,
         )

@@ -50,7 +50,7 @@ def check_empty(core: EngineCore, runner: FakeRunner) -> None:
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_collected() -> None:
-    runner = Watched(num_speculative_tokens=0)
+    runner = Watched(max_draft_tokens=0)
     core = make_core(runner)
     core.add_request(make_request(max_tokens=3))
     seen = Seen()
@@ -79,7 +79,7 @@ def test_nothing_is_launched_that_can_bring_nothing() -> None:
 
 
 def test_drafts_stay_within_what_is_sure_to_be_left() -> None:
-    runner = Watched(num_speculative_tokens=6)
+    runner = Watched(max_draft_tokens=6)
     core = make_core(runner)
     request = make_request(max_tokens=8)
     assert run(core, [request])["r"].token_ids == expected(request, 64)[0]
@@ -90,7 +90,7 @@ def test_drafts_stay_within_what_is_sure_to_be_left() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_in_flight() -> None:
-    runner = Watched(max_num_batched_tokens=12, num_speculative_tokens=0)
+    runner = Watched(max_num_batched_tokens=12, max_draft_tokens=0)
     core = make_core(runner)
     prompt = list(range(30))
     request = make_request(prompt=prompt, max_tokens=2, prompt_logprobs=0)
@@ -109,7 +109,7 @@ def test_chunks_of_one_prompt_follow_each_other_in_flight() -> None:
 
 
 def test_a_sequence_that_ended_is_ignored_in_the_step_behind() -> None:
-    runner = Watched(num_speculative_tokens=0)
+    runner = Watched(max_draft_tokens=0)
     core = make_core(runner)
     text = expected(make_request(max_tokens=9), 64)[0]
     request = make_request(max_tokens=9, stop_token_ids=[text[1]])
@@ -133,7 +133,7 @@ def test_short_of_pages_a_sequence_first_waits_for_its_own_step() -> None:
 
 def test_alone_in_a_pool_of_just_its_size() -> None:
     for num_drafts in range(7):
-        runner = Watched(num_pages=5, num_speculative_tokens=num_drafts)
+        runner = Watched(num_pages=5, max_draft_tokens=num_drafts)
         core = make_core(runner)
         request = make_request(prompt=[1] * 4, max_tokens=16)
         assert run(core, [request])["r"].token_ids == expected(request, 64)[0]
@@ -209,7 +209,7 @@ def make_scheduler(table: Table, num_slots: int = 1) -> Scheduler:
         max_model_len=64,
         max_num_batched_tokens=32,
         page_size=4,
-        num_speculative_tokens=0,
+        max_draft_tokens=0,
         draft_depth=0,
     )
     table.num_free_slots = num_slots

@@ -28,10 +28,10 @@ class DFlashDrafter final : public NetworkDrafter {
         first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
     const int block_size = config.integer("block_size", 0, 2, kMaxBlock);
     const int most = block_size - first_draft_row_;
-    OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= most, "num_speculative_tokens must be in [1, ",
-                       most, "], the drafts of a block of ", block_size, ", got ", depth_);
-    OPENSPEC_CHECK_ARG(config.num_speculative_tokens <= (makes_trees() ? kMaxBlockTreeNodes : most),
-                       "a tree of ", config.num_speculative_tokens, " drafts, at most ",
+    OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= most, "draft_depth must be in [1, ", most,
+                       "], the drafts of a block of ", block_size, ", got ", depth_);
+    OPENSPEC_CHECK_ARG(config.max_draft_tokens <= (makes_trees() ? kMaxBlockTreeNodes : most),
+                       "a tree of ", config.max_draft_tokens, " drafts, at most ",
                        kMaxBlockTreeNodes);
     mask_token_ = config.integer("mask_token", -1, 0, config.target.vocab_size - 1);
     model_config_ = {draft_model_config()};
@@ -97,7 +97,7 @@ class DFlashDrafter final : public NetworkDrafter {
     }
   }
 
-  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
+  void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
     void* features = at<void>(at_.features);
     const DraftRows rows = extend_rows(exec, table, step, features,
                                        model_config_.num_captures * model_config_.hidden_size);

@@ -25,10 +25,9 @@ class Eagle3Drafter final : public NetworkDrafter {
       : NetworkDrafter(config),
         shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
-                       "num_speculative_tokens must be in [1, ", kMaxDepth, "], got ",
-                       shape_.depth);
-    OPENSPEC_CHECK_ARG(config.num_speculative_tokens <= shape_.num_nodes(), "a tree of ",
-                       config.num_speculative_tokens, " drafts, ", shape_.num_nodes(), " are made");
+                       "draft_depth must be in [1, ", kMaxDepth, "], got ", shape_.depth);
+    OPENSPEC_CHECK_ARG(config.max_draft_tokens <= shape_.num_nodes(), "a tree of ",
+                       config.max_draft_tokens, " drafts, ", shape_.num_nodes(), " are made");
     max_proposals_ = std::min(config.max_num_seqs, config.limits.max_rows);
     if (makes_trees() && shape_.depth > 1) {
       max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
@@ -38,7 +37,7 @@ class Eagle3Drafter final : public NetworkDrafter {
     head_.norm_before_residual = config.flag("norm_before_residual", false);
     head_.validate();
     declare_trees(shape_.top_k, head_);
-    needs_.num_draft_rows = num_tree_rows();
+    needs_.num_draft_entries = num_tree_rows();
     needs_.kv_layers = {{head_.num_kv_heads, head_.head_dim}};
     plan();
     needs_.fixed_bytes =
@@ -92,7 +91,7 @@ class Eagle3Drafter final : public NetworkDrafter {
     }
   }
 
-  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
+  void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
     void* features = at<void>(at_.features);
     void* hidden = at<void>(at_.hidden);
     const DraftRows rows =
@@ -178,7 +177,7 @@ class Eagle3Drafter final : public NetworkDrafter {
     const DraftTrees trees = draft_trees();
     const DraftRows roots = draft_rows(num_seqs, num_seqs);
     void* outputs = at<void>(at_.hidden);
-    void* next = at<void>(at_.features);  // which only `extend` needs
+    void* next = at<void>(at_.features);  // which only `learn` needs
     ops::chain_rows(exec, {.table = table,
                            .seq = wanted.seq,
                            .num_wanted = wanted.num_wanted,

@@ -12,9 +12,9 @@ namespace {
 class NgramDrafter final : public Drafter {
  public:
   explicit NgramDrafter(const DrafterConfig& config) {
-    const int num_drafts = config.num_speculative_tokens;
+    const int num_drafts = config.max_draft_tokens;
     OPENSPEC_CHECK_ARG(num_drafts >= 1 && num_drafts <= 256,
-                       "num_speculative_tokens must be in [1, 256], got ", num_drafts);
+                       "max_draft_tokens must be in [1, 256], got ", num_drafts);
     for (const auto& [name, value] : config.options) {
       OPENSPEC_CHECK_ARG(
           name == "ngram_min" || name == "ngram_max" || name == "max_lookback" || name == "match",

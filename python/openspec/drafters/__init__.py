@@ -176,7 +176,7 @@ class DrafterSpec:
     num_drafts_of: Callable[[Path, Options], int] | None = None
     """K by default where it depends on the draft checkpoint, from its folder and the completed
     options; raises ConfigError if there is none in it."""
-    num_draft_rows: Callable[[int, Options], int] | None = None
+    max_draft_tokens: Callable[[int, Options], int] | None = None
     """Drafts of a sequence and step, from K and the completed options, where these are not K drafts
     one after another but a tree of depth K."""
     build: Callable[[int, Options], _C.Drafter] | None = None
@@ -269,10 +269,10 @@ def check_trees(config: EngineConfig, options: Options) -> None:
                 "--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)"
             )
         return
-    if 0 < config.num_drafts > config.num_draft_rows:
+    if 0 < config.draft_depth > config.max_draft_tokens:
         raise ConfigError(
             f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
-            f"or lower --num-speculative-tokens ({config.num_drafts})"
+            f"or lower --num-speculative-tokens ({config.draft_depth})"
         )
 
 

@@ -58,10 +58,10 @@ def _read_draft_model(
     with opened_draft_checkpoint(folder) as checkpoint:
         model = describe(checkpoint, options, target, has_markov=has_markov)
         most = num_drafts_of(checkpoint.keys, options)
-    if config.num_drafts > most:
+    if config.draft_depth > most:
         raise ConfigError(
             f"num_speculative_tokens must be at most {most}, the drafts of a block that {folder} "
-            f"was trained on, got {config.num_drafts}"
+            f"was trained on, got {config.draft_depth}"
         )
     return model
 
@@ -114,7 +114,7 @@ def _plan_checkup(
     )
 
 
-def _num_draft_rows(depth: int, options: Options) -> int:
+def _max_draft_tokens(depth: int, options: Options) -> int:
     """Drafts of a step: K, or the nodes of a tree of depth K."""
     top_k, wanted = int(options[DRAFT_TOP_K]), int(options[DRAFT_TREE_SIZE])
     if top_k == 1 or depth == 0:
@@ -184,7 +184,7 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
         num_drafts_of=_num_drafts_of,
         supports_rejection=True,
         check=check,
-        num_draft_rows=_num_draft_rows,
+        max_draft_tokens=_max_draft_tokens,
         read_draft_model=read,
         plan_checkup=plan,
     )

@@ -54,7 +54,7 @@ def _plan_checkup(config: EngineConfig, target: ModelConfig) -> Checkup:
     )
 
 
-def _num_draft_rows(depth: int, options: Options) -> int:
+def _max_draft_tokens(depth: int, options: Options) -> int:
     """Drafts of a step: K, or the nodes of a tree of depth K."""
     top_k, wanted = int(options[DRAFT_TOP_K]), int(options[DRAFT_TREE_SIZE])
     if top_k == 1 or depth == 0:
@@ -97,7 +97,7 @@ SPEC = DrafterSpec(
     ),
     supports_rejection=True,
     check=_check,
-    num_draft_rows=_num_draft_rows,
+    max_draft_tokens=_max_draft_tokens,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,
 )

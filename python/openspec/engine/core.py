@@ -10,7 +10,7 @@ from typing import Protocol
 
 from openspec.engine.executor import OutOfPages
 from openspec.engine.run_queue import NotAdmitted
-from openspec.engine.runner import SpanResult, StepStats
+from openspec.engine.runner import RunnerStats, SpanResult
 from openspec.engine.scheduler import Scheduler
 from openspec.engine.stats_log import StatsLog
 from openspec.engine.step_plan import SchedulerConfig, SequenceTable, StepPlan
@@ -46,7 +46,7 @@ class StepExecutor(SequenceTable, Protocol):
         """Starts a plan, all or nothing."""
 
     @property
-    def stats(self) -> StepStats:
+    def stats(self) -> RunnerStats:
         """Counters since the start."""
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from openspec.engine.request import Request
-from openspec.engine.runner import LeaseT, ParamsT_contra, Runner, SpanResult, StepStats
+from openspec.engine.runner import LeaseT, ParamsT_contra, Runner, RunnerStats, SpanResult
 from openspec.engine.step_plan import StepPlan
 
 
@@ -103,7 +103,7 @@ class Executor(Generic[LeaseT, ParamsT_contra]):
         return self._runner.num_free_slots
 
     @property
-    def stats(self) -> StepStats:
+    def stats(self) -> RunnerStats:
         """The runner's counters."""
         return self._runner.stats
 

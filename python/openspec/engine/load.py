@@ -61,10 +61,10 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     spec = get_drafter(config.method)
     spec.validate(config, model_config)
     method, options, draft_model = plain_method(), dict[str, OptionValue](), None
-    if config.num_drafts > 0:
+    if config.draft_depth > 0:
         options = spec.complete_options(config.method_options)
         if drafter is None and spec.build is not None:
-            drafter = spec.build(config.num_drafts, options)
+            drafter = spec.build(config.draft_depth, options)
         if drafter is not None or spec.build is not None:
             _check_drafter(drafter)
             options = {}
@@ -87,7 +87,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     )
     runner = _C.Runner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path, draft_model=draft_model)
-    if config.adaptive_speculation and config.num_drafts > 0:
+    if config.adaptive_speculation and config.draft_depth > 0:
         runner.measure_step_times(STEP_TIMING_BUDGET_S)
 
     info = _info(config, device, model_config, plan, time.monotonic() - started)
@@ -107,8 +107,8 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
             max_model_len=plan.max_model_len,
             max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
-            num_speculative_tokens=config.num_draft_rows,
-            draft_depth=config.num_drafts,
+            max_draft_tokens=config.max_draft_tokens,
+            draft_depth=config.draft_depth,
             num_rows_ahead=runner.num_rows_ahead,
         ),
         info,
@@ -166,7 +166,7 @@ def _runner_config(
 ) -> _C.RunnerConfig:
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
     num_logits_rows = device.choose_num_logits_rows(
-        config.max_num_seqs * (1 + config.num_draft_rows), model_config.vocab_size
+        config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
     )
     return _C.RunnerConfig(
         target=model_config.target_config(),
@@ -178,11 +178,11 @@ def _runner_config(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
-        num_speculative_tokens=config.num_draft_rows,
-        draft_depth=config.num_drafts,
+        max_draft_tokens=config.max_draft_tokens,
+        draft_depth=config.draft_depth,
         method=method,
         method_options=options,
-        acceptance=config.acceptance if config.num_drafts > 0 else "match",
+        acceptance=config.acceptance if config.draft_depth > 0 else "match",
         adaptive=config.adaptive_speculation,
         enable_prefix_caching=config.enable_prefix_caching,
         cache_key=os.urandom(16),
@@ -205,7 +205,7 @@ def _info(
         page_size=config.page_size,
         num_pages=plan.num_pages,
         method=config.method,
-        num_speculative_tokens=config.num_drafts,
+        num_speculative_tokens=config.draft_depth,
         dtype=device.choose_dtype(config.dtype),
         device=device.name,
         memory_plan=plan.as_dict(),

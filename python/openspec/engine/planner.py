@@ -30,7 +30,7 @@ def _plan_only_decodes(
     if num_rows > config.max_num_batched_tokens:
         return None
     num_free = table.num_free_pages
-    num_rows_ahead = max(config.num_speculative_tokens, config.num_rows_ahead)
+    num_rows_ahead = max(config.max_draft_tokens, config.num_rows_ahead)
     if num_free < len(spans) * (num_rows_ahead // config.page_size + 2):
         needed = table.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:

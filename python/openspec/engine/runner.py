@@ -9,16 +9,8 @@ from typing import Protocol, TypeVar
 Span = tuple[int, int, int]
 """(slot, num_new_tokens, max_drafts)."""
 
-
-class Logprobs(Protocol):
-    """Entry 0 is the token itself, then the best in falling order."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> list[float]: ...
-    @property
-    def rank(self) -> int: ...
+Logprobs = tuple[list[int], list[float], int]
+"""The fields of a `TokenLogprobs`."""
 
 
 class SpanResult(Protocol):
@@ -40,7 +32,7 @@ class SpanResult(Protocol):
     def prompt_logprobs(self) -> Sequence[Logprobs]: ...
 
 
-class StepStats(Protocol):
+class RunnerStats(Protocol):
     """Counters since the start."""
 
     @property
@@ -93,6 +85,6 @@ class Runner(Protocol[LeaseT, ParamsT_contra]):
     def collect(self, lease: LeaseT) -> Sequence[SpanResult]: ...
     def commit(self, lease: LeaseT) -> None: ...
     @property
-    def stats(self) -> StepStats: ...
+    def stats(self) -> RunnerStats: ...
     @property
     def prefix_cache_stats(self) -> tuple[int, int]: ...

@@ -46,7 +46,7 @@ class Scheduler:
         if self._queue.get(source.request_id) is not None:
             raise RequestError(f"request id {source.request_id!r} is in use", "request_id")
         max_tokens = self._check(source, vocab_size)
-        limit = self._config.num_speculative_tokens if source.speculative.enabled else 0
+        limit = self._config.max_draft_tokens if source.speculative.enabled else 0
         if source.speculative.num_speculative_tokens is not None:
             limit = max(0, min(limit, source.speculative.num_speculative_tokens))
         request = Request(source, self._num_arrivals, max_tokens, limit, min(limit, self._depth))
@@ -226,4 +226,4 @@ class Scheduler:
 
 
 def _logprobs(entries: Sequence[Logprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(entry.token_ids, entry.logprobs, entry.rank) for entry in entries]
+    return [TokenLogprobs(*entry) for entry in entries]

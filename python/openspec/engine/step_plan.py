@@ -45,7 +45,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     """Rows of a step."""
     page_size: int
-    num_speculative_tokens: int
+    max_draft_tokens: int
     """Drafts of a sequence and step."""
     draft_depth: int
     """How many of these follow each other, at most."""

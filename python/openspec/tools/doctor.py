@@ -138,7 +138,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
         f"model: {config.model_path}: {target.num_layers} layers, hidden size "
         f"{target.hidden_size}, vocabulary {target.vocab_size}"
     )
-    yield Line(f"method: {spec.name}, {config.num_drafts} drafts per step")
+    yield Line(f"method: {spec.name}, {config.draft_depth} drafts per step")
     if spec.read_draft_model is not None:
         draft_model = spec.read_draft_model(config, target)
         yield Line(f"draft model: {draft_model.folder}")
@@ -152,7 +152,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
                 Verdict.SUSPECT,
             )
             return
-    if config.num_drafts == 0:
+    if config.draft_depth == 0:
         yield Line("nothing is drafted, nothing to check")
         return
     sample = measure(config)

@@ -47,7 +47,7 @@ RunnerConfig small_config() {
   config.max_model_len = 384;
   config.max_num_batched_tokens = 512;
   config.max_num_logits_rows = 64;
-  config.num_speculative_tokens = 4;
+  config.max_draft_tokens = 4;
   return config;
 }
 
@@ -66,21 +66,21 @@ std::vector<std::string> methods() {
 RunnerConfig config_of(const std::string& method) {
   if (method == kTrees) {
     RunnerConfig config = config_of("eagle3");
-    config.num_speculative_tokens = 9;
+    config.max_draft_tokens = 9;
     config.draft_depth = 4;
     config.method_options["draft_top_k"] = int64_t{3};
     return config;
   }
   if (method == kBlockTrees || method == kPairTrees) {
     RunnerConfig config = config_of(method == kBlockTrees ? "dflash" : "dspark");
-    config.num_speculative_tokens = 20;
+    config.max_draft_tokens = 20;
     config.draft_depth = 7;
     config.method_options["draft_top_k"] = int64_t{4};
     return config;
   }
   RunnerConfig config = small_config();
   config.method = method;
-  if (method == "none") config.num_speculative_tokens = 0;
+  if (method == "none") config.max_draft_tokens = 0;
   if (method == "eagle3") {
     config.method_options = {{"capture_layers", std::string("0,1,2")},
                              {"num_q_heads", int64_t{4}},
@@ -91,7 +91,7 @@ RunnerConfig config_of(const std::string& method) {
                              {"has_token_map", true}};
   }
   if (method == "dflash" || method == "dspark") {
-    config.num_speculative_tokens = 7;
+    config.max_draft_tokens = 7;
     config.method_options = {{"capture_layers", std::string("0,1,2")},
                              {"num_layers", int64_t{2}},
                              {"num_q_heads", int64_t{4}},
@@ -306,7 +306,7 @@ TEST(text_does_not_depend_on_drafts_from_the_device) {
       const auto runner = make_runner(config);
       if (adaptive) CHECK(!runner->measure_step_times(1.0).empty());
       for (int chunk : {5, 64}) {
-        const Schedule schedule{.chunk = chunk, .max_drafts = config.num_speculative_tokens};
+        const Schedule schedule{.chunk = chunk, .max_drafts = config.max_draft_tokens};
         check_same(run(*runner, jobs, schedule), expected);
       }
     }
@@ -335,7 +335,7 @@ TEST(text_does_not_depend_on_trees_from_the_host) {
   for (int chunk : {5, 64}) {
     RunnerConfig config = small_config();
     config.adaptive = false;
-    config.num_speculative_tokens = 16;
+    config.max_draft_tokens = 16;
     auto drafter = std::make_unique<testing::TreeDrafter>(oracle_of(jobs, expected));
     const auto runner = make_runner(config, std::move(drafter));
     check_same(run(*runner, jobs, {.chunk = chunk, .max_drafts = 16}), expected);
@@ -354,7 +354,7 @@ TEST(removal_and_abandoned_steps_change_nothing) {
       config.adaptive = false;
       const auto runner = make_runner(config);
       Schedule with_drafts = schedule;
-      with_drafts.max_drafts = config.num_speculative_tokens;
+      with_drafts.max_drafts = config.max_draft_tokens;
       const std::vector<Output> outputs = run(*runner, jobs, with_drafts);
       for (size_t i = 0; i < jobs.size(); ++i) CHECK_EQ(outputs[i].tokens, expected[i].tokens);
       CHECK_EQ(runner->num_free_pages(), 256);

@@ -21,7 +21,7 @@ RunnerConfig config_of(const std::string& method, int num_drafts = 5) {
   RunnerConfig config = testing::small_config(4, kVocab);
   config.max_num_batched_tokens = 48;
   config.method = method;
-  config.num_speculative_tokens = num_drafts;
+  config.max_draft_tokens = num_drafts;
   config.method_options = testing::head_options();
   config.method_options["num_layers"] = int64_t{2};
   config.method_options["block_size"] = int64_t{8};
@@ -115,7 +115,7 @@ TEST(blocks_are_no_longer_than_trained) {
   CHECK_THROWS(plan_memory(config), ArgumentError, "[1, 7]");
   config.method_options["anchor_drafts"] = true;
   plan_memory(config);
-  config.num_speculative_tokens = 9;
+  config.max_draft_tokens = 9;
   CHECK_THROWS(plan_memory(config), ArgumentError, "[1, 8]");
 }
 

@@ -22,7 +22,7 @@ RunnerConfig head_config() {
   RunnerConfig config = testing::small_config(4, kVocab);
   config.max_num_batched_tokens = 33;
   config.method = "eagle3";
-  config.num_speculative_tokens = 4;
+  config.max_draft_tokens = 4;
   config.method_options = testing::head_options();
   config.method_options["draft_vocab_size"] = int64_t{30};
   config.method_options["has_token_map"] = true;
@@ -32,7 +32,7 @@ RunnerConfig head_config() {
 RunnerConfig tree_config(int depth, int top_k, int num_drafts) {
   RunnerConfig config = with_option(head_config(), "draft_top_k", int64_t{top_k});
   config.draft_depth = depth;
-  config.num_speculative_tokens = num_drafts;
+  config.max_draft_tokens = num_drafts;
   return config;
 }
 
@@ -134,7 +134,7 @@ TEST(a_tree_has_a_depth_and_pages_for_it) {
     const auto tree_step = runner.reserve(std::vector<SpanRequest>{{slot, 1, 15}});
     CHECK_EQ(runner.num_pages_needed(slot, 16), 4);
   }
-  config.num_speculative_tokens = 117;  // 4 + 7 * 16 are made
+  config.max_draft_tokens = 117;  // 4 + 7 * 16 are made
   CHECK_THROWS(plan_memory(config), ArgumentError, "116 are made");
   CHECK_THROWS(plan_memory(tree_config(16, 4, 16)), ArgumentError, "[1, 15]");
   CHECK_THROWS(plan_memory(tree_config(4, 11, 15)), ArgumentError, "draft_top_k");

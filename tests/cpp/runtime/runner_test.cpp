@@ -23,7 +23,7 @@ constexpr int kVocab = 61;
 
 RunnerConfig small_config() {
   RunnerConfig config = testing::small_config(3, kVocab);
-  config.num_speculative_tokens = 4;
+  config.max_draft_tokens = 4;
   return config;
 }
 
@@ -138,7 +138,7 @@ TEST(trees_change_no_text_and_leave_the_kv_of_plain_decoding) {
   };
   const auto run_with = [&](const Script& script, int max_drafts, int& num_steps) {
     RunnerConfig config = small_config();
-    config.num_speculative_tokens = 16;
+    config.max_draft_tokens = 16;
     config.adaptive = false;
     config.enable_prefix_caching = false;
     auto drafter = std::make_unique<TreeDrafter>(script);

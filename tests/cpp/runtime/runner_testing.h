@@ -115,7 +115,7 @@ class ScriptedDrafter final : public Drafter {
       }
     }
   }
-  void extend(const ExecContext&, const TableView&, const CommittedStep& step) override {
+  void learn(const ExecContext&, const TableView&, const CommittedStep& step) override {
     num_observed += step.num_committed;
   }
   int num_observed = 0;
@@ -146,7 +146,7 @@ class TreeDrafter final : public Drafter {
     }
   }
   /// Tokens and features of all committed rows.
-  void extend(const ExecContext&, const TableView&, const CommittedStep& step) override {
+  void learn(const ExecContext&, const TableView&, const CommittedStep& step) override {
     const auto* features = static_cast<const float*>(step.features);
     for (int span = 0; span < step.rows.num_spans; ++span) {
       for (int i = 0; i < step.num_computed[span]; ++i) {
@@ -226,7 +226,7 @@ inline std::vector<Ids> run(Runner& runner, const std::vector<Job>& jobs, int ch
                             int max_drafts = -1, bool drafter_fails = false) {
   const SequenceTable& table = runner.table();
   const RunnerConfig& config = runner.config();
-  if (max_drafts < 0) max_drafts = config.num_speculative_tokens;
+  if (max_drafts < 0) max_drafts = config.max_draft_tokens;
   std::vector<int> slots;
   std::vector<bool> done(jobs.size(), false);
   for (const Job& job : jobs) {
