@@ -16,8 +16,8 @@ import pytest
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
+from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
-from openspec.serve.serve_config import ServeConfig
 from openspec.serve.server import http_server
 from openspec.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
@@ -79,7 +79,7 @@ class RunningServer:
 def run_fake_server(
     model: Path, engine_options: dict | None = None, **config: object
 ) -> Iterator[RunningServer]:
-    # As listening.py does it.
+    # As `bound_socket` does it.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

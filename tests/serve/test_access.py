@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from openspec.errors import ConfigError
-from openspec.serve.gate import is_authorised
-from openspec.serve.serve_config import ServeConfig
+from openspec.serve.config import ServeConfig
+from openspec.serve.context import is_authorised
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import PATIENCE_S
 
 KEY, ADMIN = "sk-secret", "sk-admin"
 GUARDED = [
+    "/",
     "/v1/models",
     "/v1/models/fake",
     "/version",
@@ -36,6 +37,7 @@ POSTS = [
     "/abort_request",
     "/flush_cache",
 ]
+PUBLIC = {"/health", "/ping", "/ready", "/metrics", "/docs"}
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +72,19 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_every_route_is_guarded_but_three(guarded: RunningServer) -> None:
+def test_every_route_is_guarded_but_five(guarded: RunningServer) -> None:
     from openspec.serve.app import GET_ROUTES, POST_ROUTES
 
-    public = {"/health", "/ready", "/metrics"}
     for path in GET_ROUTES:
-        path = path.replace("{model_id:path}", "fake")
-        assert guarded.client.get(path).status_code == (200 if path in public else 401), path
-    for path in POST_ROUTES:
+        path = path.replace("{model_id}", "fake")
+        assert guarded.client.get(path).status_code == (200 if path in PUBLIC else 401), path
+    for path in POST_ROUTES.keys() - PUBLIC:
         response = guarded.client.post(path, json={"prompt": "a"})
         assert response.status_code == 401, path
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert response.headers["www-authenticate"] == "Bearer"
-    assert {path.replace("{model_id:path}", "fake") for path in GET_ROUTES} == public | set(GUARDED)
-    assert set(POST_ROUTES) == set(POSTS)
+    assert {path.replace("{model_id}", "fake") for path in GET_ROUTES} == PUBLIC | set(GUARDED)
+    assert set(POST_ROUTES) == {*POSTS, "/ping"}
 
 
 def test_the_key_opens(guarded: RunningServer) -> None:
@@ -304,7 +305,7 @@ def test_slow_heads_and_bodies_are_cut_off(start_server) -> None:
 
 
 def test_errors_tell_nothing_about_the_machine(server: RunningServer) -> None:
-    from openspec.serve.http_errors import sanitise
+    from openspec.serve.wire import sanitise
 
     assert sanitise("cannot open /srv/models/x.json at 0x7ffdeadbeef0") == (
         "cannot open <path> at <address>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from openspec.errors import RequestError
-from openspec.serve.json_body import parse
-from openspec.serve.request_models import ChatCompletionRequest, CompletionRequest
+from openspec.serve.api import ChatCompletionRequest, CompletionRequest
+from openspec.serve.body import parse
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ def test_queue_limit(start_server) -> None:
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["type"] == "service_unavailable"
     assert len(server.engine.requests) == 5
-    label = 'model_name="fake",engine="0",reason="queue_full"'
+    label = 'engine="0",model_name="fake",reason="queue_full"'
     metrics = server.client.get("/metrics").text
-    assert f"vllm:admission_rejections_total{{{label}}} 1" in metrics
+    assert f"vllm:admission_rejections_total{{{label}}} 1.0" in metrics
     for sock in socks:
         sock.close()
     wait_until(lambda: server.context.num_sequences == 0)
@@ -202,9 +202,7 @@ def test_grace_period_still_accepts(start_server) -> None:
 
 
 def test_silence_is_filled_with_comments(start_server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from openspec.serve import event_stream
-
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("openspec.serve.answer.KEEP_ALIVE_S", 0.1)
     server = start_server({"step_s": 0.35})
     body = {"prompt": "a", "max_tokens": 12, "stream": True}
     content = server.client.post("/v1/completions", json=body).content
@@ -277,8 +275,8 @@ def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
 
 
 def test_small_writes_are_not_delayed() -> None:
-    from openspec.serve.listening import bound_socket
-    from openspec.serve.serve_config import ServeConfig
+    from openspec.serve.config import ServeConfig
+    from openspec.serve.server import bound_socket
 
     # asyncio sets TCP_NODELAY on connections only if the socket says that it is TCP.
     with bound_socket(ServeConfig(port=0)) as sock:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from openspec.errors import ConfigError
-from openspec.serve.listening import allow_reuse, bound_socket
-from openspec.serve.serve_config import ServeConfig
+from openspec.serve.config import ServeConfig
+from openspec.serve.server import allow_reuse, bound_socket
 
 
 def test_connections_do_not_wait_for_acknowledgements() -> None:

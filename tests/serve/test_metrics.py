@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
-import pytest
+import prometheus_client
+from prometheus_client.parser import text_string_to_metric_families
 
 from openspec.serve.context import STATS_MAX_AGE_S
-from openspec.serve.prometheus import Family, Histogram, quote
+from openspec.serve.metrics import Histogram
 from tests.serve.conftest import RunningServer
 
 VLLM_NAMES = (
@@ -35,6 +37,14 @@ def scrape(server: RunningServer) -> dict[str, float]:
     return samples
 
 
+def series(name: str, **labels: str) -> str:
+    """A sample's key; the text format sorts labels."""
+    every = {"model_name": "fake", "engine": "0", **labels}
+    return f"{name}{{{','.join(f'{key}={every[key]!r}' for key in sorted(every))}}}".replace(
+        "'", '"'
+    )
+
+
 def total(samples: dict[str, float], name: str) -> float:
     found = [value for key, value in samples.items() if key.partition("{")[0] == name]
     assert found, name
@@ -51,16 +61,13 @@ def test_everything_exists_at_zero_from_the_start(start_server) -> None:
     spec = {key: value for key, value in samples.items() if key.startswith("vllm:spec_decode")}
     assert {value for key, value in spec.items() if "_total" in key} == {0}
     assert sum('position="' in key for key in spec) == 4
-    assert (
-        'vllm:request_success_total{model_name="fake",engine="0",finished_reason="stop"}' in samples
-    )
-    assert samples['openspec:ready{model_name="fake",engine="0"}'] == 1
+    assert series("vllm:request_success_total", finished_reason="stop") in samples
+    assert samples[series("openspec:ready")] == 1
 
 
 def test_the_format_is_prometheus(server: RunningServer) -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
     server.complete(prompt="a", max_tokens=20)
-    families = list(parser.text_string_to_metric_families(server.client.get("/metrics").text))
+    families = list(text_string_to_metric_families(server.client.get("/metrics").text))
     assert len({family.name for family in families}) == len(families) > 40
 
 
@@ -78,11 +85,11 @@ def test_counts(start_server) -> None:
         assert total(samples, f"{prefix}time_to_first_token_seconds_count") == 3
         num_tokens = total(samples, f"{prefix}generation_tokens_total")
         assert total(samples, f"{prefix}inter_token_latency_seconds_count") <= num_tokens - 3
-        label = 'model_name="fake",engine="0",finished_reason='
-        assert samples[f'{prefix}request_success_total{{{label}"length"}}'] == 2
-        assert samples[f'{prefix}request_success_total{{{label}"stop"}}'] == 1
-    path = 'model_name="fake",engine="0",path="/v1/completions",status="200"'
-    assert samples[f"openspec:http_requests_total{{{path}}}"] == 2
+        success = f"{prefix}request_success_total"
+        assert samples[series(success, finished_reason="length")] == 2
+        assert samples[series(success, finished_reason="stop")] == 1
+    handled = series("openspec:http_requests_total", path="/v1/completions", status="200")
+    assert samples[handled] == 2
 
 
 def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:
@@ -131,21 +138,35 @@ def test_vllm_bench_finds_the_speculation_counters(server: RunningServer) -> Non
     assert drafts > 10
 
 
-def test_primitives() -> None:
-    family = Family("x_total", "counter", "Help.")
-    family.add(path='a"b\\c\n')
-    family.add(2, path='a"b\\c\n')
-    lines = list(family.lines("p:", 'm="1"'))
-    assert lines[-1] == 'p:x_total{m="1",path="a\\"b\\\\c\\n"} 3'
-    histogram = Histogram("h", "Help.", [0.1, 1])
+def test_types_and_buckets(server: RunningServer) -> None:
+    text = server.client.get("/metrics").text
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE "))
+    assert types["vllm:num_requests_running"] == "gauge"
+    assert types["vllm:spec_decode_num_drafts_total"] == "counter"
+    assert types["openspec:request_prompt_tokens"] == "histogram"
+    assert types["vllm:cache_config_info"] == types["openspec:engine_info"] == "gauge"
+    assert "openspec:gpu_cache_usage_perc" not in types and "vllm:ready" not in types
+    assert not any(name.endswith("_created") for name in types)
+    bounds = re.findall(r'^vllm:request_prompt_tokens_bucket\{.*le="([^"]+)"', text, re.M)
+    assert bounds[:4] == ["1", "2", "5", "10"] and bounds[-2:] == ["500000", "+Inf"]
+
+
+def test_the_default_registry_stays_empty(server: RunningServer) -> None:
+    assert server.client.get("/metrics").status_code == 200
+    shown = {family.name for family in prometheus_client.REGISTRY.collect()}
+    assert not any(name.startswith(("openspec:", "vllm:")) for name in shown)
+
+
+def test_histogram() -> None:
+    histogram = Histogram("h", "Help.", (0.1, 1))
     for value, times in ((0.1, 1), (0.5, 2), (7, 1)):
         histogram.observe(value, times)
-    lines = list(histogram.lines("", ""))
-    assert lines[2:] == [
-        'h_bucket{le="0.1"} 1',
-        'h_bucket{le="1"} 3',
-        'h_bucket{le="+Inf"} 4',
-        "h_sum{} 8.1",
-        "h_count{} 4",
+    (family,) = histogram.collect()
+    shown = [(sample.name, sample.labels.get("le"), sample.value) for sample in family.samples]
+    assert shown == [
+        ("h_bucket", "0.1", 1),
+        ("h_bucket", "1", 3),
+        ("h_bucket", "+Inf", 4),
+        ("h_sum", None, 8.1),
+        ("h_count", None, 4),
     ]
-    assert quote("a") == '"a"'

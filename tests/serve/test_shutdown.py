@@ -89,9 +89,7 @@ def test_a_client_that_takes_nothing_is_let_go(start_server) -> None:
 def test_an_error_after_a_comment_is_the_last_event(
     start_server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from openspec.serve import event_stream
-
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("openspec.serve.answer.KEEP_ALIVE_S", 0.05)
     server = start_server({"step_s": 60.0, "max_num_seqs": 1})
     others = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 9})
     wait_until(lambda: bool(server.engine._running))

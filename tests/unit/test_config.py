@@ -216,7 +216,7 @@ def test_format_bytes() -> None:
 def test_import_is_light() -> None:
     code = (
         "import sys, openspec; openspec.EngineConfig(); openspec.available_drafters(); "
-        "heavy = {'torch', 'numpy', 'fastapi', 'transformers', 'tokenizers', 'openspec._C'}; "
+        "heavy = {'torch', 'numpy', 'starlette', 'transformers', 'tokenizers', 'openspec._C'}; "
         "print(sorted(heavy & set(sys.modules)), openspec.LLM.__name__, 'LLM' in dir(openspec))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

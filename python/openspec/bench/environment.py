@@ -11,7 +11,7 @@ from pathlib import Path
 
 import openspec
 
-_PACKAGES = ("torch", "transformers", "uvicorn", "fastapi", "msgspec", "tokenizers")
+_PACKAGES = ("torch", "transformers", "uvicorn", "starlette", "msgspec", "tokenizers")
 _CHANGES_WHILE_IT_RUNS = ("spec_decode", "internal_states")
 
 

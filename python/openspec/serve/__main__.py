@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from openspec.config import parse_engine_args
 from openspec.errors import ConfigError, EngineError
-from openspec.serve.serve_config import ServeConfig
+from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
 
 DESCRIPTION = "OpenAI-compatible server. Every flag is also a YAML key and an environment variable."

@@ -1,158 +1,324 @@
-"""The ASGI application: which path leads where, and what /openapi.json says about it."""
+"""The ASGI application: which path leads where, and who may go there.
+
+Access is decided here for every path, whether it leads somewhere or not: what is not one of the
+few public paths, compared as a whole, needs a key. So no spelling of a path can slip by.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from pathlib import Path
 
-from fastapi import FastAPI
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import openspec
-from openspec.errors import EngineError, RequestError
-from openspec.serve import admin_routes, chat, completions, info_routes, text_routes
-from openspec.serve.context import ServerContext
-from openspec.serve.gate import PUBLIC_PATHS, Gate
-from openspec.serve.http_errors import ApiError, error_response, handle_exception
-from openspec.serve.request_models import (
+from openspec.serve import info
+from openspec.serve.api import (
     AbortRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from openspec.serve.chat import create_chat_completion
+from openspec.serve.completions import create_completion
+from openspec.serve.context import ServerContext, is_authorised
+from openspec.serve.wire import (
+    ApiError,
+    error_response,
+    json_response,
+    not_found,
+    overloaded,
+    to_api_error,
+)
+
+access_logger = logging.getLogger("openspec.serve.access")
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs"})
+MODELS_PREFIX = "/v1/models/"
+MAX_HEADERS = 128
+MAX_HEADER_BYTES = 64 * 1024
+MAX_URL_BYTES = 8 * 1024
+MAX_LOGGED_PATH_CHARS = 200
+MAX_DISCARD_S = 1.0
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_SCHEMAS = "#/components/schemas/"
+_PAGE = Path(__file__).with_name("docs.html")
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+}
+
+
+async def root(_: ServerContext, __: Request) -> Response:
+    """GET /: the endpoints."""
+    endpoints = {
+        f"{method} {path}": _summary(handler)
+        for path, handlers in ROUTES.items()
+        for method, handler in handlers.items()
+    }
+    return json_response(
+        {"name": "openspec", "version": openspec.__version__, "endpoints": endpoints}
+    )
+
+
+async def openapi(context: ServerContext, _: Request) -> Response:
+    """GET /openapi.json."""
+    if not context.config.docs:
+        raise not_found()
+    return json_response(_description())
+
+
+async def docs(context: ServerContext, _: Request) -> Response:
+    """GET /docs: a page that lists the endpoints and sends requests to them."""
+    if not context.config.docs:
+        raise not_found()
+    return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")
+
+
 GET_ROUTES: dict[str, Handler] = {
-    "/health": info_routes.health,
-    "/ready": info_routes.ready,
-    "/metrics": info_routes.metrics,
-    "/version": info_routes.version,
-    "/v1/models": info_routes.list_models,
-    "/v1/models/{model_id:path}": info_routes.get_model,
-    "/server_info": info_routes.server_info,
-    "/get_server_info": info_routes.server_info,
-    "/model_info": info_routes.model_info,
-    "/get_model_info": info_routes.model_info,
-    "/load": info_routes.load,
-    "/v1/loads": info_routes.loads,
-    "/tokenizer_info": text_routes.tokenizer_info,
-    "/openapi.json": info_routes.openapi,
+    "/": root,
+    "/health": info.health,
+    "/ping": info.health,
+    "/ready": info.ready,
+    "/metrics": info.metrics,
+    "/version": info.version,
+    "/v1/models": info.list_models,
+    "/v1/models/{model_id}": info.get_model,
+    "/server_info": info.server_info,
+    "/get_server_info": info.server_info,
+    "/model_info": info.model_info,
+    "/get_model_info": info.model_info,
+    "/load": info.load,
+    "/v1/loads": info.loads,
+    "/tokenizer_info": info.tokenizer_info,
+    "/openapi.json": openapi,
+    "/docs": docs,
 }
 POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
-    "/v1/completions": (completions.create_completion, CompletionRequest),
-    "/v1/chat/completions": (chat.create_chat_completion, ChatCompletionRequest),
-    "/tokenize": (text_routes.tokenize, TokenizeRequest),
-    "/detokenize": (text_routes.detokenize, DetokenizeRequest),
-    "/abort_request": (admin_routes.abort_request, AbortRequest),
-    "/flush_cache": (admin_routes.flush_cache, None),
+    "/v1/completions": (create_completion, CompletionRequest),
+    "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
+    "/tokenize": (info.tokenize, TokenizeRequest),
+    "/detokenize": (info.detokenize, DetokenizeRequest),
+    "/abort_request": (info.abort_request, AbortRequest),
+    "/flush_cache": (info.flush_cache, None),
+    "/ping": (info.health, None),
 }
-_SCHEMAS = "#/components/schemas/"
+ROUTES: dict[str, dict[str, Handler]] = {
+    path: {
+        **({"POST": POST_ROUTES[path][0]} if path in POST_ROUTES else {}),
+        **({"GET": GET_ROUTES[path]} if path in GET_ROUTES else {}),
+    }
+    for path in (*POST_ROUTES, *GET_ROUTES)
+}
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}],
+        "max_tokens": 256,
+        "stream": True,
+    },
+    "/tokenize": {"prompt": "Once upon a time"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/abort_request": {"request_id": "the answer's id"},
+}
 
 
 def build_app(context: ServerContext) -> ASGIApp:
     """The whole application."""
-    app = FastAPI(
-        title="openspec",
-        version=openspec.__version__,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    schemas: dict[str, Any] = {}
-    # Routes are tried in order, so the ones that matter come first.
-    for path, (handler, model) in POST_ROUTES.items():
-        extra = None if model is None else _request_body(model, schemas)
-        _add(app, context, path, ["POST"], handler, extra)
-    for path, handler in GET_ROUTES.items():
-        methods = ["GET", "HEAD"] if path in PUBLIC_PATHS else ["GET"]
-        _add(app, context, path, methods, handler, None)
-    for kind in (ApiError, RequestError, EngineError, Exception):
-        app.add_exception_handler(kind, handle_exception)
-    app.add_exception_handler(HTTPException, _handle_http_exception)
-    _describe(app, schemas)
     config = context.config
-    keys = list(config.api_key or [])
-    if keys and config.admin_api_key is not None:
-        keys.append(config.admin_api_key)
-    gate: ASGIApp = Gate(
-        app,
-        api_keys=keys,
-        lifecycle=context.lifecycle,
-        metrics=context.metrics,
-        access_log=config.access_log,
+    if not config.allowed_origins:
+        return Gate(context)
+    return CORSMiddleware(
+        Gate(context),
+        allow_origins=config.allowed_origins,
+        allow_credentials=config.allow_credentials,
+        allow_methods=["GET", "POST"],
+        # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
     )
-    if config.allowed_origins:
-        gate = CORSMiddleware(
-            gate,
-            allow_origins=config.allowed_origins,
-            allow_credentials=config.allow_credentials,
-            allow_methods=["GET", "POST"],
-            # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    return gate
 
 
-def _add(
-    app: FastAPI,
-    context: ServerContext,
-    path: str,
-    methods: list[str],
-    handler: Handler,
-    extra: dict[str, Any] | None,
-) -> None:
-    async def endpoint(request: Request) -> Response:
-        return await handler(context, request)
+class Gate:
+    """Request ids, limits of heads, API keys, draining, the way to the handler, errors."""
 
-    summary = (handler.__doc__ or "").strip().split("\n")[0]
-    for method in methods:
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=[method],
-            name=f"{handler.__name__}_{method.lower()}",
-            operation_id=f"{method.lower()}{path}".replace("/", "_"),
-            summary=summary,
-            response_class=Response,
-            openapi_extra=extra,
-            include_in_schema=method != "HEAD",
-        )
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        config = context.config
+        keys = list(config.api_key or [])
+        if keys and config.admin_api_key is not None:
+            keys.append(config.admin_api_key)
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        request_id = _request_id(headers)
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        extra = (b"x-request-id", request_id.encode())
+        route = "other"
+        status = 0
+        is_complete = False
+
+        async def tagged_send(message: Message) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), extra]}
+            elif not message.get("more_body", False):
+                is_complete = True
+            await send(message)
+
+        lifecycle = self._context.lifecycle
+        started = time.monotonic()
+        try:
+            self._check(scope, headers)
+            is_work = scope["method"] == "POST"
+            with lifecycle.open_request() if is_work else contextlib.nullcontext():
+                route = _route_of(scope["path"])
+                response = await self._handler(route, scope["method"])(
+                    self._context, Request(scope, receive)
+                )
+                await response(scope, receive, tagged_send)
+        except Exception as exc:
+            if is_complete:
+                return
+            if status:
+                # The client must see a broken answer as broken: the connection is cut.
+                raise
+            error = to_api_error(exc)
+            if "connection" in (error.headers or {}):
+                await _discard_body(receive)
+            await error_response(error)(scope, receive, tagged_send)
+        finally:
+            self._context.metrics.http.labels(route, str(status)).inc()
+            if self._context.config.access_log:
+                elapsed_ms = (time.monotonic() - started) * 1000
+                access_logger.info(
+                    "%s %s %s %d %.1f ms",
+                    request_id,
+                    scope["method"],
+                    _shown_path(scope),
+                    status,
+                    elapsed_ms,
+                )
+
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise ApiError(431, "The request's headers are too large.")
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL_BYTES:
+            raise ApiError(414, "The request's URL is too long.")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            # A proxy in front may count the body the other way: what follows is not to be trusted.
+            raise ApiError(
+                400,
+                "A request has Content-Length or Transfer-Encoding, not both.",
+                headers={"connection": "close"},
+            )
+        if scope["path"] in PUBLIC_PATHS:
+            return
+        if self._keys and not is_authorised(headers, self._keys):
+            # OpenAI's words: LiteLLM takes any other "invalid_request_error" for a bad request.
+            raise ApiError(
+                401,
+                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if self._context.lifecycle.is_refusing and scope["method"] == "POST":
+            self._context.metrics.rejections.labels("draining").inc()
+            raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
+
+    def _handler(self, route: str, method: str) -> Handler:
+        handlers = ROUTES.get(route)
+        if handlers is None:
+            raise not_found()
+        handler = handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise ApiError(405, "Method Not Allowed", headers={"allow": ", ".join(handlers)})
+        return handler
 
 
-def _request_body(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template=_SCHEMAS + "{model}")
-    schemas.update(schema.pop("$defs", {}))
-    schemas[model.__name__] = schema
-    content = {"application/json": {"schema": {"$ref": _SCHEMAS + model.__name__}}}
-    return {"requestBody": {"required": True, "content": content}}
+def _route_of(path: str) -> str:
+    if path.startswith(MODELS_PREFIX):
+        return MODELS_PREFIX + "{model_id}"
+    return path if path in ROUTES else "other"
 
 
-def _describe(app: FastAPI, schemas: dict[str, Any]) -> None:
-    """Adds the request schemas, which FastAPI does not see, to its own description."""
-    generate = app.openapi
-
-    def described() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            description = generate()
-            description.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-            app.openapi_schema = description
-        return app.openapi_schema
-
-    app.openapi = described  # type: ignore[method-assign]
+def _shown_path(scope: Scope) -> str:
+    """The path as the client wrote it, on one line of bounded length."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.decode("latin-1").encode("unicode_escape").decode()[:MAX_LOGGED_PATH_CHARS]
 
 
-async def _handle_http_exception(_: Request, exc: Exception) -> Response:
-    status = exc.status_code if isinstance(exc, HTTPException) else 500
-    detail = str(exc.detail) if isinstance(exc, HTTPException) else "Internal server error."
-    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else None
-    kind = "not_found_error" if status == 404 else "invalid_request_error"
-    return error_response(ApiError(status, detail, kind=kind, headers=headers))
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode("ascii")
+    return uuid.uuid4().hex
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Reads a body nobody wants: closing on one that still arrives would lose the answer."""
+
+    async def discard() -> None:
+        while (await receive()).get("more_body", False):
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(discard(), MAX_DISCARD_S)
+
+
+def _summary(handler: Handler) -> str:
+    return (handler.__doc__ or "").strip().split("\n")[0]
+
+
+@cache
+def _description() -> dict[str, object]:
+    """What /openapi.json says: the models that requests are checked against."""
+    models = {path: model for path, (_, model) in POST_ROUTES.items() if model is not None}
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models.values()], ref_template=_SCHEMAS + "{model}"
+    )
+    paths: dict[str, dict[str, object]] = {}
+    for path, handlers in ROUTES.items():
+        for method, handler in handlers.items():
+            operation: dict[str, object] = {
+                "summary": _summary(handler),
+                "operationId": f"{method.lower()}{path}".replace("/", "_"),
+                "responses": {"200": {"description": "Successful Response"}},
+            }
+            if method == "POST" and path in models:
+                schema = {"$ref": _SCHEMAS + models[path].__name__}
+                content = {"schema": schema, "example": _EXAMPLES[path]}
+                operation["requestBody"] = {
+                    "required": True,
+                    "content": {"application/json": content},
+                }
+            if "{model_id}" in path:
+                operation["parameters"] = [
+                    {"name": "model_id", "in": "path", "required": True, "schema": {}}
+                ]
+            paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "openspec", "version": openspec.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"]},
+    }

@@ -1,33 +1,22 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: messages to a prompt through the model's template, and the answer."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.serve import answer_parts as parts
-from openspec.serve.chat_message import MessageParser
-from openspec.serve.chat_prompt import RenderedChat, render_chat
+from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs
+from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
+from openspec.serve.body import receive_request
+from openspec.serve.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser
 from openspec.serve.context import ServerContext
-from openspec.serve.event_stream import EventStream, abort_on_disconnect
-from openspec.serve.generation import Job, Prompt
-from openspec.serve.handling import (
-    answer_size,
-    json_response,
-    receive_request,
-    stream_events,
-)
-from openspec.serve.request_models import ChatCompletionRequest, refuse_unsupported
-from openspec.serve.request_options import (
-    check_stream_options,
-    generation_options,
-    room_for_output,
-    truncated,
-)
+from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
 from openspec.serve.wire import (
     AssistantMessage,
     ChatChoice,
@@ -38,17 +27,17 @@ from openspec.serve.wire import (
     ChatLogprobs,
     CompletionTokensDetails,
     FunctionText,
-    PromptLogprobs,
     ToolCallDelta,
     ToolCallOut,
     Usage,
-    event,
 )
-from openspec.text.outputs import OutputDelta, RequestOutputProcessor
+from openspec.text.chat_template import MAX_DEPTH
+from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
+from openspec.text.tokenizer import Tokenizer
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:
-    """Handles a request."""
+    """Answers a conversation."""
     arrival, body = await receive_request(context, request, ChatCompletionRequest)
     _check(body)
     chat = await context.text_pool.run(
@@ -60,98 +49,98 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
     # Without a limit the answer may fill the context, as far as there is memory for it.
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
-    options = generation_options(
+    sampling = sampling_params(
         context,
         body,
         max_tokens=min(limits, default=fits),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    prompt = Prompt(token_ids, chat.text)
-    job = Job(
-        context, f"chatcmpl-{arrival.unique}", arrival.external_id, [prompt], options, arrival.time
-    )
-    answer = _Answer(context, body, job, chat)
-    if body.stream:
-        return EventStream(stream_events(job, answer.events()), job.abort)
-    async with abort_on_disconnect(request.receive, job.abort), job:
-        await job.run()
-    return await context.text_pool.run(answer_size(job), lambda: json_response(answer.full()))
+    job = Job(context, "chatcmpl", arrival, [Prompt(token_ids, chat.text)], body, sampling)
+    return await _Answer(context, body, job, chat).respond(request)
 
 
-class _Answer:
-    """Builds the answer of one request, whole or in pieces."""
+class _Answer(Answer):
+    """Builds the answer of one request."""
 
     def __init__(
         self, context: ServerContext, body: ChatCompletionRequest, job: Job, chat: RenderedChat
     ) -> None:
-        self._context = context
-        self._body = body
-        self._job = job
-        self._created = int(time.time())
+        super().__init__(context, body, job)
+        self._request = body
         self._shows_reasoning = body.include_reasoning is not False
-        has_tools = bool(body.tools) and body.tool_choice != "none"
         self._parsers = [
             MessageParser(
                 context.tokenizer,
                 thinking=chat.thinking,
-                has_tools=has_tools,
+                has_tools=bool(body.tools) and body.tool_choice != "none",
                 max_calls=1 if body.parallel_tool_calls is False else None,
             )
             for _ in job.processors
         ]
 
-    def full(self) -> ChatCompletion:
-        """The whole answer."""
+    def whole(self) -> ChatCompletion:
+        """All choices."""
         answer = ChatCompletion(
-            id=self._job.request_id,
-            created=self._created,
-            model=self._context.model_name,
-            choices=[self._full_choice(processor) for processor in self._job.processors],
+            id=self.job.request_id,
+            created=self.created,
+            model=self.context.model_name,
+            choices=[self._full_choice(processor) for processor in self.job.processors],
         )
-        answer.usage = self._usage()
-        answer.metrics = parts.metrics_of(self._context, self._job)
-        if self._body.return_token_ids:
-            answer.prompt_token_ids = self._job.prompts[0].token_ids
-        if self._body.prompt_logprobs is not None:
-            answer.prompt_logprobs = self._prompt_logprobs()
+        self._add_prompt(answer)
         return answer
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer in chunks: a role for every choice, then one for each output of the engine."""
-        options = self._body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        num_open = len(self._job.processors)
-        started = [False] * num_open
-        async for processor, delta in self._job.outputs():
-            index = processor.index
-            if not started[index]:
-                started[index] = True
-                opening = ChatDelta(role="assistant", content="")
-                chunk = self._chunk([ChatChunkChoice(index, opening, None, None)])
-                if index == 0:
-                    if self._body.return_token_ids:
-                        chunk.prompt_token_ids = self._job.prompts[0].token_ids
-                    if self._body.prompt_logprobs is not None:
-                        chunk.prompt_logprobs = self._prompt_logprobs()
-                self._set_usage(chunk, include_usage, continuous)
-                yield event(chunk)
-            choice = self._chunk_choice(processor, delta)
-            if choice is None:
-                continue
-            chunk = self._chunk([choice])
-            self._set_usage(chunk, include_usage, continuous)
-            if delta.finished:
-                num_open -= 1
-                if num_open == 0 and not include_usage:
-                    chunk.metrics = parts.metrics_of(self._context, self._job)
-            yield event(chunk)
-        if include_usage:
-            chunk = self._chunk([])
-            chunk.usage = self._usage()
-            chunk.metrics = parts.metrics_of(self._context, self._job)
-            yield event(chunk)
+    def chunks(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
+    ) -> list[ChatChunk]:
+        """A role where a choice begins, and what the output adds to it."""
+        chunks = []
+        if is_first:
+            opening = ChatDelta(role="assistant", content="")
+            chunks.append(self._chunk([ChatChunkChoice(processor.index, opening, None, None)]))
+            if processor.index == 0:
+                self._add_prompt(chunks[0])
+        choice = self._chunk_choice(processor, delta)
+        if choice is not None:
+            chunks.append(self._chunk([choice]))
+        return chunks
+
+    def last_chunk(self) -> ChatChunk:
+        """No choices."""
+        return self._chunk([])
+
+    def usage(self) -> Usage:
+        """With the tokens of thinking."""
+        usage = super().usage()
+        usage.completion_tokens_details = CompletionTokensDetails(
+            sum(parser.num_reasoning_tokens for parser in self._parsers)
+        )
+        return usage
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.job.request_id,
+            created=self.created,
+            model=self.context.model_name,
+            choices=choices,
+        )
+
+    def _add_prompt(self, answer: ChatCompletion | ChatChunk) -> None:
+        if self._request.return_token_ids:
+            answer.prompt_token_ids = self.job.prompts[0].token_ids
+        if self._request.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(
+                self.job.processors[0].prompt_logprobs, self._request.prompt_logprobs
+            )
+
+    def _logprobs(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs] | None
+    ) -> ChatLogprobs | None:
+        if positions is None:
+            return None
+        request = self._request
+        as_ids = bool(request.return_tokens_as_token_ids)
+        return chat_logprobs(token_ids, positions, request.top_logprobs or 0, as_ids)
 
     def _full_choice(self, processor: RequestOutputProcessor) -> ChatChoice:
         output, parser = processor.output(), self._parsers[processor.index]
@@ -170,15 +159,11 @@ class _Answer:
         choice = ChatChoice(
             processor.index,
             message,
-            None,
+            self._logprobs(output.token_ids, output.logprobs),
             parser.finish_reason(output.finish_reason),
             output.stop_reason,
         )
-        if output.logprobs is not None:
-            choice.logprobs = parts.chat_logprobs(
-                output.token_ids, output.logprobs, self._body.top_logprobs or 0, self._as_ids
-            )
-        if self._body.return_token_ids:
+        if self._request.return_token_ids:
             choice.token_ids = output.token_ids
         return choice
 
@@ -203,57 +188,21 @@ class _Answer:
                 )
                 for number, call in enumerate(pieces.calls)
             ]
-        wants_tokens = self._body.return_token_ids or delta.logprobs is not None
+        wants_tokens = self._request.return_token_ids or delta.logprobs is not None
         is_empty = not (pieces.content or pieces.reasoning or pieces.calls)
         if is_empty and not delta.finished and not (wants_tokens and delta.token_ids):
             return None
-        logprobs: ChatLogprobs | None = None
-        if delta.logprobs is not None:
-            logprobs = parts.chat_logprobs(
-                delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._as_ids
-            )
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
         choice = ChatChunkChoice(processor.index, out, logprobs, None)
         if delta.finished:
             choice.finish_reason = parser.finish_reason(delta.finish_reason)
             choice.stop_reason = delta.stop_reason
-        if self._body.return_token_ids:
+        if self._request.return_token_ids:
             choice.token_ids = list(delta.token_ids)
         return choice
 
-    @property
-    def _as_ids(self) -> bool:
-        return bool(self._body.return_tokens_as_token_ids)
-
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self._job.request_id,
-            created=self._created,
-            model=self._context.model_name,
-            choices=choices,
-        )
-
-    def _prompt_logprobs(self) -> PromptLogprobs | None:
-        return parts.prompt_logprobs(
-            self._job.processors[0].prompt_logprobs, self._body.prompt_logprobs or 0
-        )
-
-    def _set_usage(self, chunk: ChatChunk, include_usage: bool, continuous: bool) -> None:
-        if continuous:
-            chunk.usage = self._usage()
-        elif include_usage:
-            chunk.usage = None
-
-    def _usage(self) -> Usage:
-        usage = parts.usage_of(self._job)
-        usage.completion_tokens_details = CompletionTokensDetails(
-            sum(parser.num_reasoning_tokens for parser in self._parsers)
-        )
-        return usage
-
 
 def _check(body: ChatCompletionRequest) -> None:
-    refuse_unsupported(body)
-    check_stream_options(body)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
@@ -268,3 +217,154 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
     if body.tool_choice == "auto" and not body.tools:
         raise RequestError("tool_choice 'auto' needs tools.", "tool_choice")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A chat as the model sees it."""
+
+    text: str
+    token_ids: list[int]
+    thinking: bool | None
+    """Whether the answer starts within a thinking block; None where it cannot think at all."""
+
+
+def render_chat(
+    tokenizer: Tokenizer, request: ChatCompletionRequest | TokenizeRequest
+) -> RenderedChat:
+    """Renders the messages; runs in a thread when they are long.
+
+    Raises:
+        RequestError: naming what the template or the server refuses.
+    """
+    messages = [_message(message) for message in request.messages or ()]
+    goes_on = bool(request.continue_final_message)
+    adds_prompt = request.add_generation_prompt
+    if adds_prompt is None:
+        adds_prompt = not goes_on
+    if goes_on and adds_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "continue_final_message",
+        )
+    kwargs: dict[str, JsonValue] = {
+        key: _plain(value) for key, value in (request.chat_template_kwargs or {}).items()
+    }
+    tools = request.tools
+    if isinstance(request, ChatCompletionRequest):
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        if request.tool_choice == "none":
+            tools = None
+    prompt = tokenizer.render_chat(
+        messages,
+        tools=[_tool(tool) for tool in tools] if tools else None,
+        add_generation_prompt=adds_prompt,
+        chat_template_kwargs=kwargs,
+    )
+    text, token_ids = prompt.text, prompt.token_ids
+    if goes_on:
+        text, token_ids = _reopened(tokenizer, text, token_ids, messages[-1])
+    end = text.rstrip()
+    thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
+    return RenderedChat(text, token_ids, thinking)
+
+
+def _reopened(
+    tokenizer: Tokenizer, text: str, token_ids: list[int], last: dict[str, JsonValue]
+) -> tuple[str, list[int]]:
+    """The chat without what the template puts after the last message's content."""
+    given = last.get("content")
+    content = given.lstrip() if isinstance(given, str) else ""
+    # The closing starts with a special token, the last one of all, so the content's last token ends
+    # where it starts. It is not looked for by the content, which may be in the closing: "|", "end".
+    special = frozenset(tokenizer.special_tokens.values())
+    start = max((i for i, token_id in enumerate(token_ids) if token_id in special), default=0)
+    closing = token_ids[start:]
+    end = text.rfind(tokenizer.token_text(closing[0])) if closing else -1
+    body = text[: max(end, 0)]
+    is_clean = tokenizer.encode(text[len(body) :], parse_special=True) == closing
+    # Templates may trim the end of a message, or keep it: spaces there are the client's to choose.
+    if not (is_clean and content and body.endswith((content, content.rstrip()))):
+        raise RequestError(
+            "continue_final_message: the template leaves no way to go on with this message.",
+            "continue_final_message",
+        )
+    return body, token_ids[:start]
+
+
+def _message(message: ChatMessage) -> dict[str, JsonValue]:
+    result: dict[str, JsonValue] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(message),
+    }
+    for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        value = message.__dict__[key]
+        if value is not None:
+            result[key] = value
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def _content(message: ChatMessage) -> str:
+    if message.content is None:
+        if message.role in ("assistant", "tool"):
+            return ""
+        raise RequestError("messages: content is missing.", "messages")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for part in message.content:
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise RequestError(
+                "messages: only text content is supported; a part must be "
+                '{"type": "text", "text": ...}.',
+                "messages",
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _arguments(given: str | dict[str, object] | None) -> JsonValue:
+    """As an object where it is one: templates write objects as JSON and texts as they are."""
+    if not isinstance(given, str):
+        return _plain(given or {})
+    if not given.strip():
+        return {}  # how some clients write that there are none
+    try:
+        value: object = json.loads(given)
+        if "\\u" in given:
+            # An escape that is half a character is JSON, but only as an escape.
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return given
+    return _plain(value) if isinstance(value, dict) else given
+
+
+def _tool(tool: Tool) -> dict[str, JsonValue]:
+    dumped = _plain(tool.model_dump(exclude_unset=True))
+    return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
+
+
+def _plain(value: object, depth: int = 0) -> JsonValue:
+    """What came out of a JSON parser, typed."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"The request is nested deeper than {MAX_DEPTH} levels.", "messages")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in value]
+    raise RequestError("The request holds something that is not JSON.")

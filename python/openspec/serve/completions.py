@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve import answer_parts as parts
+from openspec.serve.answer import Answer, completion_logprobs, prompt_logprobs
+from openspec.serve.api import MAX_SEQUENCES, CompletionRequest
+from openspec.serve.body import receive_request
 from openspec.serve.context import ServerContext
-from openspec.serve.event_stream import EventStream, abort_on_disconnect
-from openspec.serve.generation import Job, Prompt
-from openspec.serve.handling import (
-    answer_size,
-    json_response,
-    prompt_size,
-    receive_request,
-    stream_events,
-)
-from openspec.serve.request_models import MAX_SEQUENCES, CompletionRequest, refuse_unsupported
-from openspec.serve.request_options import (
-    check_stream_options,
-    generation_options,
-    room_for_output,
-    truncated,
-)
-from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs, event
+from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
+from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 
@@ -44,7 +29,7 @@ class _Echo:
 
 
 async def create_completion(context: ServerContext, request: Request) -> Response:
-    """Handles a request."""
+    """Completes prompts."""
     arrival, body = await receive_request(context, request, CompletionRequest)
     _check(body)
     num_choices = body.n or 1
@@ -53,87 +38,53 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
         raise RequestError(
             f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
         )
-    wants_echo_logprobs = bool(body.echo) and body.logprobs is not None
-    wanted = [body.prompt_logprobs, body.logprobs if wants_echo_logprobs else None]
-    options = generation_options(
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    sampling = sampling_params(
         context,
         body,
         max_tokens=16 if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=max((num for num in wanted if num is not None), default=None),
     )
-    job = Job(
-        context, f"cmpl-{arrival.unique}", arrival.external_id, prompts, options, arrival.time
-    )
+    job = Job(context, "cmpl", arrival, prompts, body, sampling)
     num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     answer = await context.text_pool.run(num_prompt_tokens, lambda: _Answer(context, body, job))
-    if body.stream:
-        return EventStream(stream_events(job, answer.events()), job.abort)
-    async with abort_on_disconnect(request.receive, job.abort), job:
-        await job.run()
-    return await context.text_pool.run(answer_size(job), lambda: json_response(answer.full()))
+    return await answer.respond(request)
 
 
-class _Answer:
-    """Builds the answer of one request, whole or in pieces."""
+class _Answer(Answer):
+    """Builds the answer of one request."""
 
     def __init__(self, context: ServerContext, body: CompletionRequest, job: Job) -> None:
-        self._context = context
-        self._body = body
-        self._job = job
+        super().__init__(context, body, job)
+        self._request = body
         self._as_ids = bool(body.return_tokens_as_token_ids)
-        self._created = int(time.time())
         self._echoes: list[_Echo] = []
         if body.echo:
             has_offsets = body.logprobs is not None
             self._echoes = [_echo(context, prompt, has_offsets) for prompt in job.prompts]
 
-    def full(self) -> Completion:
-        """The whole answer."""
-        answer = self._completion([self._full_choice(p) for p in self._job.processors])
-        answer.usage = parts.usage_of(self._job)
-        answer.metrics = parts.metrics_of(self._context, self._job)
-        return answer
+    def whole(self) -> Completion:
+        """All choices."""
+        return self._completion([self._full_choice(p) for p in self.job.processors])
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer in chunks, one for each output of the engine."""
-        options = self._body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        num_open = len(self._job.processors)
-        started = [False] * num_open
-        async for processor, delta in self._job.outputs():
-            is_first = not started[processor.index]
-            if not (is_first or delta.token_ids or delta.text or delta.finished):
-                continue
-            started[processor.index] = True
-            # With the prompt's log-probabilities a first chunk is as long as the prompt.
-            prompt = self._job.prompt_of(processor.index)
-            size = prompt_size(self._job, prompt) if is_first else 0
-            choice = await self._context.text_pool.run(
-                size, partial(self._choice, processor, delta, with_prompt=is_first)
-            )
-            chunk = self._completion([choice])
-            if continuous:
-                chunk.usage = parts.usage_of(self._job)
-            elif include_usage:
-                chunk.usage = None
-            if delta.finished:
-                num_open -= 1
-                if num_open == 0 and not include_usage:
-                    chunk.metrics = parts.metrics_of(self._context, self._job)
-            yield await self._context.text_pool.run(size, partial(event, chunk))
-        if include_usage:
-            last = self._completion([])
-            last.usage = parts.usage_of(self._job)
-            last.metrics = parts.metrics_of(self._context, self._job)
-            yield event(last)
+    def chunks(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
+    ) -> list[Completion]:
+        """One choice, if there is anything to say."""
+        if not (is_first or delta.token_ids or delta.text or delta.finished):
+            return []
+        return [self._completion([self._choice(processor, delta, with_prompt=is_first)])]
+
+    def last_chunk(self) -> Completion:
+        """No choices."""
+        return self._completion([])
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(
-            id=self._job.request_id,
-            created=self._created,
-            model=self._context.model_name,
+            id=self.job.request_id,
+            created=self.created,
+            model=self.context.model_name,
             choices=choices,
         )
 
@@ -155,8 +106,8 @@ class _Answer:
     def _choice(
         self, processor: RequestOutputProcessor, delta: OutputDelta, with_prompt: bool
     ) -> CompletionChoice:
-        body, index = self._body, processor.index
-        echo = self._echoes[index // self._job.sampling.n] if self._echoes else None
+        body, index = self._request, processor.index
+        echo = self._echoes[index // self.job.sampling.n] if self._echoes else None
         shown_echo = echo if with_prompt else None
         choice = CompletionChoice(
             index=index,
@@ -170,9 +121,9 @@ class _Answer:
         if body.return_token_ids:
             choice.token_ids = list(delta.token_ids)
             if with_prompt:
-                choice.prompt_token_ids = self._job.prompt_of(index).token_ids
+                choice.prompt_token_ids = self.job.prompt_of(index).token_ids
         if with_prompt and body.prompt_logprobs is not None:
-            choice.prompt_logprobs = parts.prompt_logprobs(
+            choice.prompt_logprobs = prompt_logprobs(
                 self._prompt_positions(index), body.prompt_logprobs
             )
         return choice
@@ -192,24 +143,22 @@ class _Answer:
                 token_ids = echo.token_ids + token_ids
                 offsets = echo.offsets + offsets
                 positions = [*(self._prompt_positions(processor.index) or ()), *positions]
-        return parts.completion_logprobs(
-            self._context.tokenizer,
+        return completion_logprobs(
+            self.context.tokenizer,
             token_ids,
             positions,
             offsets,
-            self._body.logprobs or 0,
+            self._request.logprobs or 0,
             self._as_ids,
         )
 
     def _prompt_positions(self, index: int) -> list[PositionLogprobs | None] | None:
         # Asked of the first of the n completions only, for all of them.
-        num_choices = self._job.sampling.n
-        return self._job.processors[index // num_choices * num_choices].prompt_logprobs
+        num_choices = self.job.sampling.n
+        return self.job.processors[index // num_choices * num_choices].prompt_logprobs
 
 
 def _check(body: CompletionRequest) -> None:
-    refuse_unsupported(body)
-    check_stream_options(body)
     if body.suffix:
         raise RequestError("suffix is not supported.", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):

@@ -1,25 +1,33 @@
-"""What every handler needs: the engine, the tokenizer, the settings, the metrics."""
+"""What every handler needs: engine, tokenizer, settings, metrics, threads, requests in hand."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
-from openspec.serve.http_errors import ApiError, overloaded
-from openspec.serve.lifecycle import Lifecycle
-from openspec.serve.serve_config import ServeConfig
-from openspec.serve.server_metrics import ServerMetrics
-from openspec.serve.text_pool import TextPool
+from openspec.serve.config import ServeConfig
+from openspec.serve.metrics import ServerMetrics
+from openspec.serve.wire import ApiError, overloaded
 from openspec.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 2.0
+MAX_INLINE_CHARS = 4096
+"""Smaller work is done at once: a thread would cost more than it saves."""
 
 
 class OutputStream(Protocol):
@@ -60,6 +68,115 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Ends the engine."""
+
+
+class TextPool:
+    """A few threads; more work than that waits its turn."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="openspec-text")
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which handles about `size` characters, bytes or tokens."""
+        if size <= MAX_INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Drops what waits; what runs is not waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Abortable(Protocol):
+    """A request that can be told to end within a step."""
+
+    request_id: str
+    external_id: str
+
+    def abort(self) -> None:
+        """Ends it."""
+
+
+class Lifecycle:
+    """Draining state and the register of running requests."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        """From the first signal on: not ready any more."""
+        self.is_refusing = False
+        """From the end of the grace period on: new requests get 503."""
+        self.is_ending = False
+        """From the end of the drain's patience on: not even what came in before may start."""
+        self._jobs: dict[str, Abortable] = {}
+        self._num_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_jobs(self) -> int:
+        """Generation requests in flight."""
+        return len(self._jobs)
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Holds up the end of the server, from a request's head until its answer is sent."""
+        self._num_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._idle.set()
+
+    def enter(self, job: Abortable) -> None:
+        """Registers a request that generates, within its `open_request`."""
+        self._jobs[job.request_id] = job
+
+    def leave(self, job: Abortable) -> None:
+        """Takes it out."""
+        self._jobs.pop(job.request_id, None)
+
+    def abort(self, request_id: str) -> int:
+        """Aborts the requests of this id, ours or the client's; returns how many."""
+        found = [
+            job for job in self._jobs.values() if request_id in (job.request_id, job.external_id)
+        ]
+        for job in found:
+            job.abort()
+        return len(found)
+
+    def abort_all(self) -> int:
+        """Aborts everything; returns how many requests that were."""
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.abort()
+        return len(jobs)
+
+    def end_all(self) -> int:
+        """Aborts everything for good; returns how many requests are open."""
+        self.is_ending = True
+        self.abort_all()
+        return self._num_open
+
+    async def drain(self, grace_s: float, timeout_s: float) -> None:
+        """Waits for the open requests, then ends them."""
+        self.is_draining = True
+        if grace_s > 0:
+            await asyncio.sleep(grace_s)
+        self.is_refusing = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.warning("ending %d requests that are still open", self.end_all())
+            await self.wait_idle(5.0)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Waits until no request is open, but not for ever."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.error("%d requests did not end", self._num_open)
 
 
 @dataclass(slots=True)
@@ -125,7 +242,7 @@ class ServerContext:
             raise overloaded("The engine is not running.", retry_after_s=10)
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.num_sequences >= self.engine.info.max_num_seqs + limit:
-            self.metrics.rejections.add(reason="queue_full")
+            self.metrics.rejections.labels("queue_full").inc()
             raise overloaded("Too many requests are waiting; try again later.", retry_after_s=1)
 
     async def stats(self) -> EngineStats:
@@ -147,3 +264,14 @@ class ServerContext:
             self._stats = task.result()
             self._stats_time = time.monotonic()
             self.metrics.update(self._stats)
+
+
+def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:
+    """Whether the request carries one of the keys, in a time that does not depend on them."""
+    given = [value for name, value in headers if name == b"authorization"]
+    if len(given) != 1:
+        return False
+    scheme, _, token = given[0].partition(b" ")
+    token = token.strip()
+    matches = [hmac.compare_digest(token, key) for key in keys]
+    return scheme.lower() == b"bearer" and token != b"" and any(matches)

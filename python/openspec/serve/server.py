@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
+import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
@@ -21,10 +25,9 @@ from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
 from openspec.errors import ConfigError
 from openspec.serve.app import build_app
+from openspec.serve.config import ServeConfig
 from openspec.serve.context import Engine, ServerContext
-from openspec.serve.http_protocol import MAX_HEAD_BYTES, timed_protocol
-from openspec.serve.listening import address_of, allow_reuse, bound_socket
-from openspec.serve.serve_config import ServeConfig
+from openspec.serve.wire import ApiError, error_bytes
 from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
 CLOSE_CONNECTIONS_S = 1
 MAX_OPEN_FILES = 65536
+MAX_HEAD_BYTES = 64 * 1024
 
 
 async def serve(
@@ -233,3 +237,149 @@ def _raise_file_limit() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class TimedProtocol(H11Protocol):
+    """Closes connections of clients that do not go on.
+
+    One that does not bring a whole request head in time (slow loris), and one that takes nothing of
+    its answer for so long, or is gone without a word: either would keep its place for ever.
+    """
+
+    timeout_s = 60.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A new connection: the clock starts."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # The system's own clock: megabytes lie in its buffers, and seen from here nothing moves
+            # while a slow client works through them.
+            milliseconds = round(self.timeout_s * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_watch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; the clock runs on unless they complete a head."""
+        super().data_received(data)
+        self._watch_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
+        body = error_bytes(ApiError(400, msg))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if not is_waiting:
+            self._stop_watch()
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.timeout_s, self.transport.close)
+
+    def _stop_watch(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def timed_protocol(timeout_s: float) -> type[TimedProtocol]:
+    """The protocol with this timeout."""
+    return type("_TimedProtocol", (TimedProtocol,), {"timeout_s": timeout_s})
+
+
+@contextlib.contextmanager
+def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
+    """A socket with the configured address. It does not listen yet, so nobody can connect.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    if config.uds is not None:
+        with _unix_socket(config.uds) as sock:
+            yield sock
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
+    # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        allow_reuse(sock, True)
+        try:
+            sock.bind((config.host, config.port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
+                "--host"
+            ) from None
+        # Sockets that all allow it share an address until one of them listens: a second server
+        # would find out once its model is loaded.
+        allow_reuse(sock, False)
+        yield sock
+    finally:
+        sock.close()
+
+
+@contextlib.contextmanager
+def _unix_socket(path: str) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        try:
+            sock.bind(path)
+            os.chmod(path, 0o660)
+            own = os.stat(path)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(own, os.stat(path)):  # else another server has it by now
+                    os.unlink(path)
+    finally:
+        sock.close()
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a server that is gone, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)  # a server too busy to accept is there all the same
+            probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def allow_reuse(sock: socket.socket, is_allowed: bool) -> None:
+    """Whether the address may be had while connections of an earlier server still time out."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_allowed)
+
+
+def address_of(sock: socket.socket, config: ServeConfig) -> str:
+    """What to type into a client."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -6,17 +6,23 @@ import asyncio
 import json
 import math
 import re
+import time
+import uuid
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from openspec.errors import RequestError
-from openspec.serve.http_errors import ApiError
+from openspec.serve.api import ChatCompletionRequest, GenerationFields
+from openspec.serve.context import ServerContext
+from openspec.serve.wire import ApiError
 
 MAX_OBJECT_KEYS = 16384
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+GenerationT = TypeVar("GenerationT", bound=GenerationFields)
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNION_HINTS = {
@@ -25,12 +31,51 @@ _UNION_HINTS = {
 }
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """Reads the whole body.
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came and what it is called."""
+
+    time: float
+    unique: str
+    external_id: str
+    """What the client calls it: `request_id` in the body, else X-Request-Id."""
+    num_bytes: int
+    """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
+
+
+async def receive_request(
+    context: ServerContext, request: Request, model: type[GenerationT]
+) -> tuple[Arrival, GenerationT]:
+    """Reads a generation request, and turns it away early where the server is full."""
+    now = time.monotonic()
+    context.check_capacity()
+    body, num_bytes = await receive_json(context, request, model)
+    context.check_model(body.model)
+    _refuse_unsupported(body)
+    options = body.stream_options
+    if not body.stream and options and (options.include_usage or options.continuous_usage_stats):
+        raise RequestError("stream_options needs stream to be true", "stream_options")
+    external_id = body.request_id or str(request.scope["state"]["request_id"])
+    return Arrival(now, uuid.uuid4().hex, external_id, num_bytes), body
+
+
+async def receive_json(
+    context: ServerContext, request: Request, model: type[ModelT]
+) -> tuple[ModelT, int]:
+    """Reads and checks a body; also returns its size in bytes.
 
     Raises:
-        ApiError: 408, 413 or 415.
+        ApiError: it cannot be read.
+        RequestError: it is not what the model asks for.
     """
+    config = context.config
+    body = await _read_body(
+        request, max_bytes=config.max_body_bytes, timeout_s=config.request_timeout_s
+    )
+    return await context.text_pool.run(len(body), lambda: parse(model, body)), len(body)
+
+
+async def _read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
     headers = request.headers
     # An explicit JSON type is demanded because a browser cannot send it across origins unasked:
     # without this, any web page could drive a server bound to the loopback address.
@@ -143,3 +188,56 @@ def _depth(location: tuple[int | str, ...]) -> int:
 def _is_field(part: int | str) -> bool:
     """False for the names pydantic gives to the branches of a union, such as `list[int]`."""
     return isinstance(part, int) or (part not in ("str", "int") and part.isidentifier())
+
+
+def _fields(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
+    return dict.fromkeys(names.split(), neutral)
+
+
+# Fields of other servers, with the values that ask for nothing.
+_UNSUPPORTED = {
+    **_fields(
+        "custom_logit_processor custom_params ebnf guided_choice guided_grammar guided_json "
+        "guided_regex input_embeds json_schema kv_transfer_params lora_path max_new_tokens "
+        "n_predict prompt_embeds regex samplers session_params structural_tag structured_outputs "
+        "thinking_token_budget"
+    ),
+    **_fields("bad_words bad_words_ids logits_processors stop_regex", []),
+    **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),
+    **_fields("use_beam_search", False),
+    **_fields("dry_multiplier dynatemp_range min_new_tokens mirostat no_repeat_ngram_size", 0),
+    **_fields("top_a xtc_probability", 0),
+    **_fields("beam_width length_penalty repeat_penalty typical_p", 1),
+    **_fields("grammar", ""),
+    **_fields("mm_processor_kwargs", {}),
+    **_fields("chat_template"),
+    **_fields("function_call", "none"),
+    **_fields("functions", []),
+}
+_UNSUPPORTED_FOR_TEXTS = {
+    **_UNSUPPORTED,
+    **_fields("max_completion_tokens messages reasoning_effort top_logprobs"),
+    **_fields("chat_template_kwargs", {}),
+    **_fields("response_format", {"type": "text"}),
+    **_fields("tool_choice", "none", "auto"),
+    **_fields("tools", []),
+}
+_UNSUPPORTED_FOR_CHATS = {
+    **_UNSUPPORTED,
+    **_fields("audio prediction web_search_options"),
+    **_fields("best_of", 1),
+    **_fields("documents", []),
+    **_fields("modalities", ["text"]),
+    **_fields("separate_reasoning stream_reasoning", True),
+    **_fields("store", False),
+    **_fields("suffix", ""),
+}
+
+
+def _refuse_unsupported(request: GenerationFields) -> None:
+    """Refuses a field known from other servers that would have to be ignored here."""
+    is_chat = isinstance(request, ChatCompletionRequest)
+    known = _UNSUPPORTED_FOR_CHATS if is_chat else _UNSUPPORTED_FOR_TEXTS
+    for name, value in (request.model_extra or {}).items():
+        if name in known and value is not None and value not in known[name]:
+            raise RequestError(f"{name} is not supported by this server.", name)

@@ -6,7 +6,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openspec.errors import RequestError
 from openspec.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
 
 MAX_PROMPTS = 1024
@@ -245,91 +244,3 @@ class AbortRequest(Model):
     rid: str | None = None
     """Another name for `request_id`."""
     abort_all: bool | None = None
-
-
-_BOTH: dict[str, tuple[object, ...]] = {
-    "bad_words": ([],),
-    "bad_words_ids": ([],),
-    "beam_width": (1,),
-    "custom_logit_processor": (),
-    "custom_params": (),
-    "dry_multiplier": (0, 0.0),
-    "dynatemp_range": (0, 0.0),
-    "ebnf": (),
-    "early_stopping": (False,),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "input_embeds": (),
-    "json_schema": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "lora_path": (),
-    "max_new_tokens": (),
-    "min_new_tokens": (0,),
-    "mirostat": (0,),
-    "mm_processor_kwargs": ({},),
-    "n_predict": (),
-    "no_repeat_ngram_size": (0,),
-    "no_stop_trim": (False,),
-    "prompt_embeds": (),
-    "regex": (),
-    "repeat_penalty": (1, 1.0),
-    "return_hidden_states": (False,),
-    "return_logprob": (False,),
-    "samplers": (),
-    "session_params": (),
-    "stop_regex": ([],),
-    "structural_tag": (),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
-    "top_a": (0, 0.0),
-    "typical_p": (1, 1.0),
-    "use_beam_search": (False,),
-    "xtc_probability": (0, 0.0),
-}
-_COMPLETION: dict[str, tuple[object, ...]] = {
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "function_call": ("none",),
-    "functions": ([],),
-    "max_completion_tokens": (),
-    "messages": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (),
-}
-_CHAT: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "separate_reasoning": (True,),
-    "store": (False,),
-    "stream_reasoning": (True,),
-    "suffix": ("",),
-    "web_search_options": (),
-}
-
-
-def refuse_unsupported(request: GenerationFields) -> None:
-    """Refuses a field known from other servers that would have to be ignored here.
-
-    Raises:
-        RequestError: naming the field.
-    """
-    known = _BOTH | (_CHAT if isinstance(request, ChatCompletionRequest) else _COMPLETION)
-    for name, value in (request.model_extra or {}).items():
-        neutral = known.get(name)
-        if neutral is None or value is None or value in neutral:
-            continue
-        raise RequestError(f"{name} is not supported by this server.", name)

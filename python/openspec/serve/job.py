@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from openspec.errors import EngineError
+import msgspec
+
+from openspec.errors import EngineError, RequestError
 from openspec.messages import (
     EngineOutput,
     SamplingParams,
@@ -15,6 +17,8 @@ from openspec.messages import (
     SpeculativeOptions,
     fan_out,
 )
+from openspec.serve.api import GenerationFields, SpeculativeField
+from openspec.serve.body import Arrival
 from openspec.serve.context import OutputStream, ServerContext
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor, total_speculation
 from openspec.text.stop_strings import StopStrings
@@ -29,16 +33,6 @@ class Prompt:
     """None where the client sent ids."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
-    """What holds for all sequences of a request."""
-
-    sampling: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
-
-
 class Job:
     """The sequences of one request, from submission to their ends.
 
@@ -48,33 +42,35 @@ class Job:
     def __init__(
         self,
         context: ServerContext,
-        request_id: str,
-        external_id: str,
+        kind: str,
+        arrival: Arrival,
         prompts: Sequence[Prompt],
-        options: GenerationOptions,
-        arrival_time: float,
+        body: GenerationFields,
+        sampling: SamplingParams,
     ) -> None:
-        self.request_id = request_id
-        self.external_id = external_id
+        """`kind` begins the answer's id."""
+        self.request_id = f"{kind}-{arrival.unique}"
+        self.external_id = arrival.external_id
         self.prompts = prompts
-        self.sampling = options.sampling
-        self.arrival_time = arrival_time
+        self.sampling = sampling
+        self.arrival_time = arrival.time
         self.processors: list[RequestOutputProcessor] = []
         """By choice index: the completions of the first prompt, then of the second, ..."""
         self._context = context
         self._streams: list[OutputStream] = []
         self._is_aborted = False
-        stops = StopStrings(options.sampling.stop) if options.sampling.stop else None
+        stops = StopStrings(sampling.stop) if sampling.stop else None
+        speculative = _speculative(context, body.speculative)
         for number, prompt in enumerate(prompts):
             for request in fan_out(
-                f"{request_id}-{number}",
+                f"{self.request_id}-{number}",
                 prompt.token_ids,
-                options.sampling,
+                sampling,
                 context.model.eos_token_ids,
                 default_seed=context.engine_config.seed,
-                priority=options.priority,
-                cache_salt=options.cache_salt,
-                speculative=options.speculative,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                speculative=speculative,
             ):
                 self.processors.append(
                     RequestOutputProcessor(
@@ -83,16 +79,16 @@ class Job:
                         index=len(self.processors),
                         eos_token_ids=context.model.eos_token_ids,
                         stop_strings=stops,
-                        arrival_time=arrival_time,
+                        arrival_time=arrival.time,
                     )
                 )
-        self._last_times = [arrival_time] * len(self.processors)
+        self._last_times = [arrival.time] * len(self.processors)
 
     async def __aenter__(self) -> Job:
         self._context.check_capacity()
         self._context.num_sequences += len(self.processors)
         self._context.lifecycle.enter(self)
-        self._context.metrics.load.add(1)
+        self._context.metrics.load.inc()
         try:
             for processor in self.processors:
                 self._streams.append(self._context.engine.submit(processor.request))
@@ -106,12 +102,12 @@ class Job:
     async def __aexit__(self, *_: object) -> None:
         self._context.num_sequences -= len(self.processors)
         self._context.lifecycle.leave(self)
-        self._context.metrics.load.add(-1)
+        self._context.metrics.load.dec()
         for stream in self._streams:
             await stream.aclose()
         for processor in self.processors[: len(self._streams)]:
             if not processor.finished:
-                self._context.metrics.success.add(finished_reason="abort")
+                self._context.metrics.success.labels("abort").inc()
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice completes."""
@@ -178,7 +174,7 @@ class Job:
             else:
                 metrics.inter_token_latency.observe((now - last) / num_new, num_new)
         if delta.finish_reason is not None:
-            metrics.success.add(finished_reason=delta.finish_reason)
+            metrics.success.labels(delta.finish_reason).inc()
             metrics.e2e_latency.observe(now - self.arrival_time)
             metrics.prompt_tokens.observe(len(processor.request.prompt_token_ids))
             metrics.generation_tokens.observe(num_out)
@@ -220,3 +216,94 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, En
     finally:
         for task in tasks:
             task.cancel()
+
+
+def sampling_params(
+    context: ServerContext,
+    body: GenerationFields,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """The fields of a request that have their parameter's name, over the model's own advice.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    takes_advice = context.config.generation_config == "auto"
+    fields: dict[str, object] = dict(context.model.sampling.given() if takes_advice else {})
+    for name in SamplingParams.__struct_fields__:
+        value = body.__dict__.get(name)
+        if value is not None:
+            fields[name] = list(dict.fromkeys(value)) if name.endswith("token_ids") else value
+    fields |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "logprobs_mode": (body.logprobs_mode or "raw").removesuffix("_logprobs"),
+        "logit_bias": _logit_bias(body.logit_bias or {}),
+        "stop": [body.stop] if isinstance(body.stop, str) else body.stop or [],
+    }
+    sampling = msgspec.convert(fields, SamplingParams)
+    sampling.check(context.engine.info.vocab_size)
+    return sampling
+
+
+def room_for_output(context: ServerContext, num_prompt_tokens: int, param: str) -> int:
+    """Tokens that may follow a prompt, which came in the field `param`.
+
+    Raises:
+        RequestError: the prompt is empty or fills the context.
+    """
+    info = context.engine.info
+    if num_prompt_tokens == 0:
+        raise RequestError("The prompt is empty.", param)
+    if num_prompt_tokens >= info.max_model_len:
+        # OpenAI's words: clients such as LiteLLM know by them that a shorter prompt would do.
+        raise RequestError(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your "
+            f"{param} resulted in {num_prompt_tokens} tokens, and the answer needs room too.",
+            param,
+            "context_length_exceeded",
+        )
+    return info.max_model_len - num_prompt_tokens
+
+
+def truncated(token_ids: list[int], limit: int | None, max_model_len: int) -> list[int]:
+    """The end of a prompt that `truncate_prompt_tokens` leaves."""
+    if limit is None:
+        return token_ids
+    keep = max_model_len - 1 if limit == -1 else limit
+    return token_ids[max(0, len(token_ids) - keep) :]
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise RequestError("logit_bias: every key must be a token id", "logit_bias")
+        if int(key) in result:
+            raise RequestError(f"logit_bias: token id {int(key)} is given twice", "logit_bias")
+        result[int(key)] = bias
+    return result
+
+
+def _speculative(context: ServerContext, given: SpeculativeField | None) -> SpeculativeOptions:
+    if given is None:
+        return SpeculativeOptions()
+    method = context.engine.info.method
+    if given.method not in (None, "none", method):
+        raise RequestError(
+            f"speculative.method: this server runs {method!r}; a request can ask for that or "
+            "'none'.",
+            "speculative",
+        )
+    enabled = (
+        given.enabled is not False and given.method != "none" and given.num_speculative_tokens != 0
+    )
+    return SpeculativeOptions(
+        enabled=enabled,
+        num_speculative_tokens=given.num_speculative_tokens or None,
+        detailed=bool(given.detailed),
+    )

@@ -1,4 +1,4 @@
-"""Endpoints that describe the server: models, health, versions, load, metrics."""
+"""Endpoints beside generation: the server, its load, its tokenizer, and what ends requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from starlette.responses import Response
 
 import openspec
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.errors import RequestError
 from openspec.messages import (
     EngineStats,
     acceptance_per_position,
     acceptance_rate,
     mean_acceptance_length,
 )
-from openspec.serve.context import ServerContext
-from openspec.serve.handling import json_response
-from openspec.serve.http_errors import ApiError, error_response, overloaded
-from openspec.serve.prometheus import CONTENT_TYPE
-from openspec.serve.server_metrics import kv_cache_usage
+from openspec.serve.api import AbortRequest, DetokenizeRequest, TokenizeRequest
+from openspec.serve.body import receive_json
+from openspec.serve.chat import render_chat
+from openspec.serve.context import ServerContext, is_authorised
+from openspec.serve.metrics import CONTENT_TYPE, kv_cache_usage
+from openspec.serve.wire import ApiError, error_response, json_response, overloaded
+from openspec.text.tokenizer import Tokenizer
 
 JsonObject = dict[str, JsonValue]
 
@@ -50,7 +53,7 @@ async def list_models(context: ServerContext, _: Request) -> Response:
 
 async def get_model(context: ServerContext, request: Request) -> Response:
     """GET /v1/models/{id}; an id may hold slashes."""
-    name = str(request.path_params["model_id"])
+    name = request.scope["path"].removeprefix("/v1/models/")
     context.check_model(name)
     return json_response(model_card(context, name))
 
@@ -182,11 +185,101 @@ async def loads(context: ServerContext, request: Request) -> Response:
     )
 
 
-async def openapi(context: ServerContext, request: Request) -> Response:
-    """GET /openapi.json."""
-    if not context.config.docs:
-        raise ApiError(404, "Not Found", kind="not_found_error")
-    return json_response(request.app.openapi())
+async def tokenize(context: ServerContext, request: Request) -> Response:
+    """POST /tokenize."""
+    body, num_bytes = await receive_json(context, request, TokenizeRequest)
+    context.check_model(body.model)
+    tokenizer = context.tokenizer
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages.", "prompt")
+
+    def answer() -> Response:
+        if body.prompt is None:
+            token_ids = render_chat(tokenizer, body).token_ids
+        else:
+            adds_special = body.add_special_tokens is not False
+            token_ids = tokenizer.encode(
+                body.prompt, parse_special=True, add_special_tokens=adds_special
+            )
+        return json_response(
+            {
+                "count": len(token_ids),
+                "max_model_len": context.engine.info.max_model_len,
+                "tokens": token_ids,
+                "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids]
+                if body.return_token_strs
+                else None,
+            }
+        )
+
+    return await context.text_pool.run(num_bytes, answer)
+
+
+async def detokenize(context: ServerContext, request: Request) -> Response:
+    """POST /detokenize."""
+    body, _ = await receive_json(context, request, DetokenizeRequest)
+    context.check_model(body.model)
+    tokens = body.tokens
+
+    def decode() -> str:
+        context.tokenizer.check_token_ids(tokens, "tokens")
+        return context.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    return json_response({"prompt": await context.text_pool.run(len(tokens) * 8, decode)})
+
+
+async def tokenizer_info(context: ServerContext, _: Request) -> Response:
+    """GET /tokenizer_info: what evaluation harnesses need to know of a remote tokenizer."""
+    tokenizer = context.tokenizer
+    return json_response(
+        {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "vocab_size": tokenizer.num_tokens,
+            "model_max_length": context.engine.info.max_model_len,
+            "eos_token": _text(tokenizer, tokenizer.eos_token_id),
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token": _text(tokenizer, tokenizer.bos_token_id),
+            "bos_token_id": tokenizer.bos_token_id,
+            "pad_token": _text(tokenizer, tokenizer.eos_token_id),
+            "add_bos_token": False,
+            "has_chat_template": tokenizer.has_chat_template,
+            "special_tokens": dict(tokenizer.special_tokens),
+        }
+    )
+
+
+async def abort_request(context: ServerContext, request: Request) -> Response:
+    """Ends a request, or all of them."""
+    body, _ = await receive_json(context, request, AbortRequest)
+    if body.abort_all:
+        _check_admin(context, request)
+        return json_response({"num_aborted": context.lifecycle.abort_all()})
+    request_id = body.request_id or body.rid
+    if not request_id:
+        raise RequestError("Give request_id.", "request_id")
+    return json_response({"num_aborted": context.lifecycle.abort(request_id)})
+
+
+async def flush_cache(context: ServerContext, request: Request) -> Response:
+    """POST /flush_cache: forgets all cached prefixes."""
+    _check_admin(context, request)
+    await context.engine.reset_prefix_cache()
+    return json_response({"message": "The prefix cache is empty."})
+
+
+def _check_admin(context: ServerContext, request: Request) -> None:
+    """Demands the admin key where one is set.
+
+    Raises:
+        ApiError: 401.
+    """
+    key = context.config.admin_api_key
+    if key is not None and not is_authorised(request.scope["headers"], [key.encode()]):
+        raise ApiError(
+            401,
+            "Incorrect API key provided; this endpoint needs the admin API key.",
+            code="invalid_api_key",
+        )
 
 
 def _speculation(stats: EngineStats) -> JsonObject:
@@ -199,3 +292,7 @@ def _speculation(stats: EngineStats) -> JsonObject:
         "acceptance_per_position": acceptance_per_position(stats),
         "mean_acceptance_length": mean_acceptance_length(stats),
     }
+
+
+def _text(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+    return None if token_id is None else tokenizer.token_text(token_id)

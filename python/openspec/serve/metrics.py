@@ -1,0 +1,228 @@
+"""What /metrics shows: the engine's counters, latencies as clients see them, the server's doings.
+
+Built on prometheus_client, with a registry of the server's own. The measures of speculation are
+defined in `openspec.messages`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
+)
+_TOKENS = tuple(float(unit * 10**power) for power in range(6) for unit in (1, 2, 5))
+
+OWN, VLLM, BOTH = ("openspec:",), ("vllm:",), ("openspec:", "vllm:")
+
+
+class Histogram:
+    """Counts of observations up to fixed bounds.
+
+    prometheus_client's own takes one observation at a time; an output of many tokens is many.
+    """
+
+    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._documentation = name, documentation
+        self._bounds = bounds
+        self._labels = [*({"le": f"{bound:g}"} for bound in bounds), {"le": "+Inf"}]
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts `times` observations of one value."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[Metric]:
+        """As the metrics of prometheus_client do it."""
+        metric = Metric(self._name, self._documentation, "histogram")
+        for labels, count in zip(self._labels, accumulate(self._counts), strict=True):
+            metric.add_sample(f"{self._name}_bucket", labels, count)
+        metric.add_sample(f"{self._name}_sum", {}, self._sum)
+        metric.add_sample(f"{self._name}_count", {}, sum(self._counts))
+        yield metric
+
+
+class ServerMetrics:
+    """Every metric of one server; all of them exist, at zero, from the start."""
+
+    def __init__(self, model_name: str, info: EngineInfo) -> None:
+        self._info = info
+        self._stats = EngineStats()
+        self._common = {"model_name": model_name, "engine": "0"}
+        self._families: list[tuple[tuple[str, ...], Collector]] = []
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between outputs, divided by their tokens.", _SECONDS
+        )
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean over a sequence, its first token left out.",
+            _SECONDS,
+        )
+        self.e2e_latency = self._histogram(
+            "e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS
+        )
+        self.prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a sequence.", _TOKENS
+        )
+        self.generation_tokens = self._histogram(
+            "request_generation_tokens", "Output tokens of a sequence.", _TOKENS
+        )
+        self.success = Counter(
+            "request_success", "Finished sequences by reason.", ["finished_reason"], registry=None
+        )
+        self.rejections = Counter(
+            "admission_rejections", "Requests answered 503.", ["reason"], registry=None
+        )
+        self.http = Counter(
+            "http_requests", "Requests by endpoint and status.", ["path", "status"], registry=None
+        )
+        self.load = Gauge("server_load", "Generation requests in flight.", registry=None)
+        self.ready = Gauge("ready", "1 if new requests are welcome.", registry=None)
+        cache = Info("cache_config", "The KV cache.", registry=None)
+        cache.info({"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)})
+        engine = Info("engine", "The engine.", registry=None)
+        engine.info(
+            {
+                "method": info.method,
+                "num_speculative_tokens": str(info.num_speculative_tokens),
+                "dtype": info.dtype,
+                "device": info.device,
+            }
+        )
+        for reason in FINISH_REASONS:
+            self.success.labels(reason)
+        for reason in ("queue_full", "draining"):
+            self.rejections.labels(reason)
+        self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
+        self._families += [(OWN, one) for one in (self.http, self.load, self.ready, engine)]
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def update(self, stats: EngineStats) -> None:
+        """Takes over the engine's counters."""
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry: every family, once under each of its prefixes."""
+        for metric in _ENGINE_METRICS:
+            family = Metric(metric.name, metric.documentation, metric.kind)
+            end = "_total" if metric.kind == "counter" else ""
+            family.add_sample(metric.name + end, {}, metric.read(self._stats))
+            yield from self._shown(metric.prefixes, family)
+        accepted = self._stats.num_accepted_tokens_per_pos
+        num_positions = max(self._info.num_speculative_tokens, len(accepted))
+        per_pos = CounterMetricFamily(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position in the draft.",
+            labels=["position"],
+        )
+        for position, count in enumerate(accepted + [0] * (num_positions - len(accepted))):
+            per_pos.add_metric([str(position)], count)
+        yield from self._shown(BOTH, per_pos)
+        for prefixes, collector in self._families:
+            for family in collector.collect():
+                yield from self._shown(prefixes, family)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, text, bounds)
+        self._families.append((BOTH, histogram))
+        return histogram
+
+    def _shown(self, prefixes: tuple[str, ...], family: Metric) -> Iterator[Metric]:
+        samples = [s for s in family.samples if not s.name.endswith("_created")]
+        labels = [{**self._common, **sample.labels} for sample in samples]
+        for prefix in prefixes:
+            metric = Metric(prefix + family.name, family.documentation, family.type)
+            for sample, own in zip(samples, labels, strict=True):
+                metric.add_sample(prefix + sample.name, own, sample.value)
+            yield metric
+
+
+def kv_cache_usage(stats: EngineStats) -> float:
+    """Share of the KV pages that sequences hold, between 0 and 1."""
+    return 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineMetric:
+    kind: str
+    name: str
+    documentation: str
+    read: Callable[[EngineStats], float]
+    prefixes: tuple[str, ...] = BOTH
+
+
+_counter = partial(_EngineMetric, "counter")
+_gauge = partial(_EngineMetric, "gauge")
+_ENGINE_METRICS = (
+    _gauge("num_requests_running", "Sequences in the batch.", lambda s: s.num_running),
+    _gauge("num_requests_waiting", "Sequences that wait for a place.", lambda s: s.num_waiting),
+    _gauge("kv_cache_usage_perc", "KV pages in use; 1 is 100 percent.", kv_cache_usage),
+    _gauge("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc.", kv_cache_usage, VLLM),
+    _counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_cache_queries),
+    _counter("prefix_cache_hits", "Prompt tokens found.", lambda s: s.prefix_cache_hits),
+    _counter("num_preemptions", "Sequences put back to wait.", lambda s: s.num_preemptions),
+    _counter("prompt_tokens", "Prompt tokens processed.", lambda s: s.num_prompt_tokens),
+    _counter("generation_tokens", "Tokens generated.", lambda s: s.num_generation_tokens),
+    _counter("spec_decode_num_drafts", "Steps with draft tokens.", lambda s: s.num_drafts),
+    _counter(
+        "spec_decode_num_draft_tokens", "Draft tokens proposed.", lambda s: s.num_draft_tokens
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens", "Draft tokens kept.", lambda s: s.num_accepted_tokens
+    ),
+    _gauge(
+        "spec_decode_acceptance_rate",
+        "Accepted / drafted tokens since the start.",
+        acceptance_rate,
+        OWN,
+    ),
+    _gauge(
+        "spec_decode_mean_acceptance_length",
+        "1 + accepted tokens / drafts since the start.",
+        mean_acceptance_length,
+        OWN,
+    ),
+    _gauge(
+        "spec_decode_mean_accepted_length",
+        "The same, under the name that dashboards of vLLM read.",
+        mean_acceptance_length,
+        VLLM,
+    ),
+    _counter("engine_steps", "Engine steps.", lambda s: s.num_steps, OWN),
+    _counter(
+        "engine_step_failures",
+        "Steps that ended in an exception.",
+        lambda s: s.num_step_failures,
+        OWN,
+    ),
+    _counter(
+        "drafter_failures",
+        "Steps that went on without drafts.",
+        lambda s: s.num_drafter_failures,
+        OWN,
+    ),
+)
