@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import httpx
 import pytest
 
 import openspec
+from openspec.serve.app import shown_path
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.waiting import PATIENCE_S, wait_until
 
@@ -133,8 +135,67 @@ def test_openapi_describes_the_real_requests(server: RunningServer) -> None:
     assert "/v1/chat/completions" in document["paths"] and "/metrics" in document["paths"]
 
 
-def test_openapi_can_be_off(start_server) -> None:
-    assert start_server(docs=False).client.get("/openapi.json").status_code == 404
+def test_every_operation_is_described(server: RunningServer) -> None:
+    paths = get(server, "/openapi.json")["paths"]
+    ids = [one["operationId"] for methods in paths.values() for one in methods.values()]
+    assert len(set(ids)) == len(ids)
+    assert all(one["summary"] for methods in paths.values() for one in methods.values())
+    # What the page proposes to send is a request that is served.
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        assert server.client.post(path, json=content["example"]).status_code == 200, path
+
+
+def test_root_names_the_endpoints(server: RunningServer) -> None:
+    answer = get(server, "/")
+    assert answer["version"] == openspec.__version__
+    for operation, text in answer["endpoints"].items():
+        method, _, path = operation.partition(" ")
+        assert text and path in get(server, "/openapi.json")["paths"]
+        response = server.client.request(method, path.replace("{model_id}", MODEL_NAME))
+        assert response.status_code not in (404, 405), operation
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_ping_is_the_health(server: RunningServer, method: str) -> None:
+    response = server.client.request(method, "/ping")
+    assert response.status_code == 200 and response.content == b""
+
+
+def test_the_page_needs_no_other_host(server: RunningServer) -> None:
+    response = server.client.get("/docs")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert not re.search(r"//[\w-]+\.|@import|<link|<script src|<img", response.text)
+    assert "openapi.json" in response.text
+
+
+def test_docs_can_be_off(start_server) -> None:
+    client = start_server(docs=False).client
+    assert client.get("/openapi.json").status_code == client.get("/docs").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/no/such/path?key=secret", "/no/such/path"),
+        ("/v1/models/a%0ab", "/v1/models/a%0ab"),
+        ("/" + "x" * 300, "/" + "x" * 199),
+    ],
+)
+def test_the_access_log_has_the_path_that_was_asked_for(
+    start_server, caplog: pytest.LogCaptureFixture, path: str, shown: str
+) -> None:
+    caplog.set_level("INFO", "openspec.serve.access")
+    start_server(access_log=True).client.get(path, headers={"x-request-id": "mine"})
+    (line,) = caplog.messages
+    assert line.startswith(f"mine GET {shown} 404 ")
+
+
+def test_control_characters_do_not_reach_the_log() -> None:
+    scope = {"path": "", "raw_path": b"/a\r\nb\x1b[31m\xe9"}
+    assert shown_path(scope) == r"/a\r\nb\x1b[31m\xe9"
 
 
 def test_flush_cache(server: RunningServer) -> None:

@@ -213,7 +213,7 @@ class Gate:
                     "%s %s %s %d %.1f ms",
                     request_id,
                     scope["method"],
-                    _shown_path(scope),
+                    shown_path(scope),
                     status,
                     elapsed_ms,
                 )
@@ -261,7 +261,7 @@ def _route_of(path: str) -> str:
     return path if path in ROUTES else "other"
 
 
-def _shown_path(scope: Scope) -> str:
+def shown_path(scope: Scope) -> str:
     """The path as the client wrote it, on one line of bounded length."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("latin-1").encode("unicode_escape").decode()[:MAX_LOGGED_PATH_CHARS]

@@ -51,11 +51,11 @@ class ServeConfig:
     speculative_stats: bool = True
     """Put `metrics.speculative_decoding` into every answer."""
     docs: bool = True
-    """Serve /openapi.json."""
+    """Serve /docs, a page to try requests on, and /openapi.json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much to log."""
     access_log: bool = False
-    """Log a line for every request."""
+    """Log a line for every request, with the path that was asked for."""
 
     def check(self) -> None:
         """Checks every range.
