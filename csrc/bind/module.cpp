@@ -317,11 +317,23 @@ void bind_values(py::module_& m) {
       .def("propose", [](const PythonDrafterBase&, int, const std::vector<int32_t>&, int) {
         return std::vector<int64_t>();
       });
-  py::class_<StepLease>(m, "StepLease").def("close", &StepLease::close);
 }
+
+/// A lease and whose it is: in Python a step is driven by its lease alone.
+struct ReservedStep {
+  Runner& runner;
+  std::unique_ptr<StepLease> lease;
+};
 
 void bind_runner(py::module_& m) {
   using Nogil = py::call_guard<py::gil_scoped_release>;
+  py::class_<ReservedStep>(m, "StepLease")
+      .def(
+          "launch", [](ReservedStep& step) { step.runner.launch(*step.lease); }, Nogil())
+      .def(
+          "collect", [](ReservedStep& step) { return step.runner.collect(*step.lease); }, Nogil())
+      .def("commit", [](ReservedStep& step) { step.runner.commit(*step.lease); })
+      .def("close", [](ReservedStep& step) { step.lease->close(); });
   py::class_<Runner>(m, "Runner")
       .def(py::init([](const RunnerConfig& config, int num_pages, const py::object& drafter) {
              std::unique_ptr<Drafter> own;
@@ -389,12 +401,9 @@ void bind_runner(py::module_& m) {
             for (const auto& [slot, num_new_tokens, max_drafts] : spans) {
               requests.push_back({slot, num_new_tokens, max_drafts});
             }
-            return runner.reserve(requests);
+            return ReservedStep{runner, runner.reserve(requests)};
           },
           py::arg("spans"), py::keep_alive<0, 1>())
-      .def("launch", &Runner::launch, py::arg("lease"), Nogil())
-      .def("collect", &Runner::collect, py::arg("lease"), py::return_value_policy::copy, Nogil())
-      .def("commit", &Runner::commit, py::arg("lease"))
       .def(
           "set_stage_hook",
           [](Runner& runner, const py::object& hook) {
@@ -427,14 +436,17 @@ void bind_runner(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The openspec core.";
   m.attr("torch_version") = OPENSPEC_TORCH_VERSION;
-  py::register_exception<openspec::OutOfPages>(m, "OutOfPages");
-  // As the package's own error, so that `except openspec.EngineError` catches the core's.
+  // As the package's own errors, so that `except openspec.EngineError` catches the core's.
   py::register_exception_translator([](std::exception_ptr error) {
+    const auto raise = [](const char* name, const std::exception& caught) {
+      PyErr_SetString(py::module_::import("openspec.errors").attr(name).ptr(), caught.what());
+    };
     try {
       if (error) std::rethrow_exception(error);
+    } catch (const openspec::OutOfPages& caught) {
+      raise("OutOfPages", caught);
     } catch (const openspec::EngineError& caught) {
-      const py::object type = py::module_::import("openspec.errors").attr("EngineError");
-      PyErr_SetString(type.ptr(), caught.what());
+      raise("EngineError", caught);
     }
   });
   openspec::bind_values(m);

@@ -5,10 +5,6 @@ from typing import final
 
 from typing_extensions import Buffer
 
-@final
-class OutOfPages(Exception):
-    """`Runner.reserve` found too few free pages; nothing was taken."""
-
 def has_cuda() -> bool:
     """Whether a runner can use CUDA, in this build and on this machine."""
 
@@ -141,6 +137,9 @@ class SpanResult:
 class StepLease:
     """Pages reserved for one step. Dropping it uncommitted gives them back."""
 
+    def launch(self) -> None: ...
+    def collect(self) -> list[SpanResult]: ...
+    def commit(self) -> None: ...
     def close(self) -> None:
         """Gives the step up, the newest open one first. If it was launched, all others that are
         open must be closed too; every sequence is then where the last commit left it."""
@@ -227,16 +226,13 @@ class Runner:
     def num_steps_ahead(self) -> int:
         """0: `launch` computes. 1: `launch` only enqueues, and `collect` waits."""
     def reserve(self, spans: Sequence[tuple[int, int, int]]) -> StepLease:
-        """Pages for a step of spans (slot, num_new_tokens, max_drafts), all or nothing.
+        """Pages for a step of spans (slot, num_new_tokens, max_drafts), all or nothing: OutOfPages.
 
         num_new_tokens counts known tokens without KV that this step computes (1 in decode); drafts
         are only made for spans that reach the last known token. Behind a step in flight that reaches
         it, a span is (slot, 1, max_drafts), whatever that step will choose; drafts beyond the
         sequence's budget are not made.
         """  # noqa: E501
-    def launch(self, lease: StepLease) -> None: ...
-    def collect(self, lease: StepLease) -> list[SpanResult]: ...
-    def commit(self, lease: StepLease) -> None: ...
     def set_stage_hook(self, hook: Callable[[str], None] | None) -> None:
         """Called at the start of each stage (reserve, propose, score, choose, accept, commit).
 

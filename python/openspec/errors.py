@@ -1,4 +1,4 @@
-"""The three errors that openspec raises on purpose."""
+"""The errors that openspec raises on purpose: three that users see, one for the engine."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ class RequestError(ValueError):
 
 class EngineError(RuntimeError):
     """A broken invariant, or an engine that is gone. HTTP 500 or 503."""
+
+
+class OutOfPages(Exception):
+    """A step needs more KV pages than are free; nothing has changed."""

@@ -21,7 +21,7 @@ class Fault:
         self.stage, self.every, self.times = stage, every, times
         self.num_attempts = self.num_raised = 0
         # The engine has no use for a hook; only tests and profilers reach for it.
-        core._executor._runner.set_stage_hook(self)  # type: ignore[attr-defined]
+        core._runner.set_stage_hook(self)  # type: ignore[attr-defined]
 
     def __call__(self, stage: str) -> None:
         self.num_attempts += stage == "reserve"
@@ -55,7 +55,7 @@ def test_two_failures_fail_the_requests_of_the_step(
             assert result.token_ids == expected.token_ids[: len(result.token_ids)]
         else:
             assert result.text == expected.text
-    core._executor._runner.set_stage_hook(None)  # type: ignore[attr-defined]
+    core._runner.set_stage_hook(None)  # type: ignore[attr-defined]
     assert texts(run(core, batch)) == texts(reference(batch))
 
 

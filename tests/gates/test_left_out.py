@@ -67,7 +67,7 @@ def test_what_waits_outlasts_steps_that_are_given_up(method: str) -> None:
             text += step_all(runner, [(slot, 1, 0)])[0]
         for _ in range(min(num_given_up, 1 + runner.num_steps_ahead)):
             lease = runner.reserve([(slot, 1, 0)])
-            runner.launch(lease)
+            lease.launch()
             lease.close()
     fresh = make_runner(folders, method, NUM_DRAFTS, **options)
     drafts = []

@@ -200,11 +200,11 @@ class Subject:
     def step(self, *spans: tuple[int, int]) -> Rows:
         """One committed step over (slot, number of tokens)."""
         lease = self.runner.reserve([(slot, num_new, 0) for slot, num_new in spans])
-        self.runner.launch(lease)
-        self.runner.collect(lease)
+        lease.launch()
+        lease.collect()
         logits = np.array(self.runner.last_logits(), dtype=np.float32)
         captured = np.array(self.runner.captured(), dtype=np.float32)
-        self.runner.commit(lease)
+        lease.commit()
         self.runner.check_integrity()
         layers = captured.reshape(len(captured), self.num_layers, -1).transpose(1, 0, 2)
         return Rows(logits, layers)

@@ -50,7 +50,7 @@ def make_runner(folders: Folders, method: str, num_drafts: int, **options: int |
             }
         )
     )
-    runner = core._executor._runner  # type: ignore[attr-defined]
+    runner = core._runner  # type: ignore[attr-defined]
     assert isinstance(runner, _C.Runner)
     return runner
 
@@ -67,9 +67,9 @@ def step(runner: _C.Runner, slot: int, num_new: int, num_drafts: int) -> list[in
 
 def step_all(runner: _C.Runner, spans: list[tuple[int, int, int]]) -> list[list[int]]:
     lease = runner.reserve(spans)
-    runner.launch(lease)
-    results = runner.collect(lease)
-    runner.commit(lease)
+    lease.launch()
+    results = lease.collect()
+    lease.commit()
     return [list(result.token_ids) for result in results]
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from openspec.engine.core import EngineCore
-from openspec.engine.executor import Executor
-from openspec.engine.step_plan import SchedulerConfig
+from openspec.engine.planner import SchedulerConfig
 from openspec.messages import (
     EngineInfo,
     EngineOutput,
@@ -19,10 +18,8 @@ from openspec.messages import (
 )
 from tests.unit.fake_runner import (
     VOCAB,
-    FakeOutOfPages,
     FakeParams,
     FakeRunner,
-    fake_params,
     plain_text,
 )
 
@@ -53,7 +50,7 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         max_draft_tokens=runner.max_draft_tokens,
         draft_depth=runner.max_draft_tokens,
     )
-    return EngineCore(Executor(runner, fake_params, FakeOutOfPages), config, info)
+    return EngineCore(runner, config, info)
 
 
 def make_request(

@@ -15,15 +15,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from openspec.engine.request import Request
-from openspec.engine.runner import Logprobs, Span
-from openspec.errors import EngineError
+from openspec.engine.executor import Logprobs
+from openspec.engine.request import Request, Span
+from openspec.errors import EngineError, OutOfPages
 
 VOCAB = 50
-
-
-class FakeOutOfPages(Exception):
-    pass
 
 
 @dataclass(kw_only=True)
@@ -125,6 +121,15 @@ class FakeLease:
         self.results: list[FakeSpanResult] = []
         self.state = "reserved"
 
+    def launch(self) -> None:
+        self.runner.launch(self)
+
+    def collect(self) -> list[FakeSpanResult]:
+        return self.runner.collect(self)
+
+    def commit(self) -> None:
+        self.runner.commit(self)
+
     def close(self) -> None:
         if self.state in ("committed", "closed"):
             return
@@ -178,6 +183,14 @@ class FakeRunner:
         self.is_giving_up = False
 
     # Sequences
+
+    def add(self, request: Request) -> int:
+        return self.add_sequence(
+            request.token_ids,
+            request.prompt_len,
+            fake_params(request),
+            request.source.cache_salt.encode(),
+        )
 
     def add_sequence(
         self, token_ids: Sequence[int], prompt_len: int, params: FakeParams, cache_salt: bytes = b""
@@ -284,7 +297,7 @@ class FakeRunner:
                     lease.close()
                     self.is_giving_up = False  # not launched: the others are as they were
                     self.num_dry_steps += 1
-                    raise FakeOutOfPages(f"slot {slot}")
+                    raise OutOfPages(f"slot {slot}")
                 lease.pages[-1].append(self._allocate())
         return lease
 

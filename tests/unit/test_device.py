@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine.device import CPU, CUDA, DeviceName, choose_device
+from openspec.engine.memory import CPU, CUDA, DeviceName, choose_device
 from openspec.errors import ConfigError
 
 

@@ -22,7 +22,7 @@ from tests.unit.draft_checkpoints import (
     write_safetensors,
     write_target,
 )
-from tests.unit.fake_runner import FakeOutOfPages, FakeRunner
+from tests.unit.fake_runner import FakeRunner
 
 TARGET = {"embed": tensor("BF16", [6, 4], 1)}
 DRAFT = {
@@ -179,10 +179,9 @@ def test_engine_loads_it(
         drafter_names=lambda: ["guess", "none"],
         memory_plan=lambda config: plan,
         RunnerConfig=runner_config,
-        Runner=Runner,
-        OutOfPages=FakeOutOfPages,
     )
     monkeypatch.setattr(engine_loader, "_C", core)
+    monkeypatch.setattr(engine_loader, "CompiledRunner", Runner)
     monkeypatch.setattr(
         engine_loader,
         "load_weights",

@@ -5,26 +5,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from openspec.engine.executor import Executor, OutOfPages
-from openspec.engine.runner import SpanResult
-from openspec.engine.step_plan import StepPlan
-from openspec.errors import EngineError
+from openspec.engine import executor
+from openspec.engine.executor import SpanResult
+from openspec.engine.request import Span
+from openspec.errors import EngineError, OutOfPages
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
-from tests.unit.fake_runner import FakeOutOfPages, FakeParams, FakeRunner, fake_params
+from tests.unit.fake_runner import FakeParams, FakeRunner
 
 STAGES = ("reserve", "propose", "layout", "score", "choose", "accept", "commit")
 
 
-def make_executor(runner: FakeRunner) -> Executor:  # type: ignore[type-arg]
-    return Executor(runner, fake_params, FakeOutOfPages)
-
-
-def finish(executor: Executor, plan: StepPlan) -> Sequence[SpanResult]:  # type: ignore[type-arg]
-    step = executor.launch(plan)
+def step(runner: FakeRunner, *spans: Span) -> Sequence[SpanResult]:
+    lease = executor.launch(runner, spans)
     try:
-        return step.finish()
+        return executor.finish(lease)
     except BaseException:
-        step.close()
+        lease.close()
         raise
 
 
@@ -32,9 +28,7 @@ def finish(executor: Executor, plan: StepPlan) -> Sequence[SpanResult]:  # type:
 @both_depths
 def test_a_failed_step_changes_nothing(stage: str, num_steps_ahead: int) -> None:
     runner = FakeRunner(max_num_batched_tokens=64, num_steps_ahead=num_steps_ahead)
-    executor = make_executor(runner)
     slot = runner.add_sequence(list(range(30)), 30, FakeParams(max_draft_tokens=3))
-    plan = StepPlan([(slot, 30, 3)], [])
 
     def fail(at: str) -> None:
         if at == stage:
@@ -43,12 +37,12 @@ def test_a_failed_step_changes_nothing(stage: str, num_steps_ahead: int) -> None
     runner.hook = fail
     num_free = runner.num_free_pages
     with pytest.raises(KeyboardInterrupt):
-        finish(executor, plan)
+        step(runner, (slot, 30, 3))
     assert runner.num_free_pages == num_free
     assert runner.kv_len(slot) == 0 and runner.num_tokens(slot) == 30
     runner.check_integrity()
     runner.hook = lambda at: None
-    results = finish(executor, plan)
+    results = step(runner, (slot, 30, 3))
     assert results[0].token_ids
     runner.check_integrity()
 
@@ -57,7 +51,7 @@ def test_out_of_pages() -> None:
     runner = FakeRunner(num_pages=2)
     slot = runner.add_sequence(list(range(12)), 12, FakeParams())
     with pytest.raises(OutOfPages):
-        make_executor(runner).launch(StepPlan([(slot, 12, 0)], []))
+        executor.launch(runner, [(slot, 12, 0)])
     assert runner.num_free_pages == 2
 
 
@@ -123,7 +117,7 @@ def test_out_of_pages_preempts_and_plans_anew(num_steps_ahead: int, most_failure
         nonlocal num_failures
         if at == "reserve" and runner.stats.num_steps == 3 and num_failures < most_failures:
             num_failures += 1
-            raise FakeOutOfPages("somebody else took them")
+            raise OutOfPages("somebody else took them")
 
     runner.hook = fail
     requests = [make_request(f"r{i}", [i, i]) for i in range(3)]

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
     from openspec.engine.client import EngineClient
+    from openspec.engine.request import Request
     from openspec.llm import LLM
     from openspec.messages import fan_out
     from openspec.text.outputs import RequestOutput
@@ -179,8 +180,8 @@ def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> Non
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_cuts_no_call_in_two() -> None:
     with LLM(method="none", max_num_seqs=1) as llm:
-        executor = llm.engine._executor  # type: ignore[attr-defined]
-        runner = executor._runner
+        queue = llm.engine._scheduler._queue
+        runner = llm.engine._runner
 
         class Slow:
             """The signal comes while the runner takes the sequence."""
@@ -188,16 +189,16 @@ def test_ctrl_c_cuts_no_call_in_two() -> None:
             def __getattr__(self, name: str) -> object:
                 return getattr(runner, name)
 
-            def add_sequence(self, *args: object) -> int:
-                slot: int = runner.add_sequence(*args)
+            def add(self, request: Request) -> int:
+                slot = runner.add(request)
                 signal.raise_signal(signal.SIGINT)
                 return slot
 
         expected = essence(generate(llm))
-        executor._runner = Slow()
+        queue._runner = Slow()
         with pytest.raises(KeyboardInterrupt):
             generate(llm)
-        executor._runner = runner
+        queue._runner = runner
         assert runner.num_free_slots == 1
         assert essence(generate(llm)) == expected
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -205,7 +206,7 @@ def test_ctrl_c_cuts_no_call_in_two() -> None:
 
 def test_a_fault_in_every_stage(plain: list[object]) -> None:
     with LLM(adaptive_speculation=False, max_num_seqs=6) as llm:
-        runner = llm.engine._executor._runner  # type: ignore[attr-defined]
+        runner = llm.engine._runner  # type: ignore[attr-defined]
         rng = random.Random(0)
         failed: list[str] = []
         phase = "may fail"

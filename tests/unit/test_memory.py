@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine.device import CPU, CUDA
 from openspec.engine.memory import (
+    CPU,
+    CUDA,
     DeviceMemory,
     MemoryPlan,
     available_cpus,

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from openspec.engine.stats_log import StatsLog
+from openspec.engine.core import StatsLog
 from openspec.messages import (
     EngineStats,
     SpecDecodeStats,

@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from openspec.engine.core import EngineCore
-from openspec.engine.executor import Executor
+from openspec.engine.planner import SchedulerConfig
+from openspec.engine.request import Request
 from openspec.engine.scheduler import Scheduler
-from openspec.engine.step_plan import SchedulerConfig
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
-    FakeOutOfPages,
-    FakeParams,
     FakeRunner,
     FakeSpanResult,
-    fake_params,
     logprobs_of,
 )
 
@@ -113,16 +108,10 @@ def test_request_limits_drafts(num_steps_ahead: int) -> None:
 @both_depths
 def test_a_request_that_the_device_does_not_take_ends_alone(num_steps_ahead: int) -> None:
     class Full(FakeRunner):
-        def add_sequence(
-            self,
-            token_ids: Sequence[int],
-            prompt_len: int,
-            params: FakeParams,
-            cache_salt: bytes = b"",
-        ) -> int:
-            if token_ids[0] == 7:
+        def add(self, request: Request) -> int:
+            if request.token_ids[0] == 7:
                 raise RuntimeError("out of memory")
-            return super().add_sequence(token_ids, prompt_len, params, cache_salt)
+            return super().add(request)
 
     runner = Full(num_steps_ahead=num_steps_ahead)
     core = make_core(runner)
@@ -310,7 +299,7 @@ def test_results_of_another_plan_are_refused() -> None:
         max_draft_tokens=3,
         draft_depth=3,
     )
-    scheduler = Scheduler(config, Executor(runner, fake_params, FakeOutOfPages))
+    scheduler = Scheduler(config, runner)
     scheduler.add(make_request(), VOCAB)
     plan = scheduler.schedule()
     with pytest.raises(EngineError, match="0 results"):

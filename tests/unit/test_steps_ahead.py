@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine.core import EngineCore
-from openspec.engine.request import Request
-from openspec.engine.runner import Span
+from openspec.engine.planner import SchedulerConfig
+from openspec.engine.request import Request, Span, StepPlan
 from openspec.engine.scheduler import Scheduler
-from openspec.engine.step_plan import SchedulerConfig, StepPlan
+from openspec.errors import OutOfPages
 from openspec.messages import EngineOutput
 from tests.unit.fake_core import Seen, expected, make_core, make_request, run
-from tests.unit.fake_runner import VOCAB, FakeLease, FakeOutOfPages, FakeRunner, FakeSpanResult
+from tests.unit.fake_runner import VOCAB, FakeLease, FakeRunner, FakeSpanResult
 
 LAUNCH_STAGES = ("reserve", "propose", "layout")
 FINISH_STAGES = ("score", "choose", "accept", "commit")
@@ -200,7 +200,7 @@ class Table:
         self.num_free_slots -= 1
         return self.num_free_slots
 
-    def remove(self, slot: int, /) -> None:
+    def remove_sequence(self, slot: int, /) -> None:
         self.num_free_slots += 1
 
 
@@ -328,7 +328,7 @@ def test_out_of_pages_with_a_step_in_flight(num_steps: int) -> None:
         nonlocal num_failures
         if at == "reserve" and runner.stats.num_steps == num_steps and num_failures == 0:
             num_failures += 1
-            raise FakeOutOfPages("somebody else took them")
+            raise OutOfPages("somebody else took them")
 
     runner.hook = fail
     requests = [make_request(f"r{i}", [i, i]) for i in range(3)]

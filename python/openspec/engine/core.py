@@ -1,63 +1,33 @@
-"""EngineCore: requests in, tokens out, one step at a time. `engine_loader` makes one."""
+"""EngineCore: requests in, tokens out, one step at a time. `load.py` makes one."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from openspec.engine.executor import OutOfPages
+from openspec.engine import executor
+from openspec.engine.executor import Lease, Runner, SpanResult
+from openspec.engine.planner import SchedulerConfig
+from openspec.engine.request import StepPlan
 from openspec.engine.run_queue import NotAdmitted
-from openspec.engine.runner import RunnerStats, SpanResult
 from openspec.engine.scheduler import Scheduler
-from openspec.engine.stats_log import StatsLog
-from openspec.engine.step_plan import SchedulerConfig, SequenceTable, StepPlan
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.errors import OutOfPages
+from openspec.messages import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 
 logger = logging.getLogger(__name__)
 
 DRAFTER_CHECK_STEPS = 64
-
-
-class StepInFlight(Protocol):
-    """A launched step; see `executor.StepInFlight`."""
-
-    @property
-    def plan(self) -> StepPlan:
-        """What it computes."""
-
-    def finish(self) -> Sequence[SpanResult]:
-        """Waits for the step and makes it last."""
-
-    def close(self) -> None:
-        """Gives it up, and with it all that are in flight."""
-
-
-class StepExecutor(SequenceTable, Protocol):
-    """The executor as the engine core sees it."""
-
-    @property
-    def num_steps_ahead(self) -> int:
-        """Steps that may be in flight when another one is launched."""
-
-    def launch(self, plan: StepPlan) -> StepInFlight:
-        """Starts a plan, all or nothing."""
-
-    @property
-    def stats(self) -> RunnerStats:
-        """Counters since the start."""
-
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]:
-        """(tokens looked up, tokens found)."""
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets all cached prefixes."""
-
-    def check_integrity(self) -> None:
-        """Raises EngineError if a page is leaked, held twice or a length is off."""
+_LONGEST_STEP_S = 1.0  # a longer gap between ticks is idleness
 
 
 class EngineCore:
@@ -73,16 +43,16 @@ class EngineCore:
 
     def __init__(
         self,
-        executor: StepExecutor,
+        runner: Runner,
         scheduler_config: SchedulerConfig,
         info: EngineInfo,
         stats_interval_s: float = 0.0,
     ) -> None:
         self.info = info
-        self._executor = executor
-        self._scheduler = Scheduler(scheduler_config, executor)
+        self._runner = runner
+        self._scheduler = Scheduler(scheduler_config, runner)
         self._ready: list[EngineOutput] = []
-        self._in_flight: deque[StepInFlight] = deque()
+        self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = 0
         self._num_steps = 0
@@ -120,22 +90,22 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of this moment."""
-        stats, executor = self._scheduler.stats, self._executor
-        stats.num_pages = executor.num_pages
-        stats.num_free_pages = executor.num_free_pages
-        stats.num_steps = executor.stats.num_steps
-        stats.num_drafter_failures = executor.stats.num_drafter_failures
-        stats.prefix_cache_queries, stats.prefix_cache_hits = executor.prefix_cache_stats
+        stats, runner = self._scheduler.stats, self._runner
+        stats.num_pages = runner.num_pages
+        stats.num_free_pages = runner.num_free_pages
+        stats.num_steps = runner.stats.num_steps
+        stats.num_drafter_failures = runner.stats.num_drafter_failures
+        stats.prefix_cache_queries, stats.prefix_cache_hits = runner.prefix_cache_stats
         stats.num_step_failures = self._num_step_failures
         return copy.deepcopy(stats)
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
-        self._executor.reset_prefix_cache()
+        self._runner.reset_prefix_cache()
 
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
-        self._executor.check_integrity()
+        self._runner.check_integrity()
 
     def _advance(self) -> list[EngineOutput]:
         try:
@@ -144,22 +114,25 @@ class EngineCore:
             return self._refuse(refusal)
         if plan.spans:
             try:
-                self._in_flight.append(self._executor.launch(plan))
+                self._launch(plan)
             except Exception as error:
                 return self._recover(plan, error)
-            if len(self._in_flight) <= self._executor.num_steps_ahead:
+            if len(self._in_flight) <= self._runner.num_steps_ahead:
                 return []
         if not self._in_flight:
             return []
-        plan = self._in_flight[0].plan
+        plan = self._in_flight[0][0]
         try:
             results = self._finish_oldest()
         except Exception as error:
             return self._recover(plan, error)
         return self._take(plan, results)
 
+    def _launch(self, plan: StepPlan) -> None:
+        self._in_flight.append((plan, executor.launch(self._runner, plan.spans)))
+
     def _finish_oldest(self) -> Sequence[SpanResult]:
-        results = self._in_flight[0].finish()
+        results = executor.finish(self._in_flight[0][1])
         self._in_flight.popleft()
         return results
 
@@ -174,7 +147,7 @@ class EngineCore:
     def _give_up(self) -> None:
         """Undoes all steps in flight; their requests are where they were before."""
         while self._in_flight:
-            self._in_flight.pop().close()
+            self._in_flight.pop()[1].close()
         self._scheduler.fall_back()
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
@@ -189,14 +162,14 @@ class EngineCore:
             if not (isinstance(error, OutOfPages) and self._scheduler.preempt_last()):
                 message = self._report(error)
                 if has_failed:
-                    self._executor.check_integrity()
+                    self._runner.check_integrity()
                     return self._scheduler.fail(plan.requests, message)
                 has_failed = True
             plan = self._scheduler.schedule_again(plan)
             if not plan.spans:
                 return []
             try:
-                self._in_flight.append(self._executor.launch(plan))
+                self._launch(plan)
                 results = self._finish_oldest()
             except Exception as again:
                 error = again
@@ -212,7 +185,7 @@ class EngineCore:
         return self._scheduler.fail([refusal.request], message)
 
     def _report_drafter(self) -> None:
-        stats = self._executor.stats
+        stats = self._runner.stats
         if stats.num_drafter_failures > 0 and "drafter" not in self._reported:
             self._reported.add("drafter")
             logger.error(
@@ -229,3 +202,47 @@ class EngineCore:
             self._reported.add(kind)
             logger.error("%s (further ones of this kind are only counted)", message, exc_info=error)
         return message
+
+
+class StatsLog:
+    """Writes what happened since the last line."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._busy_s = 0.0
+        self._last_tick = time.monotonic()
+        self._last = EngineStats()
+
+    def tick(self, read_stats: Callable[[], EngineStats]) -> None:
+        """Called after every step; cheap unless a line is due."""
+        now = time.monotonic()
+        self._busy_s += min(now - self._last_tick, _LONGEST_STEP_S)
+        self._last_tick = now
+        if self._interval_s <= 0 or self._busy_s < self._interval_s:
+            return
+        stats = read_stats()
+        logger.info("%s", self._line(stats, self._busy_s))
+        self._busy_s = 0.0
+        self._last = stats
+
+    def _line(self, stats: EngineStats, busy_s: float) -> str:
+        last = self._last
+        new = EngineStats(
+            num_prompt_tokens=stats.num_prompt_tokens - last.num_prompt_tokens,
+            num_generation_tokens=stats.num_generation_tokens - last.num_generation_tokens,
+            prefix_cache_queries=stats.prefix_cache_queries - last.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits - last.prefix_cache_hits,
+            num_drafts=stats.num_drafts - last.num_drafts,
+            num_draft_tokens=stats.num_draft_tokens - last.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens - last.num_accepted_tokens,
+        )
+        num_used = stats.num_pages - stats.num_free_pages
+        return (
+            f"prompt {new.num_prompt_tokens / busy_s:.1f} tok/s, "
+            f"generation {new.num_generation_tokens / busy_s:.1f} tok/s, "
+            f"running {stats.num_running}, waiting {stats.num_waiting}, "
+            f"KV pages {100 * num_used / max(stats.num_pages, 1):.1f}%, "
+            f"prefix hits {100 * new.prefix_cache_hits / max(new.prefix_cache_queries, 1):.1f}%, "
+            f"acceptance length {mean_acceptance_length(new):.2f}, "
+            f"acceptance rate {100 * acceptance_rate(new):.1f}%"
+        )

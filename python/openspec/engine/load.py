@@ -19,17 +19,18 @@ from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
 from openspec.drafters import DrafterSpec, OptionValue, get_drafter, plain_method
 from openspec.engine.core import EngineCore
-from openspec.engine.device import CUDA, DeviceTraits, choose_device
-from openspec.engine.executor import Executor
 from openspec.engine.memory import (
+    CUDA,
     DeviceMemory,
+    DeviceTraits,
     MemoryPlan,
     available_cpus,
     available_memory,
+    choose_device,
     plan_memory,
 )
-from openspec.engine.sequence_params import sequence_params
-from openspec.engine.step_plan import SchedulerConfig
+from openspec.engine.planner import SchedulerConfig
+from openspec.engine.request import Request
 from openspec.errors import ConfigError
 from openspec.messages import EngineInfo
 
@@ -44,6 +45,45 @@ def _check_drafter(drafter: object) -> None:
             "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
             f"{type(drafter).__name__}"
         )
+
+
+class CompiledRunner(_C.Runner):
+    """The compiled core's runner as the engine needs it."""
+
+    def add(self, request: Request) -> int:
+        """Takes a slot for the request's known tokens and attaches the cached prefix."""
+        return self.add_sequence(
+            request.token_ids,
+            request.prompt_len,
+            sequence_params(request),
+            request.source.cache_salt.encode(),
+        )
+
+
+def sequence_params(request: Request) -> _C.SequenceParams:
+    """The core's parameters of a request that is about to take a slot."""
+    sampling = request.source.sampling
+    return _C.SequenceParams(
+        temperature=sampling.temperature,
+        top_k=max(sampling.top_k, 0),
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed or 0,
+        min_tokens=sampling.min_tokens,
+        # Without output wanted, one token is chosen all the same, and dropped by the scheduler.
+        max_tokens=max(request.max_tokens, 1),
+        stop_token_ids=sampling.stop_token_ids,
+        logit_bias=list(sampling.logit_bias.items()),
+        allowed_token_ids=sampling.allowed_token_ids or (),
+        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+        raw_logprobs=sampling.logprobs_mode == "raw",
+        num_prompt_logprobs=(sampling.prompt_logprobs or 0)
+        if request.needs_prompt_logprobs
+        else -1,
+    )
 
 
 def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> EngineCore:
@@ -85,7 +125,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     runner_config = _runner_config(
         config, device, model_config, plan.max_model_len, method, options
     )
-    runner = _C.Runner(runner_config, plan.num_pages, drafter)
+    runner = CompiledRunner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path, draft_model=draft_model)
     if config.adaptive_speculation and config.draft_depth > 0:
         runner.measure_step_times(STEP_TIMING_BUDGET_S)
@@ -102,7 +142,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         info.max_model_len,
     )
     return EngineCore(
-        Executor(runner, sequence_params, _C.OutOfPages),
+        runner,
         SchedulerConfig(
             max_model_len=plan.max_model_len,
             max_num_batched_tokens=_max_num_batched_tokens(config, device),

@@ -6,33 +6,50 @@ for the least (one token each) where its budget counts, and for the most where i
 
 from __future__ import annotations
 
-from openspec.engine.request import Phase, Request
+from dataclasses import dataclass
+
+from openspec.engine.executor import Runner
+from openspec.engine.request import Phase, Request, StepPlan
 from openspec.engine.run_queue import RunQueue
-from openspec.engine.step_plan import SchedulerConfig, SequenceTable, StepPlan
 
 
-def plan_step(config: SchedulerConfig, table: SequenceTable, queue: RunQueue) -> StepPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of the scheduler."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    """Rows of a step."""
+    page_size: int
+    max_draft_tokens: int
+    """Drafts of a sequence and step."""
+    draft_depth: int
+    """How many of these follow each other, at most."""
+    num_rows_ahead: int = 0
+    """Entries behind the last known token that a step with drafts may write, at most; counts where
+    they are more than the drafts."""
+
+
+def plan_step(config: SchedulerConfig, runner: Runner, queue: RunQueue) -> StepPlan:
     """The next step; admits and preempts as needed. No spans: there is nothing to do."""
-    if queue.num_prefilling == 0 and not queue.may_admit(table.num_free_pages):
-        plan = _plan_only_decodes(config, table, queue)
+    if queue.num_prefilling == 0 and not queue.may_admit(runner.num_free_pages):
+        plan = _plan_only_decodes(config, runner, queue)
         if plan is not None:
             return plan
-    return _MixedStep(config, table, queue).plan()
+    return _MixedStep(config, runner, queue).plan()
 
 
-def _plan_only_decodes(
-    config: SchedulerConfig, table: SequenceTable, queue: RunQueue
-) -> StepPlan | None:
+def _plan_only_decodes(config: SchedulerConfig, runner: Runner, queue: RunQueue) -> StepPlan | None:
     """Every sequence with all the drafts it wants, if rows and pages allow."""
     requests = [request for request in queue.running if request.num_wanted > 0]
     spans = [(request.slot, 1, request.max_drafts) for request in requests]
     num_rows = len(spans) + sum([span[2] for span in spans])
     if num_rows > config.max_num_batched_tokens:
         return None
-    num_free = table.num_free_pages
+    num_free = runner.num_free_pages
     num_rows_ahead = max(config.max_draft_tokens, config.num_rows_ahead)
     if num_free < len(spans) * (num_rows_ahead // config.page_size + 2):
-        needed = table.num_pages_needed
+        needed = runner.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:
             return None
     return StepPlan(spans, requests)
@@ -41,9 +58,9 @@ def _plan_only_decodes(
 class _MixedStep:
     """A step with prompts in it, or one that is short of rows or pages."""
 
-    def __init__(self, config: SchedulerConfig, table: SequenceTable, queue: RunQueue) -> None:
+    def __init__(self, config: SchedulerConfig, runner: Runner, queue: RunQueue) -> None:
         self._config = config
-        self._table = table
+        self._runner = runner
         self._queue = queue
         self._requests: list[Request] = []
         self._num_new: list[int] = []
@@ -89,7 +106,7 @@ class _MixedStep:
         return StepPlan(self._spans_with_drafts(), self._requests)
 
     def _num_free(self) -> int:
-        return self._table.num_free_pages - self._num_pages_taken
+        return self._runner.num_free_pages - self._num_pages_taken
 
     def _place(self, request: Request, num_new: int, num_pages: int) -> None:
         self._requests.append(request)
@@ -97,7 +114,7 @@ class _MixedStep:
         self._num_pages_taken += num_pages
 
     def _place_decode(self, request: Request) -> None:
-        needed = self._table.num_pages_needed(request.slot, 1)
+        needed = self._runner.num_pages_needed(request.slot, 1)
         while needed > self._num_free():
             last = self._queue.running[-1]
             if request.num_steps_in_flight > 0 or last is self._queue.running[0]:
@@ -115,7 +132,7 @@ class _MixedStep:
         num_new = self._chunk_rows(request)
         if num_new <= 0:
             return
-        needed = self._table.num_pages_needed
+        needed = self._runner.num_pages_needed
         fits = self._largest_fit(request, num_new)
         while fits == 0:
             last = self._queue.running[-1]
@@ -140,7 +157,7 @@ class _MixedStep:
     def _largest_fit(self, request: Request, num_rows: int) -> int:
         """The most rows, up to `num_rows`, whose pages are free."""
         num_free = self._num_free()
-        needed = self._table.num_pages_needed
+        needed = self._runner.num_pages_needed
         if needed(request.slot, num_rows) <= num_free:
             return num_rows
         low, high = 0, num_rows - 1
@@ -171,7 +188,7 @@ class _MixedStep:
         return spans
 
     def _fit_drafts(self, request: Request, num_new: int, num_drafts: int) -> int:
-        needed = self._table.num_pages_needed
+        needed = self._runner.num_pages_needed
         base = needed(request.slot, num_new)
         num_free = self._num_free()
         while num_drafts > 0:

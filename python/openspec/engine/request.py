@@ -1,4 +1,4 @@
-"""Request: one sequence from submission to its last token, as the scheduler sees it."""
+"""Request: one sequence from submission to its last token; StepPlan: what one step computes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
+
+Span = tuple[int, int, int]
+"""(slot, num_new_tokens, max_drafts)."""
 
 
 class Phase(enum.Enum):
@@ -92,3 +95,27 @@ class Request:
             spec_decode=self.spec_decode,
             error=error,
         )
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Spans of one step and, in the same order, the requests that they belong to."""
+
+    spans: list[Span] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    stays: list[int] = field(init=False)
+    """The requests' stays when the step was planned."""
+
+    def __post_init__(self) -> None:
+        self.stays = [request.stay for request in self.requests]
+
+    def plain(self) -> StepPlan:
+        """The same step without drafts, for the requests that have not left since."""
+        left = [
+            (request, (slot, num_new, 0))
+            for request, stay, (slot, num_new, _) in zip(
+                self.requests, self.stays, self.spans, strict=True
+            )
+            if request.stay == stay
+        ]
+        return StepPlan([span for _, span in left], [request for request, _ in left])

@@ -6,8 +6,8 @@ import bisect
 import heapq
 from collections.abc import Sequence
 
-from openspec.engine.request import Phase, Request
-from openspec.engine.step_plan import SequenceTable, StepPlan
+from openspec.engine.executor import Runner
+from openspec.engine.request import Phase, Request, StepPlan
 
 
 class NotAdmitted(Exception):
@@ -25,8 +25,8 @@ def _rank(request: Request) -> tuple[int, int]:
 class RunQueue:
     """Unfinished requests in order of rank; owns their phases and slots."""
 
-    def __init__(self, table: SequenceTable) -> None:
-        self._table = table
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
         self._by_id: dict[str, Request] = {}
         self._heap: list[tuple[tuple[int, int], Request]] = []  # finished ones are skipped
         self._running: list[Request] = []
@@ -54,7 +54,7 @@ class RunQueue:
 
     def may_admit(self, num_free_pages: int) -> bool:
         """Whether `admit` is worth a try."""
-        if self.num_waiting == 0 or self._table.num_free_slots == 0:
+        if self.num_waiting == 0 or self._runner.num_free_slots == 0:
             return False
         if self._blocked is None:
             return True
@@ -70,24 +70,24 @@ class RunQueue:
         `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
-            NotAdmitted: if the table does not take it.
+            NotAdmitted: if the runner does not take it.
         """
         request = self._first_waiting()
-        num_free_pages = self._table.num_free_pages - num_taken
+        num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
             return None
         self._blocked = None
         try:
-            slot = self._table.add(request)
+            slot = self._runner.add(request)
         except Exception as error:
             raise NotAdmitted(request) from error
-        num_computed = self._table.kv_len(slot)
+        num_computed = self._runner.kv_len(slot)
         if self._running:
             # The cached prefix is attached now, hence no longer among the free pages.
-            needed = self._table.num_pages_needed(slot, request.num_tokens - num_computed)
-            kept_free = min(len(self._running), self._table.num_pages // 8) + self._num_promised()
-            if needed + max(kept_free, num_taken) > self._table.num_free_pages:
-                self._table.remove(slot)
+            needed = self._runner.num_pages_needed(slot, request.num_tokens - num_computed)
+            kept_free = min(len(self._running), self._runner.num_pages // 8) + self._num_promised()
+            if needed + max(kept_free, num_taken) > self._runner.num_free_pages:
+                self._runner.remove_sequence(slot)
                 self._blocked = (request, num_free_pages)
                 return None
         heapq.heappop(self._heap)
@@ -156,7 +156,7 @@ class RunQueue:
         self._running.remove(request)
         request.stay += 1
         slot, request.slot = request.slot, -1
-        self._table.remove(slot)
+        self._runner.remove_sequence(slot)
 
     def _first_waiting(self) -> Request | None:
         while self._heap and self._heap[0][1].phase is not Phase.WAITING:
@@ -165,7 +165,7 @@ class RunQueue:
 
     def _num_promised(self) -> int:
         return sum(
-            self._table.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
+            self._runner.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
             for request in self._running
             if request.phase is Phase.PREFILLING
         )

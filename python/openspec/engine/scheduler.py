@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from openspec.engine.planner import plan_step
-from openspec.engine.request import Phase, Request
+from openspec.engine.executor import Logprobs, Runner, SpanResult
+from openspec.engine.planner import SchedulerConfig, plan_step
+from openspec.engine.request import Phase, Request, StepPlan
 from openspec.engine.run_queue import RunQueue
-from openspec.engine.runner import Logprobs, SpanResult
-from openspec.engine.step_plan import SchedulerConfig, SequenceTable, StepPlan
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs, record_draft
 
@@ -27,10 +26,10 @@ from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLog
 class Scheduler:
     """Owns all requests; the only one that decides who runs."""
 
-    def __init__(self, config: SchedulerConfig, table: SequenceTable) -> None:
+    def __init__(self, config: SchedulerConfig, runner: Runner) -> None:
         self._config = config
-        self._table = table
-        self._queue = RunQueue(table)
+        self._runner = runner
+        self._queue = RunQueue(runner)
         self._num_arrivals = 0
         self._depth = config.draft_depth
         self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
@@ -81,7 +80,7 @@ class Scheduler:
         Raises:
             NotAdmitted: if a request could not be given a slot; nothing is planned.
         """
-        plan = plan_step(self._config, self._table, self._queue)
+        plan = plan_step(self._config, self._runner, self._queue)
         self._queue.advance(plan)
         return plan
 
@@ -167,10 +166,10 @@ class Scheduler:
             )
         max_tokens = min(source.sampling.max_tokens, config.max_model_len - len(prompt))
         num_pages = -(-(len(prompt) + max(max_tokens, 1)) // config.page_size)
-        if num_pages > self._table.num_pages:
+        if num_pages > self._runner.num_pages:
             raise RequestError(
                 f"{len(prompt)} prompt tokens and up to {max_tokens} more need {num_pages} KV "
-                f"pages of {config.page_size} tokens; there are {self._table.num_pages}",
+                f"pages of {config.page_size} tokens; there are {self._runner.num_pages}",
                 "max_tokens",
             )
         return max_tokens
