@@ -147,3 +147,10 @@ Last
     assert prose.mean_words("One two three. Four five? Six!") == 2
     assert prose.too_long("word " * 40 + ".") == []
     assert len(prose.too_long("word; " * 41 + ".")) == 1
+
+
+@pytest.mark.parametrize("page", prose.pages(), ids=relative)
+def test_sentences_are_short(page: Path) -> None:
+    text = page.read_text()
+    assert not prose.too_long(text)
+    assert prose.mean_words(text) <= prose.MEAN_WORDS
