@@ -270,11 +270,12 @@ int main(int argc, char** argv) {
     char record[320];
     std::snprintf(
         record, sizeof record,
-        "%s\n    {\"case\": \"%s\", \"num_seqs\": %d, \"num_rows\": %d, \"kv_len\": %d, "
-        "\"us_per_layer\": %.3f, \"us_in_step\": %.3f, \"tb_per_s\": %.3f, \"tflop_per_s\": %.2f, "
-        "\"plan_us\": %.3f}",
-        records.empty() ? "" : ",", c.name, c.num_seqs, c.num_rows, c.kv_len, r.layer_us,
-        r.in_step_us, r.terabytes_per_s, r.teraflops, r.plan_us);
+        "%s\n    {\"case\": \"%s\", \"is_chain\": %s, \"num_seqs\": %d, \"num_rows\": %d, "
+        "\"kv_len\": %d, \"us_per_layer\": %.3f, \"us_in_step\": %.3f, \"tb_per_s\": %.3f, "
+        "\"tflop_per_s\": %.2f, \"plan_us\": %.3f}",
+        records.empty() ? "" : ",", c.name, !c.is_tree && c.prompt_rows == 0 ? "true" : "false",
+        c.num_seqs, c.num_rows, c.kv_len, r.layer_us, r.in_step_us, r.terabytes_per_s, r.teraflops,
+        r.plan_us);
     records += record;
   }
   if (!json.empty()) {

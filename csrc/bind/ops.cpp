@@ -1,6 +1,5 @@
-// The kernels as torch ops, `torch.ops.openspec`; attention is in span_attention_op.cpp. Checks at
-// the boundary, no logic. Used by tests, benchmarks and research code; the engine calls the kernels
-// directly.
+// Kernels as torch ops, `torch.ops.openspec`: checks at the boundary, no logic. For tests,
+// benchmarks and research code; the engine calls the kernels directly.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -11,7 +10,6 @@
 #include <limits>
 #include <tuple>
 
-#include "bind/checks.h"
 #include "core/thread_pool.h"
 #include "kernels/common/exec.h"
 #include "kernels/drafts/ngram_lookup.h"
@@ -27,7 +25,17 @@ namespace {
 
 using at::Tensor;
 
-// ---- ngram_lookup -------------------------------------------------------------------------------
+void check_int32(const Tensor& tensor, const char* name, int64_t num_dims) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, name, " must be int32, is ",
+                   tensor.scalar_type());
+  TORCH_CHECK_VALUE(tensor.dim() == num_dims, name, " must have ", num_dims, " dimensions, has ",
+                    tensor.dim());
+}
+
+void check_range(int64_t value, const char* name, int64_t low, int64_t high) {
+  TORCH_CHECK_VALUE(value >= low && value <= high, name, " must be in [", low, ", ", high, "], is ",
+                    value);
+}
 
 using NgramLookupResult = std::tuple<Tensor, Tensor, Tensor>;
 

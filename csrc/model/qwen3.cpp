@@ -7,12 +7,6 @@
 
 namespace openspec {
 
-namespace {
-
-// Matrices stay as published and are converted in registers.
-
-}  // namespace
-
 void TargetConfig::validate() const {
   layer().validate();
   check_size("num_layers", num_layers);

@@ -123,8 +123,7 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
     keeping.keeps_rows = context_.drafter.works_on_arrays();
     if (!keeping.proposes && keeping.keeps_rows) shapes.push_back(keeping);
   }
-  // Chains of few short sequences are attended to faster, many rows of a single one still faster;
-  // and blocks that are drafted for them.
+  // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
   const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
   for (size_t i = 0, count = shapes.size(); has_short && i < count; ++i) {
     Shape few = shapes[i];
@@ -133,7 +132,7 @@ std::vector<DeviceStep::Shape> DeviceStep::shapes_of(int num_rows) const {
     if (few.has_trees && !(few.proposes && needs.is_costly)) continue;
     shapes.push_back(few);
     few.num_spans = 1;
-    shapes.push_back(few);
+    if (num_rows <= kMaxRowsOfOneSpan) shapes.push_back(few);
   }
   for (size_t i = 0, count = shapes.size(); num_rows >= kMinRowsOfLongSpans && i < count; ++i) {
     shapes.push_back(shapes[i]);

@@ -6,8 +6,7 @@
 ///
 /// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block,
 /// each a quarter of the keys and then of the columns, and write the block's result straight into
-/// the shared memory of the CTAs that merge it, each of them kLeanColumns columns. Tiles of 32
-/// pairs are for more than kMaxRowsOfSmallTiles rows.
+/// the shared memory of the CTAs that merge it, each of them kLeanColumns columns.
 
 #include <cuda_runtime.h>
 
@@ -25,12 +24,10 @@ constexpr int kLeanThreads = 256;
 constexpr int kLeanColumns = kHeadDim / kLeanCtas;
 static_assert(kLeanColumns * 16 == kLeanThreads && kLeanBlocks == 16 && kLeanColumns == 16);
 
-/// Shared memory of a CTA for tiles of 16 kTiles pairs: K of both blocks, V of both and Q, all in
-/// rows of 256 bytes, chunks swizzled by row; per block p as bf16, rows of 128 bytes, and the
-/// warps' maxima.
-template <int kTiles>
+/// Shared memory of a CTA: K of both blocks, V of both and Q, all in rows of 256 bytes, chunks
+/// swizzled by row; per block p as bf16, rows of 128 bytes, and the warps' maxima.
 struct LeanLayout {
-  static constexpr int kPairs = kTiles * 16;
+  static constexpr int kPairs = kMinTilePairs;
   static constexpr int kValuesAt = 2 * kStageBytes;
   static constexpr int kQueriesAt = 4 * kStageBytes;
   static constexpr int kWeightsAt = kQueriesAt + kPairs * kLineBytes;
@@ -39,20 +36,18 @@ struct LeanLayout {
   static constexpr int kUsedBytes = kBarrierAt + 16;
   // More than a third of what an SM has, for steps of which all clusters run at once in twos: in
   // threes they would pile up on whichever SMs are free first.
-  static constexpr int kApartBytes = kUsedBytes > 77 * 1024 ? kUsedBytes : 77 * 1024;
-  // Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns]. Behind it, or where Q
-  // was, maximum and normaliser [block][pair] and LeanMerge [16 pairs][block].
+  static constexpr int kApartBytes = 77 * 1024;
+  // Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns]. After it, maximum and
+  // normaliser [block][pair] and LeanMerge [pair][block].
   static constexpr int kSumsAt = 0;
-  static constexpr int kSumsEnd = kLeanBlocks * kPairs * kLeanColumns * 4;
-  static constexpr int kStatsAt = kTiles == 1 ? kSumsEnd : kQueriesAt;
+  static constexpr int kStatsAt = kLeanBlocks * kPairs * kLeanColumns * 4;
   static constexpr int kMergeAt = kStatsAt + kLeanBlocks * kPairs * 8;
-  static constexpr int kMergeEnd = kMergeAt + kLeanBlocks * 16 * 16;
-  static_assert(kSumsEnd <= kValuesAt && kMergeEnd <= (kTiles == 1 ? kValuesAt : kWeightsAt));
-  // 80 registers for 16 pairs: CTAs of the kernels before and behind find room beside. Measured:
-  // with 114 (and the next item's copies under way during the merge) a layer alone is a little
-  // faster, a step slower.
-  static constexpr int kCtasPerSm = kTiles == 1 ? 3 : 2;
-  static_assert(kCtasPerSm * (kUsedBytes + 1024) <= 228 * 1024);
+  static_assert(kMergeAt + kLeanBlocks * kPairs * 16 <= kValuesAt);
+  // 80 registers: CTAs of the kernels before and after find room beside. Measured: with 114 (and
+  // the next item's copies under way during the merge) a layer alone is a little faster, a step
+  // slower.
+  static constexpr int kCtasPerSm = 3;
+  static_assert(kUsedBytes <= kApartBytes && kCtasPerSm * (kUsedBytes + 1024) <= 228 * 1024);
 };
 
 struct LeanArgs {
@@ -167,25 +162,22 @@ __device__ __forceinline__ void merge_items(const LeanArgs& args, const LeanItem
     if (is_last) *counter = 0;
   }
   if (!__syncthreads_or(is_last)) return;
-#pragma unroll 1
-  for (int pair = thread / 16; pair < tile.y; pair += kLeanThreads / 16) {
-    LeanSum all;
-    int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
+  const int pair = thread / 16;
+  if (pair >= tile.y) return;
+  LeanSum all;
+  int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
 #pragma unroll 4
-    for (int i = 0; i < arrival.z; ++i, at += tile.y) {
-      const float2 stats = __ldcg(args.partial_stats + at);
-      const float sum =
-          __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
-      all.add(sum, stats.y, stats.x, args.scale);
-    }
-    store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
+  for (int i = 0; i < arrival.z; ++i, at += tile.y) {
+    const float2 stats = __ldcg(args.partial_stats + at);
+    const float sum = __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
+    all.add(sum, stats.y, stats.x, args.scale);
   }
+  store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
 }
 
-template <int kTiles>
-__global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
+__global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
     lean_kernel(const __grid_constant__ LeanArgs args) {
-  using Layout = LeanLayout<kTiles>;
+  using Layout = LeanLayout;
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
   const uint32_t base = shared_address(shared);
@@ -209,7 +201,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
   const uint32_t query_at =
       base + Layout::kQueriesAt + pair_in_tile * kLineBytes + ((matrix / 2 ^ matrix_row) * 16);
   const uint32_t weights = base + Layout::kWeightsAt + slot * Layout::kPairs * kBlockTokens * 2;
-  const int row = lane / 4;  // and row + 8 of 16 pairs
+  const int row = lane / 4;  // and row + 8
 
   const uint32_t barrier = base + Layout::kBarrierAt;
   uint32_t parity = 0;
@@ -281,10 +273,8 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
       copy(copy_to, keys_from, begin, end);
       if (!is_early) {
         const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          if (t * 16 >= num_pairs) break;
-          const int pair = t * 16 + thread / 16, tile_pair = min(pair, num_pairs - 1);
+        if (num_pairs > 0) {
+          const int pair = thread / 16, tile_pair = min(pair, num_pairs - 1);
           const int in_tile = tile_pair * args.group_reciprocal >> 16;
           const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
           copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
@@ -327,101 +317,82 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
 
     if (num_blocks > 0) {
       if (thread == 0) expect_bytes(barrier, num_blocks * num_pairs * (kLeanColumns * 4 + 8));
-      float maximum[kTiles][2], total[kTiles][4] = {};
-      float scores[kTiles][2][4] = {};
+      float maximum[2], total[4] = {}, scores[2][4] = {};
       float* maxima =
           reinterpret_cast<float*>(shared + Layout::kMaximaAt) + slot * 4 * Layout::kPairs + row;
       if (is_active) {
 #pragma unroll
         for (int step = 0; step < 8; ++step) {
           // Bit 7 is no part of the swizzle.
-          uint32_t key[4];
+          uint32_t key[4], query[4];
           load_matrices(key, (key_at ^ (step % 4 * 32)) + step / 4 * 128);
-#pragma unroll
-          for (int t = 0; t < kTiles; ++t) {
-            uint32_t query[4];
-            load_matrices(query,
-                          (query_at ^ (step % 4 * 32)) + step / 4 * 128 + t * 16 * kLineBytes);
-            multiply_add(scores[t][0], query, key[0], key[1]);
-            multiply_add(scores[t][1], query, key[2], key[3]);
-          }
+          load_matrices(query, (query_at ^ (step % 4 * 32)) + step / 4 * 128);
+          multiply_add(scores[0], query, key[0], key[1]);
+          multiply_add(scores[1], query, key[2], key[3]);
         }
         const int first_key = block * kBlockTokens + part * 16 + lane % 4 * 2;
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
+        for (int half = 0; half < 2; ++half) {
+          const int pair = min(row + half * 8, num_pairs - 1);
+          const int in_tile = pair * args.group_reciprocal >> 16;
+          const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int pair = min(t * 16 + row + half * 8, num_pairs - 1);
-            const int in_tile = pair * args.group_reciprocal >> 16;
-            const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
-            float (&here)[2][4] = scores[t];
+          for (int j = 0; j < 2; ++j) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-#pragma unroll
-              for (int k = 0; k < 2; ++k) {
-                if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
-                  here[j][2 * half + k] = -INFINITY;
-                }
+            for (int k = 0; k < 2; ++k) {
+              if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
+                scores[j][2 * half + k] = -INFINITY;
               }
             }
-            float m = fmaxf(fmaxf(here[0][2 * half], here[0][2 * half + 1]),
-                            fmaxf(here[1][2 * half], here[1][2 * half + 1]));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-            maxima[part * Layout::kPairs + t * 16 + half * 8] = m;
           }
+          float m = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
+                          fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+          maxima[part * Layout::kPairs + half * 8] = m;
         }
       }
       __syncthreads();
       arrive_in_cluster();  // this CTA has read its K and Q, and can be sent to
       if (is_active) {
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
+        for (int half = 0; half < 2; ++half) {
+          const float* others = maxima + half * 8;
+          float m = others[0];
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float* others = maxima + t * 16 + half * 8;
-            float m = others[0];
+          for (int other = 1; other < 4; ++other) m = fmaxf(m, others[other * Layout::kPairs]);
+          maximum[half] = m;
+          const float offset = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
 #pragma unroll
-            for (int other = 1; other < 4; ++other) m = fmaxf(m, others[other * Layout::kPairs]);
-            maximum[t][half] = m;
-            const float offset = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const uint32_t to = weights + (t * 16 + row + half * 8) * kBlockTokens * 2 +
-                                  (((part * 2 + j) ^ row) * 16) + lane % 4 * 4;
-              const uint32_t bits =
-                  pack_bf16(exp2_of(__fmaf_rn(scores[t][j][2 * half], scale, offset)),
-                            exp2_of(__fmaf_rn(scores[t][j][2 * half + 1], scale, offset)));
-              asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
-            }
+          for (int j = 0; j < 2; ++j) {
+            const uint32_t to = weights + (row + half * 8) * kBlockTokens * 2 +
+                                (((part * 2 + j) ^ row) * 16) + lane % 4 * 4;
+            const uint32_t bits =
+                pack_bf16(exp2_of(__fmaf_rn(scores[j][2 * half], scale, offset)),
+                          exp2_of(__fmaf_rn(scores[j][2 * half + 1], scale, offset)));
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
           }
         }
       }
       wait_for_copies<0>();
       __syncthreads();
 
-      float out[kTiles][4][4] = {};
+      float out[4][4] = {};
       if (is_active) {
         const uint32_t weights_at =
             weights + pair_in_tile * kBlockTokens * 2 + ((matrix / 2 ^ matrix_row) * 16);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
           constexpr uint32_t kOnes = 0x3f803f80u;
-          uint32_t weight[kTiles][4];
-#pragma unroll
-          for (int t = 0; t < kTiles; ++t) {
-            load_matrices(weight[t], (weights_at ^ (step * 32)) + t * 16 * kBlockTokens * 2);
-            multiply_add(total[t], weight[t], kOnes, kOnes);
-          }
+          uint32_t weight[4];
+          load_matrices(weight, weights_at ^ (step * 32));
+          multiply_add(total, weight, kOnes, kOnes);
 #pragma unroll
           for (int j = 0; j < 4; j += 2) {
             uint32_t value[4];
             load_matrices_transposed(value, (value_at ^ (j * 16)) + step * 16 * kLineBytes);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-              multiply_add(out[t][j], weight[t], value[0], value[1]);
-              multiply_add(out[t][j + 1], weight[t], value[2], value[3]);
-            }
+            multiply_add(out[j], weight, value[0], value[1]);
+            multiply_add(out[j + 1], weight, value[2], value[3]);
           }
         }
       }
@@ -431,20 +402,15 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
         for (int i = 0; i < 2; ++i) {
           const uint32_t to = address_in(base, part * 2 + i), heard_by = to + Layout::kBarrierAt;
 #pragma unroll
-          for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              if (t * 16 + row + half * 8 >= num_pairs) continue;
-              const int at = block_in_item * Layout::kPairs + t * 16 + row + half * 8;
-              const uint32_t sums_at =
-                  to + Layout::kSumsAt + at * (kLeanColumns * 4) + lane % 4 * 8;
-              const float (&low)[4] = out[t][2 * i], (&high)[4] = out[t][2 * i + 1];
-              send(sums_at, low[2 * half], low[2 * half + 1], heard_by);
-              send(sums_at + 32, high[2 * half], high[2 * half + 1], heard_by);
-              if (lane % 4 == 0) {
-                send(to + Layout::kStatsAt + at * 8, maximum[t][half], total[t][2 * half],
-                     heard_by);
-              }
+          for (int half = 0; half < 2; ++half) {
+            if (row + half * 8 >= num_pairs) continue;
+            const int at = block_in_item * Layout::kPairs + row + half * 8;
+            const uint32_t sums_at = to + Layout::kSumsAt + at * (kLeanColumns * 4) + lane % 4 * 8;
+            const float (&low)[4] = out[2 * i], (&high)[4] = out[2 * i + 1];
+            send(sums_at, low[2 * half], low[2 * half + 1], heard_by);
+            send(sums_at + 32, high[2 * half], high[2 * half + 1], heard_by);
+            if (lane % 4 == 0) {
+              send(to + Layout::kStatsAt + at * 8, maximum[half], total[2 * half], heard_by);
             }
           }
         }
@@ -452,67 +418,62 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
       wait_for_bytes(barrier, parity);
       parity ^= 1;
 
-      // A thread has one pair and column at a time; of the pair's 16 lanes each weighs one block.
-      const int in_16 = thread % 16;
+      // A thread has one pair and column; of the pair's 16 lanes each weighs one block.
+      const int pair = thread / 16, in_16 = thread % 16;
       LeanMerge* merges =
-          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + thread / 16 * kLeanBlocks;
-#pragma unroll 1
-      for (int first_pair = 0; first_pair < num_pairs; first_pair += 16) {
-        const int pair = first_pair + thread / 16;
-        float2 stats = make_float2(-INFINITY, 0.0f);
-        if (in_16 < num_blocks && pair < num_pairs) {
-          stats = reinterpret_cast<const float2*>(shared +
-                                                  Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
-        }
-        float running = stats.x;  // up to this block, in the segment
+          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + pair * kLeanBlocks;
+      float2 stats = make_float2(-INFINITY, 0.0f);
+      if (in_16 < num_blocks && pair < num_pairs) {
+        stats = reinterpret_cast<const float2*>(shared +
+                                                Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
+      }
+      float running = stats.x;  // up to this block, in the segment
 #pragma unroll
-        for (int offset = 1; offset < kSegmentBlocks; offset *= 2) {
-          const float before = __shfl_up_sync(0xffffffffu, running, offset, kSegmentBlocks);
-          running = fmaxf(running, before);  // a lane without one gets its own
-        }
-        float before = __shfl_up_sync(0xffffffffu, running, 1, kSegmentBlocks);
-        if (in_16 % kSegmentBlocks == 0) before = -INFINITY;
-        const MergeWeights mine = merge_weights(before, stats.x, scale);
-        *reinterpret_cast<float4*>(merges + in_16) =
-            make_float4(mine.earlier, mine.later, stats.y, running);
-        __syncwarp();
+      for (int offset = 1; offset < kSegmentBlocks; offset *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, running, offset, kSegmentBlocks);
+        running = fmaxf(running, before);  // a lane without one gets its own
+      }
+      float before = __shfl_up_sync(0xffffffffu, running, 1, kSegmentBlocks);
+      if (in_16 % kSegmentBlocks == 0) before = -INFINITY;
+      const MergeWeights mine = merge_weights(before, stats.x, scale);
+      *reinterpret_cast<float4*>(merges + in_16) =
+          make_float4(mine.earlier, mine.later, stats.y, running);
+      __syncwarp();
 
-        const float* sums =
-            reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
-        LeanSum all;
+      const float* sums =
+          reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
+      LeanSum all;
 #pragma unroll 1
-        for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
-          LeanSum segment;
+      for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
+        LeanSum segment;
 #pragma unroll
-          for (int i = 0; i < kSegmentBlocks; ++i) {
-            const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
-            const float later =
-                first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
-            segment.out = merged(segment.out, later, {merge.x, merge.y});
-            segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
-            segment.maximum = merge.w;
-          }
-          if (range.z != 0) {
-            if (pair >= num_pairs) continue;
-            // Every CTA of the cluster writes the same maximum and normaliser.
-            const int64_t at =
-                range.w + pair +
-                static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
-                    num_pairs;
-            args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
-            if (in_16 == 0) {
-              args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
-            }
-          } else if (first == 0) {
-            all = segment;  // as merged into nothing, save the sign of a zero
-          } else {
-            all.add(segment.out, segment.normaliser, segment.maximum, scale);
-          }
+        for (int i = 0; i < kSegmentBlocks; ++i) {
+          const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
+          const float later =
+              first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
+          segment.out = merged(segment.out, later, {merge.x, merge.y});
+          segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
+          segment.maximum = merge.w;
         }
-        if (range.z == 0 && pair < num_pairs) {
-          store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
+        if (range.z != 0) {
+          if (pair >= num_pairs) continue;
+          // Every CTA of the cluster writes the same maximum and normaliser.
+          const int64_t at =
+              range.w + pair +
+              static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
+                  num_pairs;
+          args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
+          if (in_16 == 0) {
+            args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
+          }
+        } else if (first == 0) {
+          all = segment;  // as merged into nothing, save the sign of a zero
+        } else {
+          all.add(segment.out, segment.normaliser, segment.maximum, scale);
         }
-        __syncwarp();  // everyone is done with the merges
+      }
+      if (range.z == 0 && pair < num_pairs) {
+        store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
       }
     }
 
@@ -525,7 +486,6 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout<kTiles>::kCtasPerSm)
 
 #else
 
-template <int kTiles>
 __global__ void lean_kernel(const __grid_constant__ LeanArgs) {}
 
 #endif

@@ -16,9 +16,9 @@ namespace openspec::span_attention {
 struct LeanCut {
   int tile_rows, num_tiles, num_ranges, num_slots;
 
-  __device__ LeanCut(int tile_pairs, int num_rows, int kv_len, int group) {
+  __device__ LeanCut(int num_rows, int kv_len, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
-    tile_rows = tile_pairs / group;
+    tile_rows = kMinTilePairs / group;
     num_tiles = ceil_div(num_rows, tile_rows);
     num_ranges = ceil_div(num_blocks, kLeanBlocks);
     num_slots = num_ranges > 1 ? ceil_div(num_blocks, kSegmentBlocks) : 0;
@@ -29,7 +29,7 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
   const int rank = index % kLeanCtas;
   const int span = span_of(spans.item, args.rows.num_spans, index / kLeanCtas);
   const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
-  const LeanCut cut(args.tile_pairs, num_rows, kv_len, args.group);
+  const LeanCut cut(num_rows, kv_len, args.group);
   const int in_span = index / kLeanCtas - spans.item[span];
   const int tile = in_span % cut.num_tiles, first_row = tile * cut.tile_rows;
   const int rows_here = min(cut.tile_rows, num_rows - first_row);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int num_rows = span < num_spans ? spans.num_rows(span) : 0;
     int num_slots = 0, num_items = 0, num_tiles = 0;
     if (num_rows > 0) {
-      const LeanCut cut(args.tile_pairs, num_rows, spans.kv_len[span], args.group);
+      const LeanCut cut(num_rows, spans.kv_len[span], args.group);
       num_slots = cut.num_slots * num_rows * args.group * args.num_kv_heads;
       num_items = cut.num_tiles * cut.num_ranges;
       num_tiles = cut.num_tiles;

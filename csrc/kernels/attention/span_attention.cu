@@ -173,17 +173,13 @@ cudaLaunchAttribute cluster_attribute() {
 
 /// Lean CTAs on as many SMs as may be.
 struct LeanLaunch {
-  void (*kernel)(LeanArgs);
-  int tile_pairs;
-  int shared_bytes;  // of a CTA
-  int num_clusters;  // that fit at once; 0: the device has no clusters, or not as much memory
+  int shared_bytes;      // of a CTA
+  int num_clusters = 0;  // that fit at once; 0: the device has no clusters, or not as much memory
 
-  template <int kTiles>
-  static LeanLaunch of(int shared_bytes) {
-    LeanLaunch launch = {lean_kernel<kTiles>, kTiles * kMinTilePairs, shared_bytes, 0};
+  explicit LeanLaunch(int shared_bytes) : shared_bytes(shared_bytes) {
     if (!cuda::overlaps_kernels() ||
-        cuda::allow_shared_bytes(launch.kernel, LeanLayout<kTiles>::kApartBytes) != cudaSuccess) {
-      return launch;
+        cuda::allow_shared_bytes(lean_kernel, LeanLayout::kApartBytes) != cudaSuccess) {
+      return;
     }
     cudaLaunchAttribute cluster = cluster_attribute();
     cudaLaunchConfig_t config = {};
@@ -193,28 +189,21 @@ struct LeanLaunch {
     config.attrs = &cluster;
     config.numAttrs = 1;
     int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, launch.kernel, &config) == cudaSuccess) {
-      launch.num_clusters = count;
+    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &config) == cudaSuccess) {
+      num_clusters = count;
     }
-    return launch;
   }
-  /// Clusters that a step of short contexts wants, its rows spread evenly.
-  int clusters_of(const SpanAttentionParams& params) const {
-    const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
-    const int num_pairs =
-        ceil_div(params.rows.num_rows, num_spans) * (params.num_q_heads / num_kv_heads);
-    return num_spans * ceil_div(num_pairs, tile_pairs) * num_kv_heads;
-  }
-  bool fits(const SpanAttentionParams& params) const { return clusters_of(params) <= num_clusters; }
 };
 
 const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
-  static const LeanLaunch apart = LeanLaunch::of<1>(LeanLayout<1>::kApartBytes);
-  static const LeanLaunch large = LeanLaunch::of<2>(LeanLayout<2>::kApartBytes);
-  static const LeanLaunch close = LeanLaunch::of<1>(LeanLayout<1>::kUsedBytes);
-  if (params.rows.num_rows > kMaxRowsOfSmallTiles) return large;
+  static const LeanLaunch apart(LeanLayout::kApartBytes), close(LeanLayout::kUsedBytes);
+  // Clusters that a step of short contexts wants, its rows spread evenly.
+  const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
+  const int num_pairs =
+      ceil_div(params.rows.num_rows, num_spans) * (params.num_q_heads / num_kv_heads);
+  const int num_wanted = num_spans * ceil_div(num_pairs, kMinTilePairs) * num_kv_heads;
   const bool has_room =
-      params.rows.num_rows * params.kv.num_kv_heads <= apart.num_clusters || apart.fits(params);
+      std::min(params.rows.num_rows * num_kv_heads, num_wanted) <= apart.num_clusters;
   return has_room ? apart : close;
 }
 
@@ -228,9 +217,7 @@ bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
       params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
     return false;
   }
-  const LeanLaunch& lean = lean_launch_of(params);
-  return lean.num_clusters > 0 &&
-         (params.rows.num_rows <= kMaxRowsOfSmallTiles || lean.fits(params));
+  return lean_launch_of(params).num_clusters > 0;
 }
 
 int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -265,7 +252,7 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, lean.kernel, args);
+  return cudaLaunchKernelEx(&config, lean_kernel, args);
 }
 
 }  // namespace
@@ -299,7 +286,6 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
   if (is_lean(params, args.workspace)) {
-    args.tile_pairs = lean_launch_of(params).tile_pairs;
     return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
   }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);

@@ -42,12 +42,13 @@ struct SpanAttentionParams {
 size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int max_tokens);
 void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
 
-/// CUDA: a step of chains is attended to faster if it has room for few spans, kFewSpans at most or
-/// better one, and expects none to be longer than kShortKvLen. This counts for these numbers of
-/// rows.
+/// CUDA: a step of chains with these numbers of rows is attended to faster if it has room for few
+/// spans, kFewSpans at most, and expects none to be longer than kShortKvLen. Up to
+/// kMaxRowsOfOneSpan rows, room for one span alone is faster still.
 inline constexpr int kFewSpans = 4;
 inline constexpr int kShortKvLen = 2048;
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
+inline constexpr int kMaxRowsOfOneSpan = 16;
 /// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A
 /// step that expects none (RowBatch::expected_span_rows) does without its launch.
 inline constexpr int kMinRowsOfLongSpans = 97;

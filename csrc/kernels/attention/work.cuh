@@ -126,16 +126,14 @@ struct MergeItem {
   int32_t first_pair;
 };
 
-/// Few rows, no trees (decode_cluster.cuh): an item is a tile of up to 16 or 32 pairs and
-/// kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks rank
-/// and rank + kLeanCtas of the item, and merges one share of the columns.
+/// Few rows, no trees (decode_cluster.cuh): an item is a tile of up to kMinTilePairs pairs
+/// and kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks
+/// rank and rank + kLeanCtas of the item, and merges one share of the columns.
 constexpr int kLeanCtas = 8;
 constexpr int kLeanBlocks = 16;  // two segments
 // Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
 // clusters, and where there are many bytes these count, not latencies.
-constexpr int kMaxLeanRows = 24;
-// With more rows tiles have 32 pairs, and only where all of them run at once.
-constexpr int kMaxRowsOfSmallTiles = 16;
+constexpr int kMaxLeanRows = kMaxRowsOfOneSpan;
 constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.

@@ -274,7 +274,7 @@ TEST(few_rows_are_invariant_bit_for_bit) {
   }
 }
 
-// A chain to verify, with as many KV heads as a model has: tiles of 16 pairs or of 32.
+// A chain to verify, with as many KV heads as a model has.
 TEST(rows_of_one_sequence_are_invariant_bit_for_bit) {
   Rng rng(15);
   for (const int group : {1, 3, 4, 5, 8}) {
