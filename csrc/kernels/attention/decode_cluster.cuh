@@ -162,17 +162,20 @@ __device__ __forceinline__ void merge_items(const LeanArgs& args, const LeanItem
     if (is_last) *counter = 0;
   }
   if (!__syncthreads_or(is_last)) return;
-  const int pair = thread / 16;
-  if (pair >= tile.y) return;
-  LeanSum all;
-  int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
+  // Runs once, as the loop below over pairs: as loops they spill less.
+#pragma unroll 1
+  for (int pair = thread / 16; pair < tile.y; pair += LeanLayout::kPairs) {
+    LeanSum all;
+    int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
 #pragma unroll 4
-  for (int i = 0; i < arrival.z; ++i, at += tile.y) {
-    const float2 stats = __ldcg(args.partial_stats + at);
-    const float sum = __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
-    all.add(sum, stats.y, stats.x, args.scale);
+    for (int i = 0; i < arrival.z; ++i, at += tile.y) {
+      const float2 stats = __ldcg(args.partial_stats + at);
+      const float sum =
+          __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
+      all.add(sum, stats.y, stats.x, args.scale);
+    }
+    store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
   }
-  store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
 }
 
 __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
@@ -419,61 +422,66 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
       parity ^= 1;
 
       // A thread has one pair and column; of the pair's 16 lanes each weighs one block.
-      const int pair = thread / 16, in_16 = thread % 16;
+      const int in_16 = thread % 16;
       LeanMerge* merges =
-          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + pair * kLeanBlocks;
-      float2 stats = make_float2(-INFINITY, 0.0f);
-      if (in_16 < num_blocks && pair < num_pairs) {
-        stats = reinterpret_cast<const float2*>(shared +
-                                                Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
-      }
-      float running = stats.x;  // up to this block, in the segment
-#pragma unroll
-      for (int offset = 1; offset < kSegmentBlocks; offset *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, running, offset, kSegmentBlocks);
-        running = fmaxf(running, before);  // a lane without one gets its own
-      }
-      float before = __shfl_up_sync(0xffffffffu, running, 1, kSegmentBlocks);
-      if (in_16 % kSegmentBlocks == 0) before = -INFINITY;
-      const MergeWeights mine = merge_weights(before, stats.x, scale);
-      *reinterpret_cast<float4*>(merges + in_16) =
-          make_float4(mine.earlier, mine.later, stats.y, running);
-      __syncwarp();
-
-      const float* sums =
-          reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
-      LeanSum all;
+          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + thread / 16 * kLeanBlocks;
 #pragma unroll 1
-      for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
-        LeanSum segment;
+      for (int first_pair = 0; first_pair < num_pairs; first_pair += Layout::kPairs) {
+        const int pair = first_pair + thread / 16;
+        float2 stats = make_float2(-INFINITY, 0.0f);
+        if (in_16 < num_blocks && pair < num_pairs) {
+          stats = reinterpret_cast<const float2*>(shared +
+                                                  Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
+        }
+        float running = stats.x;  // up to this block, in the segment
 #pragma unroll
-        for (int i = 0; i < kSegmentBlocks; ++i) {
-          const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
-          const float later =
-              first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
-          segment.out = merged(segment.out, later, {merge.x, merge.y});
-          segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
-          segment.maximum = merge.w;
+        for (int offset = 1; offset < kSegmentBlocks; offset *= 2) {
+          const float before = __shfl_up_sync(0xffffffffu, running, offset, kSegmentBlocks);
+          running = fmaxf(running, before);  // a lane without one gets its own
         }
-        if (range.z != 0) {
-          if (pair >= num_pairs) continue;
-          // Every CTA of the cluster writes the same maximum and normaliser.
-          const int64_t at =
-              range.w + pair +
-              static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
-                  num_pairs;
-          args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
-          if (in_16 == 0) {
-            args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
+        float before = __shfl_up_sync(0xffffffffu, running, 1, kSegmentBlocks);
+        if (in_16 % kSegmentBlocks == 0) before = -INFINITY;
+        const MergeWeights mine = merge_weights(before, stats.x, scale);
+        *reinterpret_cast<float4*>(merges + in_16) =
+            make_float4(mine.earlier, mine.later, stats.y, running);
+        __syncwarp();
+
+        const float* sums =
+            reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
+        LeanSum all;
+#pragma unroll 1
+        for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
+          LeanSum segment;
+#pragma unroll
+          for (int i = 0; i < kSegmentBlocks; ++i) {
+            const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
+            const float later =
+                first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
+            segment.out = merged(segment.out, later, {merge.x, merge.y});
+            segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
+            segment.maximum = merge.w;
           }
-        } else if (first == 0) {
-          all = segment;  // as merged into nothing, save the sign of a zero
-        } else {
-          all.add(segment.out, segment.normaliser, segment.maximum, scale);
+          if (range.z != 0) {
+            if (pair >= num_pairs) continue;
+            // Every CTA of the cluster writes the same maximum and normaliser.
+            const int64_t at =
+                range.w + pair +
+                static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
+                    num_pairs;
+            args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
+            if (in_16 == 0) {
+              args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
+            }
+          } else if (first == 0) {
+            all = segment;  // as merged into nothing, save the sign of a zero
+          } else {
+            all.add(segment.out, segment.normaliser, segment.maximum, scale);
+          }
         }
-      }
-      if (range.z == 0 && pair < num_pairs) {
-        store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
+        if (range.z == 0 && pair < num_pairs) {
+          store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
+        }
+        __syncwarp();
       }
     }
 
