@@ -1,0 +1,90 @@
+"""The README's console blocks: `$ ` lines are run, and the lines after them are what comes out.
+
+Numbers may differ, and `...` stands for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from tests.serve.real_server import command, environment, real_server
+from tests.serve.waiting import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ".venv/bin/python"  # the tests' own interpreter takes its place
+SERVE = f"{PYTHON} -m openspec.serve"
+
+
+def console_commands() -> Iterator[tuple[str, str]]:
+    """(command, expected output) in their order."""
+    text = (ROOT / "README.md").read_text()
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S):
+        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
+
+
+COMMANDS = dict(console_commands())
+
+
+def shows(expected: str, output: str) -> bool:
+    pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*")
+    return re.fullmatch(re.sub(r"\d+", r"\\d+", pattern), output.strip(), re.S) is not None
+
+
+def test_shows() -> None:
+    assert shows("a\n...\n12 at 3.5 tok/s: yes", "a\nb\nc\n7 at 40.25 tok/s: yes\n")
+    assert not shows("...\n12 at 3.5 tok/s: yes", "a\n12 at 3.5 tok/s: NO\n")
+
+
+def test_the_readme_has_four_commands() -> None:
+    assert len(COMMANDS) == 4
+
+
+def test_setup_and_demo() -> None:
+    """The setup before the demo is what made the environment that runs this test."""
+    line, *_ = COMMANDS
+    *setup, demo = line.split(" && ")
+    install = f"{os.path.dirname(PYTHON)}/pip install"
+    assert setup[0] == "python3 -m venv .venv" and setup[-1] == f"{install} ."
+    assert all(part.startswith(install) for part in setup[1:])
+    assert demo.startswith(PYTHON)
+    arguments = [command([])[0], *shlex.split(demo)[1:]]
+    done = subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=4 * PATIENCE_S,
+        check=True,
+    )
+    assert shows(COMMANDS[line], done.stdout), done.stdout
+
+
+def test_tests_run() -> None:
+    """It is what runs this test."""
+    assert "tests/run" in COMMANDS
+    assert os.access(ROOT / "tests" / "run", os.X_OK)
+
+
+def test_server_and_request() -> None:
+    request = next(line for line in COMMANDS if line.startswith("curl "))
+    url, *options = shlex.split(request)[1:]
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert set(given) == {"-H", "-d"}
+    assert SERVE in COMMANDS
+    with real_server() as server:
+        assert shows(COMMANDS[SERVE], server.log), server.log
+        name, _, value = given["-H"].partition(": ")
+        answer = httpx.post(
+            url.replace("http://127.0.0.1:8000", server.url),
+            content=given["-d"],
+            headers={name: value},
+            timeout=PATIENCE_S,
+        )
+    assert shows(COMMANDS[request], answer.text), answer.text
