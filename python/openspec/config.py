@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from openspec import drafters
-from openspec.drafters import OptionValue
+from openspec.drafters import DrafterSpec, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (
     BYTES_METADATA,
@@ -22,6 +23,8 @@ from openspec.settings import (
     nearest,
     parse_command_line,
 )
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
 SPECULATIVE_CONFIG = "speculative_config"
@@ -183,6 +186,13 @@ def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
         ConfigError: for a value that does not fit, or an option of another method.
     """
     merged = {**_expand_speculative_config(values.get(SPECULATIVE_CONFIG)), **values}
+    if merged.get("tensor_parallel_size", 1) != 1:
+        raise ConfigError(
+            "tensor_parallel_size must be 1: an engine runs on one device; start a server for each "
+            "device and balance between them"
+        )
+    if merged.get("trust_remote_code"):
+        logger.warning("trust_remote_code has no effect: no code of a checkpoint is ever run")
     fields: dict[str, Raw] = dict(merged)
     options = dict(build(EngineConfig, merged).method_options)
     spec = drafters.get_drafter(build(EngineConfig, merged).method)
@@ -209,25 +219,77 @@ def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
 
 
 def engine_groups() -> list[SettingsGroup]:
-    """All settings of the engine, for a command line: the fields, then each drafter's options."""
-    groups = [group_of("engine", EngineConfig, skip=("method_options",))]
-    for name in drafters.available_drafters():
-        spec = drafters.get_drafter(name)
-        settings = tuple(
-            Setting(option.name, type(option.default), option.help, option.default)
-            for option in spec.options
+    """All settings of the engine, for a command line: the fields, then the drafters' options.
+
+    Options that several drafters have are one flag, in a group of its own.
+    """
+    specs = [drafters.get_drafter(name) for name in drafters.available_drafters()]
+    methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in specs)
+    engine = group_of("engine", EngineConfig, skip=("method_options",))
+    settings = [
+        replace(
+            setting,
+            help=f"{setting.help} {methods}.",
+            choices=tuple(spec.name for spec in specs),
         )
-        if settings:
-            groups.append(SettingsGroup(f"method {name}: {spec.summary}", settings))
-    compatible = Setting(
+        if setting.name == "method"
+        else setting
+        for setting in engine.settings
+    ]
+    owners: dict[str, list[DrafterSpec]] = {}
+    for spec in specs:
+        for option in spec.options:
+            owners.setdefault(option.name, []).append(spec)
+    options: dict[str, list[Setting]] = {}
+    for name, having in owners.items():
+        title = f"method{'s' * (len(having) > 1)} {', '.join(spec.name for spec in having)}"
+        options.setdefault(title, []).append(_option_setting(name, having))
+    return [
+        SettingsGroup(engine.title, tuple(settings)),
+        *(SettingsGroup(title, tuple(found)) for title, found in options.items()),
+        SettingsGroup("compatibility", _COMPATIBILITY),
+    ]
+
+
+def _option_setting(name: str, specs: Sequence[DrafterSpec]) -> Setting:
+    """One flag for the options of this name; what each method says of it, if they differ."""
+    by_help: dict[str, list[str]] = {}
+    for spec in specs:
+        for option in spec.options:
+            if option.name == name:
+                found = option
+                by_help.setdefault(option.help, []).append(spec.name)
+    shown = [f"{', '.join(names)}: {text}" for text, names in by_help.items()]
+    return Setting(
+        name,
+        type(found.default),
+        found.help if len(by_help) == 1 else " ".join(shown),
+        found.default,
+        choices=found.choices,
+    )
+
+
+_COMPATIBILITY = (
+    Setting(
         SPECULATIVE_CONFIG,
         dict | str | None,
         "vLLM's form of the same: JSON with method, num_speculative_tokens, model and the method's "
         "options. Single flags win over it.",
         None,
-    )
-    groups.append(SettingsGroup("compatibility", (compatible,)))
-    return groups
+    ),
+    Setting(
+        "tensor_parallel_size",
+        int,
+        "1, because an engine runs on one device. For more devices start more servers.",
+        1,
+    ),
+    Setting(
+        "trust_remote_code",
+        bool,
+        "Accepted without effect: no code of a checkpoint is ever run.",
+        False,
+    ),
+)
 
 
 def parse_engine_args(
@@ -236,6 +298,7 @@ def parse_engine_args(
     argv: Sequence[str] | None = None,
     extra: Sequence[SettingsGroup] = (),
     environ: Mapping[str, str] | None = None,
+    version: str = "",
 ) -> tuple[EngineConfig, dict[str, Raw]]:
     """Parses a command line of the engine's settings and the caller's own groups.
 
@@ -244,7 +307,8 @@ def parse_engine_args(
     Raises:
         ConfigError: for anything that does not fit.
     """
-    values = parse_command_line([*extra, *engine_groups()], prog, description, argv, environ)
+    groups = [*extra, *engine_groups()]
+    values = parse_command_line(groups, prog, description, argv, environ, version)
     return engine_config(values), values
 
 

@@ -58,6 +58,10 @@ class Setting:
     help: str
     default: Raw
     is_bytes: bool = False
+    choices: tuple[str, ...] = ()
+    """For `--help`; whoever reads the value checks it."""
+    takes_words: bool = False
+    """Whether the flag takes all words up to the next one, as a list."""
 
     @property
     def flag(self) -> str:
@@ -69,6 +73,16 @@ class Setting:
         """The name in the environment."""
         return ENV_PREFIX + self.name.upper()
 
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several texts, separated by commas or as a JSON list."""
+        return list[str] in (self.type, *typing.get_args(self.type))
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The only values that fit, where the type lists them."""
+        return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
+
     def convert(self, raw: Raw, source: str) -> Raw:
         """Checks one value.
 
@@ -78,12 +92,15 @@ class Setting:
         try:
             if self.is_bytes and isinstance(raw, str):
                 return parse_bytes(raw)
-            if isinstance(raw, str) and list[str] in (self.type, *typing.get_args(self.type)):
+            if isinstance(raw, str) and self.is_list:
+                if raw.startswith("["):
+                    return [*msgspec.json.decode(raw, type=list[str])]
                 return [part.strip() for part in raw.split(",") if part.strip()]
             value: Raw = msgspec.convert(raw, self.type, strict=not isinstance(raw, str))
             return value
-        except (msgspec.ValidationError, ConfigError) as error:
-            raise ConfigError(f"{source}: {raw!r} does not fit: {error}") from None
+        except (msgspec.MsgspecError, ConfigError) as error:
+            choose = f"; choose from {', '.join(self.literals)}" if self.literals else ""
+            raise ConfigError(f"{source}: {raw!r} does not fit: {error}{choose}") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,6 +179,8 @@ def group_of(title: str, cls: type, skip: Sequence[str] = ()) -> SettingsGroup:
                 help=docs.get(field.name, ""),
                 default=default,
                 is_bytes=field.metadata.get("unit") == "bytes",
+                choices=tuple(field.metadata.get("choices", ())),
+                takes_words="words" in field.metadata,
             )
         )
     return SettingsGroup(title, tuple(settings))
@@ -188,11 +207,12 @@ def parse_command_line(
     description: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
+    version: str = "",
 ) -> dict[str, Raw]:
     """Values of all settings that were given somewhere; the rest keep their defaults.
 
     `--config FILE` (or OPENSPEC_CONFIG) names a YAML file. A name declared by several groups is one
-    flag.
+    flag. The value of a setting `model` may stand without its flag.
 
     Raises:
         ConfigError: for an unknown name (with the nearest one) or a value that does not fit.
@@ -200,7 +220,15 @@ def parse_command_line(
     arguments = list(sys.argv[1:] if argv is None else argv)
     variables = os.environ if environ is None else environ
     by_name = {setting.name: setting for group in groups for setting in group.settings}
-    parsed = vars(_parser(groups, prog, description).parse_args(_check_flags(arguments, by_name)))
+    parser = _parser(groups, prog, description, version)
+    known, rest = parser.parse_known_args(_check_flags(arguments, by_name))
+    parsed: dict[str, Raw] = vars(known)
+    if rest and rest[0].startswith("-"):
+        raise ConfigError(f"unknown flag {rest[0]}")
+    if rest and "model" in by_name and "model" not in parsed:
+        parsed["model"] = rest.pop(0)
+    if rest:
+        raise ConfigError(f"{rest[0]!r} stands alone: it is the value of no flag")
 
     values: dict[str, Raw] = {}
     file_name = parsed.pop("config", None) or variables.get("OPENSPEC_CONFIG")
@@ -208,7 +236,8 @@ def parse_command_line(
         values |= from_file(Path(str(file_name)), by_name)
     values |= _from_environment(variables, by_name)
     for name, raw in parsed.items():
-        values[name] = by_name[name].convert(raw, by_name[name].flag)
+        one = ",".join(map(str, raw)) if isinstance(raw, list) else raw
+        values[name] = by_name[name].convert(one, by_name[name].flag)
     return values
 
 
@@ -264,7 +293,7 @@ def _from_environment(
 
 def _check_flags(arguments: list[str], by_name: Mapping[str, Setting]) -> list[str]:
     """Names the nearest flag for an unknown one, and accepts underscores."""
-    flags = {"--help", "--config"}
+    flags = {"--help", "--config", "--version"}
     for setting in by_name.values():
         flags.add(setting.flag)
         if setting.type is bool:
@@ -282,9 +311,16 @@ def _check_flags(arguments: list[str], by_name: Mapping[str, Setting]) -> list[s
 
 
 def _parser(
-    groups: Sequence[SettingsGroup], prog: str, description: str
+    groups: Sequence[SettingsGroup], prog: str, description: str, version: str
 ) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    has_model = any(setting.name == "model" for group in groups for setting in group.settings)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} {'[MODEL] ' if has_model else ''}[--flag VALUE ...]",
+        description=description,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"openspec {version}")
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file of settings."
     )
@@ -295,9 +331,10 @@ def _parser(
             if setting.name in seen:
                 continue
             seen.add(setting.name)
-            shown = setting.help.replace("%", "%%")
+            shown = setting.help
             if setting.default is not None and setting.default not in ("", [], {}):
-                shown += f" (default: {setting.default})".replace("%", "%%")
+                shown += f" (default: {setting.default})"
+            shown = shown.replace("%", "%%")
             if setting.type is bool:
                 section.add_argument(
                     setting.flag,
@@ -310,6 +347,7 @@ def _parser(
                 section.add_argument(
                     setting.flag,
                     dest=setting.name,
+                    nargs="+" if setting.takes_words else None,
                     default=argparse.SUPPRESS,
                     metavar=_metavar(setting),
                     help=shown,
@@ -318,6 +356,6 @@ def _parser(
 
 
 def _metavar(setting: Setting) -> str:
-    if typing.get_origin(setting.type) is Literal:
-        return "{" + ",".join(str(choice) for choice in typing.get_args(setting.type)) + "}"
+    if choices := setting.choices or setting.literals:
+        return "{" + ",".join(choices) + "}"
     return "SIZE" if setting.is_bytes else setting.name.rpartition("_")[2].upper()

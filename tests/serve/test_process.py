@@ -13,9 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+import openspec
+from openspec.config import EMBEDDED_MODEL
 from tests.serve.real_server import (
     RealServer,
     command,
+    cpu_s,
     environment,
     import_cpu_s,
     is_running,
@@ -59,6 +62,10 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--port", "70000", says="port must be in")
     fails_with_one_line("--method", "nope", says="nope")
     fails_with_one_line("--api-key", "has space", says="API key")
+    fails_with_one_line("--max-logprobs", "50", says="max_logprobs must be in [0, 20]")
+    fails_with_one_line("--tool-call-parser", "mistral", says="choose from hermes")
+    fails_with_one_line("--reasoning-parser", "mistral", says="choose from qwen3")
+    fails_with_one_line("--no-enable-auto-tool-choice", says="cannot be off")
     fails_with_one_line(says="does not fit", OPENSPEC_PORT="x")
     fails_with_one_line(says="api_key is given but holds no key", OPENSPEC_API_KEY="")
     bad = tmp_path / "bad.yaml"
@@ -74,9 +81,32 @@ def test_help() -> None:
         assert flag in done.stdout
 
 
+def test_version() -> None:
+    done = subprocess.run(
+        command(["--version"]), capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stdout == f"openspec {openspec.__version__}\n"
+
+
+def test_the_age_counts_from_the_start_of_the_process() -> None:
+    code = (
+        "import time; time.sleep(0.5)\n"
+        "from openspec.serve.server import process_age_s; print(process_age_s())"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [command([])[0], "-c", code], env=environment(), check=True, capture_output=True, text=True
+    )
+    assert 0.5 <= float(done.stdout) <= time.monotonic() - started + 0.02
+
+
 def test_the_front_process_does_not_load_torch() -> None:
     code = "import sys, openspec.serve.server; sys.exit('torch' in sys.modules)"
     subprocess.run([command([])[0], "-c", code], env=environment(), check=True)
+
+
+MAX_FIRST_LINE_CPU_S = 0.5
+"""Until the first line is out; on a machine that is not busy it is the time that passes."""
 
 
 class TestRunning:
@@ -98,6 +128,35 @@ class TestRunning:
             assert info["max_num_seqs"] == 3 and info["method"] == "none"
             assert "k1" not in server.log
             assert server.stop() == 0
+
+    def test_the_first_line_comes_before_heavy_imports(self) -> None:
+        process = subprocess.Popen(
+            command(["--port", "0"]), env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert cpu_s(process.pid) < MAX_FIRST_LINE_CPU_S
+            assert f"openspec {openspec.__version__} starts with the embedded model" in line
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_a_command_line_for_vllm(self) -> None:
+        flags = "--tensor-parallel-size 1 --trust-remote-code --enable-auto-tool-choice"
+        flags += " --tool-call-parser hermes --reasoning-parser qwen3 --max-logprobs 5"
+        flags += " --served-model-name first second"
+        with real_server(str(EMBEDDED_MODEL), *flags.split()) as server:
+            models = server.client.get("/v1/models").json()["data"]
+            assert [model["id"] for model in models] == ["first", "second"]
+            assert "no code of a checkpoint is ever run" in server.log
+            body = {"model": "second", "prompt": "a", "max_tokens": 1}
+            answers = [
+                server.client.post("/v1/completions", json={**body, "logprobs": num})
+                for num in (5, 6)
+            ]
+            assert [answer.status_code for answer in answers] == [200, 400]
+            assert answers[1].json()["error"]["param"] == "logprobs"
 
     def test_unix_socket(self, tmp_path: Path) -> None:
         path = tmp_path / "sock"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def test_values() -> None:
     [
         (["--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean '--max-model-len'"),
         (["--max-num-seqs", "x"], "--max-num-seqs: 'x' does not fit: Expected `int`"),
-        (["--dtype", "int4"], "--dtype: 'int4' does not fit: Invalid enum value"),
+        (["--dtype", "int4"], "'int4' does not fit: .*; choose from auto, float32, bfloat16"),
         (["--kv-cache-memory", "2XB"], "'2XB' is not a size such as 512MiB or 2GiB"),
         (["--method", "ngran"], "unknown method 'ngran'; did you mean 'ngram'"),
         (["--method", "none", "--ngram-min", "2"], "ngram_min is an option of method 'ngram'"),
@@ -87,6 +88,10 @@ def test_values() -> None:
         (["--model", __file__], "is not a folder"),
         (["--seed", str(1 << 63)], r"seed must be in \["),
         (["--stats-interval-s", "nan"], r"stats_interval_s must be in \["),
+        (["-x", "3"], "unknown flag -x"),
+        ([".", "more"], "'more' stands alone"),
+        (["--model", ".", "more"], "'more' stands alone"),
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1: .* one device"),
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
         (["--speculative-config", "{"], "not JSON"),
         (["--speculative-config", '{"metod": "x"}'], "unknown key 'metod'; did you mean 'method'"),
@@ -150,6 +155,38 @@ def test_speculative_config() -> None:
     assert config.draft_depth == 3 and config.method_options["ngram_max"] == 5
 
 
+@pytest.mark.parametrize("argv", [["."], [".", "--seed", "-3"], ["--seed=-3", "."]])
+def test_the_model_may_stand_without_its_flag(argv: list[str]) -> None:
+    assert parse(*argv).model == "."
+
+
+def test_what_command_lines_of_vllm_bring_along(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse("--tensor-parallel-size", "1", "--trust-remote-code") == EngineConfig()
+    assert caplog.text.count("no code of a checkpoint is ever run") == 1
+    given = {"tensor_parallel_size": 1, "trust_remote_code": False}
+    assert config_from_settings(given) == EngineConfig()
+    assert caplog.text.count("no code of a checkpoint is ever run") == 1
+
+
+def test_lists() -> None:
+    @dataclass
+    class Lists:
+        names: list[str] = field(default_factory=list, metadata={"words": True})
+        """Names."""
+        keys: list[str] = field(default_factory=list)
+        """Keys."""
+
+    def names(*argv: str) -> dict[str, object]:
+        return dict(parse_command_line([group_of("lists", Lists)], "openspec", "", argv, {}))
+
+    assert names("--names", "a", "b,c", "--keys", "d") == {"names": ["a", "b", "c"], "keys": ["d"]}
+    assert names("--keys", '["d e", "f"]') == {"keys": ["d e", "f"]}
+    with pytest.raises(ConfigError, match="'e' stands alone"):
+        names("--keys", "d", "e")
+    with pytest.raises(ConfigError, match=r"--keys: '\[d' does not fit"):
+        names("--keys", "[d")
+
+
 def test_from_settings() -> None:
     config = config_from_settings(
         {"max_num_seqs": 4, "kv_cache_memory": "1MiB", "speculative_config": {"method": "none"}}
@@ -168,10 +205,31 @@ def test_every_field_has_help_and_a_flag(capsys: pytest.CaptureFixture[str]) -> 
         parse("--help")
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", shown, re.M)
+    assert len(set(flags)) == len(flags)
     for group in engine_groups():
         for setting in group.settings:
             assert setting.help, setting.name
-            assert setting.flag in shown
+            assert setting.flag in flags
+            for choice in (*setting.literals, *setting.choices):
+                assert re.search(rf"{setting.flag} .*[{{,]{choice}[,}}]", shown), setting.flag
+
+
+def test_help_groups_the_options_of_methods() -> None:
+    titles = {setting.name: group.title for group in engine_groups() for setting in group.settings}
+    assert titles["method"] == "engine"
+    assert titles["ngram_min"] == "method ngram"
+    assert titles["draft_top_k"] == "methods dflash, dspark, eagle3"
+    assert titles["draft_anchor"] == "methods dflash, dspark"
+    for name in drafters.available_drafters():
+        for option in drafters.get_drafter(name).options:
+            assert name in titles[option.name]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_engine_args("openspec", "", ["--version"], environ={}, version="1.2")
+    assert stopped.value.code == 0 and capsys.readouterr().out == "openspec 1.2\n"
 
 
 def test_own_settings_beside_the_engines() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import openspec
 from openspec.bench.workloads import workload_names
 from openspec.config import engine_config, engine_groups
 from openspec.drafters import plain_method
@@ -21,9 +22,8 @@ _NOT_THE_SERVERS = ("seed",)
 class BenchConfig:
     """Settings of the benchmark. A field is a flag; its docstring is the flag's help."""
 
-    workload: list[str] | None = None
-    """Built-in workloads, separated by commas: repeat, chat, mixed, random. Default: all of them,
-    or none beside a dataset."""
+    workload: list[str] | None = field(default=None, metadata={"choices": workload_names()})
+    """Built-in workloads, separated by commas. Default: all of them, or none beside a dataset."""
     dataset: str | None = None
     """Prompts from a JSON lines file as one more; a line has prompt, turns or question."""
     concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
@@ -127,6 +127,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
         "python -m openspec.bench",
         "Plain decoding against a method, in turns, through the server's own HTTP path.",
         argv,
+        version=openspec.__version__,
     )
     bench = build(BenchConfig, values)
     bench.check()

@@ -1,4 +1,4 @@
-"""`python -m openspec.serve`: the OpenAI-compatible server."""
+"""`python -m openspec.serve [MODEL]`: the OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
+import openspec
 from openspec.config import parse_engine_args
 from openspec.errors import ConfigError, EngineError
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = "OpenAI-compatible server. Every flag is also a YAML key and an environment variable."
 
@@ -19,7 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server; returns the exit status."""
     try:
         engine_config, values = parse_engine_args(
-            "python -m openspec.serve", DESCRIPTION, argv, [group_of("server", ServeConfig)]
+            "python -m openspec.serve",
+            DESCRIPTION,
+            argv,
+            [group_of("server", ServeConfig)],
+            version=openspec.__version__,
         )
         config = build(ServeConfig, values)
         config.check()
@@ -28,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s server: %(message)s",
         )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        # Here, so that --help and a wrong flag do not wait for the web framework.
+        logger.info(
+            "openspec %s starts with %s, method %s",
+            openspec.__version__,
+            engine_config.model or "the embedded model",
+            engine_config.method,
+        )
+        # Here, so that --help, a wrong flag and the first line do not wait for the web framework.
         from openspec.serve.server import serve
 
         asyncio.run(serve(engine_config, config))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from openspec.errors import ConfigError
+from openspec.messages import MAX_LOGPROBS
 from openspec.settings import BYTES_METADATA
 
 
@@ -24,12 +25,20 @@ class ServeConfig:
     through OPENSPEC_API_KEY than on the command line, which other users can see."""
     admin_api_key: str | None = field(default=None, repr=False)
     """Key for /flush_cache and aborting all requests. Default: the API keys."""
-    served_model_name: list[str] | None = None
-    """Names the model answers to, separated by commas; answers carry the first. Default: the
-    folder's name and the path as given."""
+    served_model_name: list[str] | None = field(default=None, metadata={"words": True})
+    """Names the model answers to, separated by commas or spaces; answers carry the first. Default:
+    the folder's name and the path as given."""
     generation_config: Literal["auto", "openspec"] = "auto"
     """Sampling defaults for requests that leave them out. auto: the model's
     generation_config.json; openspec: temperature 1 and no filter."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Log-probabilities that a request may ask for at each position; this build has no more."""
+    enable_auto_tool_choice: bool = True
+    """Accepted without effect: tool calls are found wherever a request brings tools."""
+    tool_call_parser: Literal["hermes"] = "hermes"
+    """Form of the tool calls that the model writes."""
+    reasoning_parser: Literal["qwen3"] = "qwen3"
+    """Form of the model's thinking, which answers carry apart from their text."""
     max_num_queued_reqs: int | None = 1024
     """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
     max_body_bytes: int = field(default=8 * 1024 * 1024, metadata=BYTES_METADATA)
@@ -65,6 +74,7 @@ class ServeConfig:
         """
         ranges: tuple[tuple[str, float, float, float], ...] = (
             ("port", self.port, 0, 65535),
+            ("max_logprobs", self.max_logprobs, 0, MAX_LOGPROBS),
             ("max_num_queued_reqs", self.max_num_queued_reqs or 0, 0, 1 << 20),
             ("max_body_bytes", self.max_body_bytes, 1024, 1 << 30),
             ("request_timeout_s", self.request_timeout_s, 0.1, 3600),
@@ -76,6 +86,11 @@ class ServeConfig:
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        if not self.enable_auto_tool_choice:
+            raise ConfigError(
+                "enable_auto_tool_choice cannot be off; requests without tool calls say "
+                "tool_choice 'none'"
+            )
         # An empty variable is what a secret that is missing leaves behind: no reason to be open.
         if self.api_key is not None and not self.api_key:
             raise ConfigError("api_key is given but holds no key; give one, or leave it out")

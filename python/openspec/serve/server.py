@@ -49,7 +49,6 @@ async def serve(
         ConfigError: what is wrong with the settings, the model or the address.
         EngineError: the engine did not start.
     """
-    started = time.monotonic()
     _raise_file_limit()
     with bound_socket(config) as sock:
         signals = _Signals()
@@ -58,7 +57,7 @@ async def serve(
             if context is None:
                 return
             try:
-                await _run(context, sock, signals, started)
+                await _run(context, sock, signals)
             finally:
                 context.text_pool.close()
                 await context.engine.close()
@@ -127,12 +126,10 @@ def http_server(context: ServerContext) -> HttpServer:
     )
 
 
-async def _run(
-    context: ServerContext, sock: socket.socket, signals: _Signals, started: float
-) -> None:
+async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
     server = http_server(context)
     address = address_of(sock, context.config)
-    server.on_listening = lambda: _log_ready(context, address, time.monotonic() - started)
+    server.on_listening = lambda: _log_ready(context, address)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
     gc.collect()
     gc.freeze()
@@ -219,14 +216,20 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _log_ready(context: ServerContext, address: str, seconds: float) -> None:
+def process_age_s() -> float:
+    """Seconds since the system started this process, imports and all."""
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def _log_ready(context: ServerContext, address: str) -> None:
     # The engine's own lines before this one tell the method and the memory plan.
     logger.info(
         "openspec %s serves %s on %s, ready after %.1f s",
         openspec.__version__,
         " alias ".join(context.model_names),
         address,
-        seconds,
+        process_age_s(),
     )
     if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
         logger.warning("whoever can reach %s can use this server: no API key is set", address)

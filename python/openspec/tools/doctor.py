@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import openspec
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.checkpoint.weights import LOADABLE_DTYPES, is_finite, shown_name
@@ -100,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "Checks a drafter against a model: what the draft checkpoint is, and what is accepted.",
             argv,
             [group_of("doctor", DoctorConfig)],
+            version=openspec.__version__,
         )
         num_tokens = build(DoctorConfig, values).doctor_tokens
         if num_tokens < 2:
