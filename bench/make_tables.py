@@ -79,13 +79,13 @@ def conditions(documents: Sequence[dict], files: Sequence[str]) -> str:
     environments = [document["environment"] for document in documents]
     commits = list(dict.fromkeys(environment["commit"][:7] for environment in environments))
     turns = sorted({environment["flags"]["repeats"] for environment in environments})
+    where = f"{WORKLOADS.get(slowest['workload'], slowest['workload'])}, "
     return (
         f"\n{same} of {total} answers equal plain decoding's. The lowest ratio is "
-        f"{slowest['speedup']:.2f}x ({WORKLOADS.get(slowest['workload'], slowest['workload'])}, "
-        f"{slowest['concurrency']} requests).\nGreedy, up to "
-        f"{environments[0]['flags']['max_tokens']} tokens an answer; turns: "
-        f"{joined([str(number) for number in turns])}; commit: {joined(commits)}.\n"
-        f"Files: {', '.join(f'`{name}.json`' for name in files)}.\n"
+        f"{slowest['speedup']:.2f}x ({where}{slowest['concurrency']} requests).\n"
+        f"Greedy, up to {environments[0]['flags']['max_tokens']} tokens an answer; turns: "
+        f"{joined([str(number) for number in turns])}; commit: {joined(commits)}; "
+        f"files: {', '.join(f'`{name}`' for name in files)}.\n"
     )
 
 
