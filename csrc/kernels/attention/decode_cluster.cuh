@@ -4,29 +4,30 @@
 /// of bytes. Everything else in the step runs between two launches, so the code comes from memory
 /// again every time: little of it, and each loop that costs nothing stays one.
 ///
-/// A cluster of kLeanCtas CTAs attends to one LeanItem and KV head. Four warps compute one block,
-/// each a quarter of the keys and then of the columns, and write the block's result straight into
-/// the shared memory of the CTAs that merge it, each of them kLeanColumns columns.
+/// A cluster of kClusterCtas CTAs attends to one ClusterItem and KV head. Four warps compute one
+/// block, each a quarter of the keys and then of the columns, and write the block's result straight
+/// into the shared memory of the CTAs that merge it, each of them kClusterColumns columns.
 
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/attention/prefill_mma.cuh"
 #include "kernels/attention/sums.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
 
 namespace openspec::span_attention {
 
-constexpr int kLeanThreads = 256;
-constexpr int kLeanColumns = kHeadDim / kLeanCtas;
-static_assert(kLeanColumns * 16 == kLeanThreads && kLeanBlocks == 16 && kLeanColumns == 16);
+constexpr int kClusterThreads = 256;
+constexpr int kClusterColumns = kHeadDim / kClusterCtas;
+static_assert(kClusterColumns * 16 == kClusterThreads && kClusterBlocks == 16 &&
+              kClusterColumns == 16);
 
 /// Shared memory of a CTA: K of both blocks, V of both and Q, all in rows of 256 bytes, chunks
 /// swizzled by row; per block p as bf16, rows of 128 bytes, and the warps' maxima.
-struct LeanLayout {
+struct ClusterLayout {
   static constexpr int kPairs = kMinTilePairs;
   static constexpr int kValuesAt = 2 * kStageBytes;
   static constexpr int kQueriesAt = 4 * kStageBytes;
@@ -37,12 +38,12 @@ struct LeanLayout {
   // More than a third of what an SM has, for steps of which all clusters run at once in twos: in
   // threes they would pile up on whichever SMs are free first.
   static constexpr int kApartBytes = 77 * 1024;
-  // Where K was, what the cluster's CTAs wrote: [block][pair][kLeanColumns]. After it, maximum and
-  // normaliser [block][pair] and LeanMerge [pair][block].
+  // Where K was, what the cluster's CTAs wrote: [block][pair][kClusterColumns]. After it, maximum
+  // and normaliser [block][pair] and ClusterMerge [pair][block].
   static constexpr int kSumsAt = 0;
-  static constexpr int kStatsAt = kLeanBlocks * kPairs * kLeanColumns * 4;
-  static constexpr int kMergeAt = kStatsAt + kLeanBlocks * kPairs * 8;
-  static_assert(kMergeAt + kLeanBlocks * kPairs * 16 <= kValuesAt);
+  static constexpr int kStatsAt = kClusterBlocks * kPairs * kClusterColumns * 4;
+  static constexpr int kMergeAt = kStatsAt + kClusterBlocks * kPairs * 8;
+  static_assert(kMergeAt + kClusterBlocks * kPairs * 16 <= kValuesAt);
   // 80 registers: CTAs of the kernels before and after find room beside. Measured: with 114 (and
   // the next item's copies under way during the merge) a layer alone is a little faster, a step
   // slower.
@@ -50,7 +51,7 @@ struct LeanLayout {
   static_assert(kUsedBytes <= kApartBytes && kCtasPerSm * (kUsedBytes + 1024) <= 228 * 1024);
 };
 
-struct LeanArgs {
+struct ClusterArgs {
   const __nv_bfloat16* q;  // as AttentionArgs
   __nv_bfloat16* out;
   const char* kv;
@@ -62,7 +63,7 @@ struct LeanArgs {
   int first_token;
   bool is_early;
   const WorkHeader* header;
-  const LeanItem* items;
+  const ClusterItem* items;
   int32_t* num_arrived;
   float2* partial_stats;
   float* partial_sums;
@@ -70,47 +71,6 @@ struct LeanArgs {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/// Orders nothing that this thread wrote: what it announces are finished reads.
-__device__ __forceinline__ void arrive_in_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-/// The address in CTA `rank` of the cluster.
-__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-/// Writes to a CTA of the cluster, whose barrier hears of it.
-__device__ __forceinline__ void send(uint32_t to, float x, float y, uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
-          "r"(to),
-      "f"(x), "f"(y), "r"(barrier)
-      : "memory");
-}
-/// For one arrival per phase; visible to the cluster behind its next barrier.
-__device__ __forceinline__ void init_barrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void wait_for_bytes(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-      "@!p bra again;\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
 /// From L2, here and not later: several loads in flight before the first is looked at.
 __device__ __forceinline__ int4 load_now(const void* from) {
   int4 x;
@@ -121,14 +81,14 @@ __device__ __forceinline__ int4 load_now(const void* from) {
 }
 
 /// How one block enters the pair's segment, and the segment's maximum up to it.
-struct LeanMerge {
+struct ClusterMerge {
   MergeWeights weights;
   float normaliser, maximum;
 };
-static_assert(sizeof(LeanMerge) == 16);
+static_assert(sizeof(ClusterMerge) == 16);
 
 /// Running results of one pair, one column.
-struct LeanSum {
+struct ClusterSum {
   float out = 0.0f, normaliser = 0.0f, maximum = -INFINITY;
 
   __device__ __forceinline__ void add(float later, float later_sum, float later_max, float scale) {
@@ -138,24 +98,25 @@ struct LeanSum {
   }
 };
 
-__device__ __forceinline__ void store_lean(const LeanArgs& args, int tile_row, int kv_head,
-                                           int pair, int column, const LeanSum& sum) {
+__device__ __forceinline__ void store_cluster_sum(const ClusterArgs& args, int tile_row,
+                                                  int kv_head, int pair, int column,
+                                                  const ClusterSum& sum) {
   const int row = pair * args.group_reciprocal >> 16;
   const int head = kv_head * args.group + pair - row * args.group;
   args.out[(static_cast<int64_t>(tile_row + row) * args.num_q_heads + head) * kHeadDim + column] =
       __float2bfloat16_rn(finish(sum.out, __frcp_rn(sum.normaliser)));
 }
 
-/// Counts an item of a split tile as done; the last CTA of this rank merges the rank's columns of
-/// all segments of the tile.
-__device__ __forceinline__ void merge_items(const LeanArgs& args, const LeanItem* item, int kv_head,
-                                            int rank) {
+/// Counts an item of a tile that is cut as done; the last CTA of this rank merges the rank's
+/// columns of all segments of the tile.
+__device__ __forceinline__ void merge_items(const ClusterArgs& args, const ClusterItem* item,
+                                            int kv_head, int rank) {
   const int thread = threadIdx.x;
   const int4 tile = load_now(item), range = load_now(reinterpret_cast<const int4*>(item) + 1);
   const int4 arrival = load_now(reinterpret_cast<const int4*>(item) + 2);
   __syncthreads();
   int32_t* counter =
-      args.num_arrived + (arrival.y * args.num_kv_heads + kv_head) * kLeanCtas + rank;
+      args.num_arrived + (arrival.y * args.num_kv_heads + kv_head) * kClusterCtas + rank;
   bool is_last = false;
   if (thread == 0) {
     is_last = add_and_order(counter) == arrival.x - 1;
@@ -164,29 +125,29 @@ __device__ __forceinline__ void merge_items(const LeanArgs& args, const LeanItem
   if (!__syncthreads_or(is_last)) return;
   // Runs once, as the loop below over pairs: as loops they spill less.
 #pragma unroll 1
-  for (int pair = thread / 16; pair < tile.y; pair += LeanLayout::kPairs) {
-    LeanSum all;
+  for (int pair = thread / 16; pair < tile.y; pair += ClusterLayout::kPairs) {
+    ClusterSum all;
     int64_t at = range.w + pair + static_cast<int64_t>(kv_head) * range.z * tile.y;
 #pragma unroll 4
     for (int i = 0; i < arrival.z; ++i, at += tile.y) {
       const float2 stats = __ldcg(args.partial_stats + at);
       const float sum =
-          __ldcg(args.partial_sums + at * kHeadDim + rank * kLeanColumns + thread % 16);
+          __ldcg(args.partial_sums + at * kHeadDim + rank * kClusterColumns + thread % 16);
       all.add(sum, stats.y, stats.x, args.scale);
     }
-    store_lean(args, tile.x, kv_head, pair, rank * kLeanColumns + thread % 16, all);
+    store_cluster_sum(args, tile.x, kv_head, pair, rank * kClusterColumns + thread % 16, all);
   }
 }
 
-__global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
-    lean_kernel(const __grid_constant__ LeanArgs args) {
-  using Layout = LeanLayout;
+__global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
+    decode_cluster_kernel(const __grid_constant__ ClusterArgs args) {
+  using Layout = ClusterLayout;
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
   const uint32_t base = shared_address(shared);
   const int thread = threadIdx.x, lane = thread % 32;
   const int slot = thread / 128, part = thread / 32 % 4;
-  const int rank = blockIdx.x % kLeanCtas;
+  const int rank = blockIdx.x % kClusterCtas;
   const uint32_t keys = base + slot * kStageBytes, values = keys + Layout::kValuesAt;
   const float scale = args.scale;
 
@@ -208,25 +169,25 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
 
   const uint32_t barrier = base + Layout::kBarrierAt;
   uint32_t parity = 0;
-  if (thread == 0) init_barrier(barrier);
+  if (thread == 0) cuda::init_barrier(barrier);
   // What the first job is read from. Known by its place alone.
-  const int first_work = blockIdx.x / kLeanCtas;
+  const int first_work = blockIdx.x / kClusterCtas;
   if (thread == 0) {
     cuda::fetch_to_cache(args.header);
     cuda::fetch_to_cache(
         args.items +
         static_cast<int>(
             uint64_t{static_cast<unsigned>(first_work)} * args.num_kv_heads_reciprocal >> 31) *
-            kLeanCtas +
+            kClusterCtas +
         rank);
   }
 
   bool is_early = args.is_early;
   if (!is_early) cuda::wait_for_previous_kernel();
-  const int num_clusters = gridDim.x / kLeanCtas;
+  const int num_clusters = gridDim.x / kClusterCtas;
   // An item's share of a CTA, and one KV head.
   struct Job {
-    const LeanItem* item;
+    const ClusterItem* item;
     int kv_head, kv_len;
     int4 tile, range, low_lines, high_lines;
   };
@@ -235,7 +196,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
     const int index = static_cast<int>(
         uint64_t{static_cast<unsigned>(work)} * args.num_kv_heads_reciprocal >> 31);
     job.kv_head = work - index * args.num_kv_heads;
-    job.item = args.items + index * kLeanCtas + rank;
+    job.item = args.items + index * kClusterCtas + rank;
     job.tile = load_now(job.item);
     job.range = load_now(reinterpret_cast<const int4*>(job.item) + 1);
     const int4* lines_at = reinterpret_cast<const int4*>(job.item->lines) + slot * 2;
@@ -244,7 +205,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
     job.kv_len = __ldcg(&job.item->kv_len);
     return job;
   };
-  const int block_in_item = rank + slot * kLeanCtas;
+  const int block_in_item = rank + slot * kClusterCtas;
   const auto start_copies = [&](const Job& job) {
     const bool is_active = block_in_item < job.range.y;
     const int lines[8] = {job.low_lines.x,  job.low_lines.y,  job.low_lines.z,  job.low_lines.w,
@@ -319,7 +280,8 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
     __syncthreads();
 
     if (num_blocks > 0) {
-      if (thread == 0) expect_bytes(barrier, num_blocks * num_pairs * (kLeanColumns * 4 + 8));
+      if (thread == 0)
+        cuda::expect_bytes(barrier, num_blocks * num_pairs * (kClusterColumns * 4 + 8));
       float maximum[2], total[4] = {}, scores[2][4] = {};
       float* maxima =
           reinterpret_cast<float*>(shared + Layout::kMaximaAt) + slot * 4 * Layout::kPairs + row;
@@ -356,7 +318,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
         }
       }
       __syncthreads();
-      arrive_in_cluster();  // this CTA has read its K and Q, and can be sent to
+      cuda::arrive_in_cluster();  // this CTA has read its K and Q, and can be sent to
       if (is_active) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -399,32 +361,34 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
           }
         }
       }
-      wait_for_cluster();
+      cuda::wait_for_cluster();
       if (is_active) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const uint32_t to = address_in(base, part * 2 + i), heard_by = to + Layout::kBarrierAt;
+          const uint32_t to = cuda::address_in(base, part * 2 + i),
+                         heard_by = to + Layout::kBarrierAt;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             if (row + half * 8 >= num_pairs) continue;
             const int at = block_in_item * Layout::kPairs + row + half * 8;
-            const uint32_t sums_at = to + Layout::kSumsAt + at * (kLeanColumns * 4) + lane % 4 * 8;
+            const uint32_t sums_at =
+                to + Layout::kSumsAt + at * (kClusterColumns * 4) + lane % 4 * 8;
             const float (&low)[4] = out[2 * i], (&high)[4] = out[2 * i + 1];
-            send(sums_at, low[2 * half], low[2 * half + 1], heard_by);
-            send(sums_at + 32, high[2 * half], high[2 * half + 1], heard_by);
+            cuda::send(sums_at, low[2 * half], low[2 * half + 1], heard_by);
+            cuda::send(sums_at + 32, high[2 * half], high[2 * half + 1], heard_by);
             if (lane % 4 == 0) {
-              send(to + Layout::kStatsAt + at * 8, maximum[half], total[2 * half], heard_by);
+              cuda::send(to + Layout::kStatsAt + at * 8, maximum[half], total[2 * half], heard_by);
             }
           }
         }
       }
-      wait_for_bytes(barrier, parity);
+      cuda::wait_for_bytes(barrier, parity);
       parity ^= 1;
 
       // A thread has one pair and column; of the pair's 16 lanes each weighs one block.
       const int in_16 = thread % 16;
-      LeanMerge* merges =
-          reinterpret_cast<LeanMerge*>(shared + Layout::kMergeAt) + thread / 16 * kLeanBlocks;
+      ClusterMerge* merges =
+          reinterpret_cast<ClusterMerge*>(shared + Layout::kMergeAt) + thread / 16 * kClusterBlocks;
 #pragma unroll 1
       for (int first_pair = 0; first_pair < num_pairs; first_pair += Layout::kPairs) {
         const int pair = first_pair + thread / 16;
@@ -446,17 +410,18 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
             make_float4(mine.earlier, mine.later, stats.y, running);
         __syncwarp();
 
-        const float* sums =
-            reinterpret_cast<const float*>(shared + Layout::kSumsAt) + pair * kLeanColumns + in_16;
-        LeanSum all;
+        const float* sums = reinterpret_cast<const float*>(shared + Layout::kSumsAt) +
+                            pair * kClusterColumns + in_16;
+        ClusterSum all;
 #pragma unroll 1
         for (int first = 0; first < num_blocks; first += kSegmentBlocks) {
-          LeanSum segment;
+          ClusterSum segment;
 #pragma unroll
           for (int i = 0; i < kSegmentBlocks; ++i) {
             const float4 merge = *reinterpret_cast<const float4*>(merges + first + i);
-            const float later =
-                first + i < num_blocks ? sums[(first + i) * Layout::kPairs * kLeanColumns] : 0.0f;
+            const float later = first + i < num_blocks
+                                    ? sums[(first + i) * Layout::kPairs * kClusterColumns]
+                                    : 0.0f;
             segment.out = merged(segment.out, later, {merge.x, merge.y});
             segment.normaliser = merged(segment.normaliser, merge.z, {merge.x, merge.y});
             segment.maximum = merge.w;
@@ -468,7 +433,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
                 range.w + pair +
                 static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
                     num_pairs;
-            args.partial_sums[at * kHeadDim + rank * kLeanColumns + in_16] = segment.out;
+            args.partial_sums[at * kHeadDim + rank * kClusterColumns + in_16] = segment.out;
             if (in_16 == 0) {
               args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
             }
@@ -479,7 +444,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
           }
         }
         if (range.z == 0 && pair < num_pairs) {
-          store_lean(args, tile_row, kv_head, pair, rank * kLeanColumns + in_16, all);
+          store_cluster_sum(args, tile_row, kv_head, pair, rank * kClusterColumns + in_16, all);
         }
         __syncwarp();
       }
@@ -494,7 +459,7 @@ __global__ void __launch_bounds__(kLeanThreads, LeanLayout::kCtasPerSm)
 
 #else
 
-__global__ void lean_kernel(const __grid_constant__ LeanArgs) {}
+__global__ void decode_cluster_kernel(const __grid_constant__ ClusterArgs) {}
 
 #endif
 

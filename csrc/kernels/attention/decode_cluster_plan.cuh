@@ -1,6 +1,6 @@
 #pragma once
 
-/// The kernel that lists the work items of a step for lean_kernel.
+/// The kernel that lists the work items of a step for decode_cluster_kernel.
 
 #include <cuda_runtime.h>
 
@@ -12,36 +12,36 @@
 
 namespace openspec::span_attention {
 
-/// A span cut into lean items.
-struct LeanCut {
+/// A span cut into items for clusters.
+struct ClusterCut {
   int tile_rows, num_tiles, num_ranges, num_slots;
 
-  __device__ LeanCut(int num_rows, int kv_len, int group) {
+  __device__ ClusterCut(int num_rows, int kv_len, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
     tile_rows = kMinTilePairs / group;
     num_tiles = ceil_div(num_rows, tile_rows);
-    num_ranges = ceil_div(num_blocks, kLeanBlocks);
+    num_ranges = ceil_div(num_blocks, kClusterBlocks);
     num_slots = num_ranges > 1 ? ceil_div(num_blocks, kSegmentBlocks) : 0;
   }
 };
 
-__device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, int index) {
-  const int rank = index % kLeanCtas;
-  const int span = span_of(spans.item, args.rows.num_spans, index / kLeanCtas);
+__device__ void write_cluster_item(const PlanArgs& args, const SpanTable& spans, int index) {
+  const int rank = index % kClusterCtas;
+  const int span = span_of(spans.item, args.rows.num_spans, index / kClusterCtas);
   const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
-  const LeanCut cut(num_rows, kv_len, args.group);
-  const int in_span = index / kLeanCtas - spans.item[span];
+  const ClusterCut cut(num_rows, kv_len, args.group);
+  const int in_span = index / kClusterCtas - spans.item[span];
   const int tile = in_span % cut.num_tiles, first_row = tile * cut.tile_rows;
   const int rows_here = min(cut.tile_rows, num_rows - first_row);
 
-  LeanItem item = {};
+  ClusterItem item = {};
   item.tile_row = spans.row[span] + first_row;
   item.num_pairs = rows_here * args.group;
   item.end = kv_len + (args.is_causal ? first_row + rows_here : num_rows);
   item.first_visible = args.is_causal ? kv_len + first_row + 1 : item.end;
   const int num_blocks = ceil_div(item.end, kBlockTokens);
-  item.block = in_span / cut.num_tiles * kLeanBlocks;
-  item.num_blocks = max(min(kLeanBlocks, num_blocks - item.block), 0);
+  item.block = in_span / cut.num_tiles * kClusterBlocks;
+  item.num_blocks = max(min(kClusterBlocks, num_blocks - item.block), 0);
   item.num_slots = cut.num_slots;
   item.slot_base = spans.slot[span] + first_row * args.group * args.num_kv_heads * cut.num_slots;
   item.num_arrivals = cut.num_ranges;
@@ -52,7 +52,7 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
       args.pages + static_cast<int64_t>(args.rows.span_seq[span]) * args.max_pages_per_seq;
 #pragma unroll
   for (int i = 0; i < 2 * kBlockTokens / kLineRows; ++i) {
-    const int block = item.block + rank + (i >= kBlockTokens / kLineRows ? kLeanCtas : 0);
+    const int block = item.block + rank + (i >= kBlockTokens / kLineRows ? kClusterCtas : 0);
     // Behind the end: any line that exists.
     const int token = min(block * kBlockTokens + i % (kBlockTokens / kLineRows) * kLineRows,
                           (item.end - 1) & ~(kLineRows - 1));
@@ -60,12 +60,12 @@ __device__ void write_lean_item(const PlanArgs& args, const SpanTable& spans, in
     item.lines[i] = static_cast<uint32_t>(pages[page]) * (2u * args.num_kv_heads * args.page_size) +
                     (token - page * args.page_size);
   }
-  args.workspace.lean_items[index] = item;
+  args.workspace.cluster_items[index] = item;
 }
 
-/// One CTA: lists the items of a lean step.
+/// One CTA: lists the items of a step of clusters.
 __global__ void __launch_bounds__(kPlanThreads)
-    lean_plan_kernel(const __grid_constant__ PlanArgs args) {
+    decode_cluster_plan_kernel(const __grid_constant__ PlanArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ int table[];
   __shared__ int warp_sums[kPlanThreads / 32];
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int num_rows = span < num_spans ? spans.num_rows(span) : 0;
     int num_slots = 0, num_items = 0, num_tiles = 0;
     if (num_rows > 0) {
-      const LeanCut cut(num_rows, spans.kv_len[span], args.group);
+      const ClusterCut cut(num_rows, spans.kv_len[span], args.group);
       num_slots = cut.num_slots * num_rows * args.group * args.num_kv_heads;
       num_items = cut.num_tiles * cut.num_ranges;
       num_tiles = cut.num_tiles;
@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(kPlanThreads)
   __syncthreads();
 
   if (thread == 0) *args.workspace.header = {item_end, 0, 0, 0, {0, 0}, {0, 0}};
-  const int num_counters = tile_end * args.num_kv_heads * kLeanCtas;
-  for (int i = thread; i < num_counters; i += kPlanThreads) args.workspace.lean_arrived[i] = 0;
-  for (int i = thread; i < item_end * kLeanCtas; i += kPlanThreads) {
-    write_lean_item(args, spans, i);
+  const int num_counters = tile_end * args.num_kv_heads * kClusterCtas;
+  for (int i = thread; i < num_counters; i += kPlanThreads) args.workspace.cluster_arrived[i] = 0;
+  for (int i = thread; i < item_end * kClusterCtas; i += kPlanThreads) {
+    write_cluster_item(args, spans, i);
   }
 }
 

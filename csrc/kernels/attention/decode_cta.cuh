@@ -4,8 +4,8 @@
 /// drafts, trees too.
 
 #include "kernels/attention/math.cuh"
-#include "kernels/attention/prefill_mma.cuh"
 #include "kernels/attention/sums.cuh"
+#include "kernels/attention/tree_tail.cuh"
 #include "kernels/attention/work.cuh"
 #include "kernels/common/launch.cuh"
 
@@ -13,24 +13,24 @@ namespace openspec::span_attention {
 
 // Half stages in the ring of shared memory: K or V of one block each, rows of 256 bytes, 16-byte
 // chunks swizzled by row.
-constexpr int kSplitRing = 5;
+constexpr int kDecodeRing = 5;
 
 /// Shared memory behind the ring: Q, as K; p as bf16, rows of 128 bytes; each warp's maxima.
 template <int kTiles>
-struct SplitLayout {
-  static constexpr int kQueriesAt = kSplitRing * kStageBytes;
+struct CtaLayout {
+  static constexpr int kQueriesAt = kDecodeRing * kStageBytes;
   static constexpr int kWeightsAt = kQueriesAt + kTiles * 16 * kLineBytes;
   static constexpr int kMaximaAt = kWeightsAt + kTiles * 16 * kBlockTokens * 2;
-  static constexpr int kAncestorsAt = kMaximaAt + kSplitWarps * 16 * 4;
+  static constexpr int kAncestorsAt = kMaximaAt + kDecodeCtaWarps * 16 * 4;
   static constexpr int kUsedBytes = kAncestorsAt + kMaxTreeRows;
 
   // Large tiles keep an SM busy alone.
-  static constexpr int kMostCtasPerSm = kTiles == 4 ? 1 : kSplitCtasPerSm;
+  static constexpr int kMostCtasPerSm = kTiles == 4 ? 1 : kDecodeCtasPerSm;
 };
 
 /// Copies an item's K and V to shared memory. A thread copies one chunk of every 16th key.
-struct SplitCopier {
-  static constexpr int kKeys = 4, kKeyStep = kSplitThreads / 16;
+struct CtaCopier {
+  static constexpr int kKeys = 4, kKeyStep = kDecodeCtaThreads / 16;
   static_assert(kKeys * kKeyStep == kBlockTokens);
 
   const char* kv;            // the thread's chunk of the KV head's first line
@@ -68,16 +68,16 @@ struct SplitCopier {
 };
 
 /// Attention of an item's pairs over its blocks. The warps share out kTiles x 16 pairs; the
-/// kSplitWarps / kTiles warps of 16 pairs split first a block's keys, then the columns of the
+/// kDecodeCtaWarps / kTiles warps of 16 pairs split first a block's keys, then the columns of the
 /// output. Uses all of the CTA's shared memory; the caller puts a barrier between calls. With
 /// `waits` it waits for the previous kernel, and copies ahead of that what was there before the
 /// step; not for a row's tail.
 template <int kTiles>
-__device__ __forceinline__ void attend_split(const AttentionArgs& args, const WorkItem& item,
-                                             int kv_head, unsigned char* shared, float4* scratch,
-                                             bool waits) {
-  using Layout = SplitLayout<kTiles>;
-  constexpr int kParts = kSplitWarps / kTiles;
+__device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const WorkItem& item,
+                                              int kv_head, unsigned char* shared, float4* scratch,
+                                              bool waits) {
+  using Layout = CtaLayout<kTiles>;
+  constexpr int kParts = kDecodeCtaWarps / kTiles;
   constexpr int kKeyTiles = kBlockTokens / 8 / kParts, kDimTiles = kHeadDim / 8 / kParts;
   constexpr int kDimChunk = kTiles == 4 ? 4 : 2;  // column tiles at a time
   constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
@@ -94,14 +94,14 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
   const int block_begin = item.block_begin, block_end = item.block_end;
 
   const uint32_t group_reciprocal = args.group_reciprocal;
-  SplitCopier keys;
+  CtaCopier keys;
   keys.ancestors = nullptr;
   if (is_tail) {
     const uint32_t* words =
         args.workspace.ancestors + static_cast<int64_t>(item.tail_row) * kAncestorWords;
     uint8_t* ancestors = shared + Layout::kAncestorsAt;
     // A word per warp; those before count the depth of its first row.
-    static_assert(kAncestorWords == kSplitWarps);
+    static_assert(kAncestorWords == kDecodeCtaWarps);
     const uint32_t lane_word = words[lane % kAncestorWords];
     int depth = 0;
     uint32_t word = 0;
@@ -132,8 +132,8 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
   } else {
     // The first block's lines stand in the item: one dependent load less.
 #pragma unroll
-    for (int i = 0; i < SplitCopier::kKeys; ++i) {
-      const int key = i * SplitCopier::kKeyStep + thread / 16;
+    for (int i = 0; i < CtaCopier::kKeys; ++i) {
+      const int key = i * CtaCopier::kKeyStep + thread / 16;
       keys.lines[i] = item.lines[key / kLineRows] + key % kLineRows;
     }
   }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
   if (num_copied == 0) keys.copy(ring, block_begin, 0);
   const uint32_t queries = ring + Layout::kQueriesAt;
 #pragma unroll 1
-  for (int pair = thread / 16; pair < kTiles * 16; pair += kSplitThreads / 16) {
+  for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
     const int chunk = thread % 16, tile_pair = min(pair, num_pairs - 1);
     const int in_tile = tile_pair * group_reciprocal >> 16;
     const int head = kv_head * args.group + tile_pair - in_tile * args.group;
@@ -207,13 +207,13 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
   const bool is_direct = item.num_slots == 0;
   bool has_kept = false;
   int num_runs = 0;
-  Sums<1, kDimTiles, kSplitThreads> sums;
+  Sums<1, kDimTiles, kDecodeCtaThreads> sums;
   sums.clear();
 
   // Half stages: of V before, of K and V of this block.
   uint32_t before = ring + 4 * kStageBytes, key_stage = ring, value_stage = ring + kStageBytes;
   const auto next = [&](uint32_t stage) {
-    return stage == ring + (kSplitRing - 1) * kStageBytes ? ring : stage + kStageBytes;
+    return stage == ring + (kDecodeRing - 1) * kStageBytes ? ring : stage + kStageBytes;
   };
 #pragma unroll 1
   for (int block = block_begin; block < block_end; ++block) {
@@ -392,6 +392,74 @@ __device__ __forceinline__ void attend_split(const AttentionArgs& args, const Wo
     sums.clear();
     ++num_runs;
   }
+}
+
+/// Goes from an item's blocks to the tail behind them. A barrier for the CTA.
+__device__ __forceinline__ void go_to_tail(WorkItem& item) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    item.end = item.tail_end;
+    item.block_begin = item.num_shared_blocks;
+    item.block_end = ceil_div(item.end, kBlockTokens);
+    item.first_slot = num_slots_of(item.num_shared_blocks, item.range_blocks);
+  }
+  __syncthreads();
+}
+
+/// Tiles of up to 16 kTiles pairs over ranges of blocks: many rows, or trees.
+template <int kTiles>
+__global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kTiles>::kMostCtasPerSm)
+    decode_cta_kernel(const __grid_constant__ AttentionArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ WorkItem item;
+  __shared__ int message;
+  int index = blockIdx.x;
+  const WorkItem* first =
+      args.workspace.items + min(index / args.num_kv_heads, args.workspace.max_items - 1);
+  WorkHeader& header = *args.workspace.header;
+  bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
+
+  fetch(item, first);  // while the header is on its way
+  const int num_items = header.num_items * args.num_kv_heads;
+  const bool merges_together = header.merges_together != 0;
+  wait_for_fetch();
+  if (index >= num_items) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
+  ItemQueue queue(header.tickets, num_items);
+  for (;;) {
+    const int kv_head = index % args.num_kv_heads;
+    const bool has_blocks = !item.is_tile_tail && item.block_begin < item.block_end;
+    // Rows' tails read what the step writes before anything else.
+    const bool waits_later = is_early && has_blocks && item.tail_row < 0;
+    if (is_early && !waits_later) cuda::wait_for_previous_kernel();
+    is_early = false;
+    if (!waits_later) queue.prefetch();
+    if (item.is_tile_tail) {
+      attend_tails<kTiles>(args, item, kv_head, shared);
+    } else if (has_blocks) {
+      attend_by_cta<kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
+    }
+    if (waits_later) queue.prefetch();
+    if (item.tail_end > 0) {
+      go_to_tail(item);
+      attend_tails<kTiles>(args, item, kv_head, shared);
+    }
+    if (item.num_slots > 0) {
+      const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
+      for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kDecodeCtaWarps) {
+        merge_pair(args, item, kv_head, pair);
+      }
+    }
+    index = queue.next(&message);
+    if (index >= num_items) break;
+    fetch(item, args.workspace.items + index / args.num_kv_heads);
+    wait_for_fetch();
+  }
+  queue.close();
 }
 
 }  // namespace openspec::span_attention

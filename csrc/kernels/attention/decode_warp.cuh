@@ -12,19 +12,21 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/math.cuh"
-#include "kernels/attention/prefill_mma.cuh"
 #include "kernels/attention/sums.cuh"
 #include "kernels/attention/work.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
 
 namespace openspec::span_attention {
 
 /// Shared memory: each warp's K and V, rows of 256 bytes, 16-byte chunks swizzled by row; the sums
 /// of the segment so far, as the lanes have them; how many of the item's blocks are in these.
-struct StreamLayout {
-  static constexpr int kTiles = kMaxStreamTilePairs / kStreamTilePairs;
-  static constexpr int kSumsAt = kStreamWarps * 2 * kStageBytes;
+struct WarpLayout {
+  static constexpr int kTiles = kMaxWarpTilePairs / kWarpTilePairs;
+  static constexpr int kSumsAt = kDecodeWarps * 2 * kStageBytes;
   static constexpr int kStatsAt = kSumsAt + kTiles * (kHeadDim / 16) * 32 * 16;
   static constexpr int kNumMergedAt = kStatsAt + kTiles * 32 * 16;
   static constexpr int kUsedBytes = kNumMergedAt + 16;
@@ -39,7 +41,7 @@ __device__ __forceinline__ void wait_for_turn(const int* num_merged, int count) 
 /// A warp's results: of kTiles x 8 pairs. A lane has pairs 2 (lane % 4) and the next of each 8, and
 /// columns lane / 4 and lane / 4 + 8 of each 16.
 template <int kTiles>
-struct StreamSums {
+struct WarpSums {
   static constexpr int kDimTiles = kHeadDim / 16;
   float out[kTiles][kDimTiles][4];  // [column half, pair]
   float maximum[kTiles][2];
@@ -125,11 +127,11 @@ struct StreamSums {
 };
 
 /// Where a warp begins with an item: known before the item itself is at hand.
-struct StreamStart {
+struct WarpStart {
   int kv_head, block, block_end, end;
   uint32_t line;  // of K of the block's keys 8 (lane % 8) .. 8 (lane % 8) + 7
 
-  __device__ __forceinline__ StreamStart(const WorkItem* item, int kv_head, bool is_wanted)
+  __device__ __forceinline__ WarpStart(const WorkItem* item, int kv_head, bool is_wanted)
       : kv_head(kv_head), block(0), block_end(0), end(0), line(0) {
     if (!is_wanted) return;
     const int warp = threadIdx.x / 32;
@@ -141,21 +143,21 @@ struct StreamStart {
 };
 
 /// Copies blocks for one warp, K and then V. A lane copies one chunk of every other key.
-struct StreamCopier {
+struct WarpCopier {
   const AttentionArgs& args;
   uint32_t keys, values;  // where to
   const char* kv;         // the lane's chunk of the KV head's first line or the next
   int block, block_end, end;
   uint32_t line;
 
-  __device__ __forceinline__ StreamCopier(const AttentionArgs& args, unsigned char* shared)
+  __device__ __forceinline__ WarpCopier(const AttentionArgs& args, unsigned char* shared)
       : args(args) {
     keys = shared_address(shared) + threadIdx.x / 32 * (2 * kStageBytes);
     values = keys + kStageBytes;
   }
   __device__ __forceinline__ bool has_block() const { return block < block_end; }
 
-  __device__ __forceinline__ void go_to(const StreamStart& start) {
+  __device__ __forceinline__ void go_to(const WarpStart& start) {
     const int lane = threadIdx.x % 32;
     kv = args.kv + static_cast<int64_t>(start.kv_head * args.page_size + lane / 16) * kLineBytes +
          lane % 16 * 16;
@@ -208,11 +210,11 @@ struct StreamCopier {
 /// segments so far. `copier` has started on the warp's first block; it goes on with the item after
 /// this one.
 template <int kTiles>
-__device__ __forceinline__ void attend_stream(const AttentionArgs& args, const WorkItem& item,
-                                              int kv_head, StreamCopier& copier,
-                                              const StreamStart& next, unsigned char* shared,
-                                              float4* kept) {
-  using Sums = StreamSums<kTiles>;
+__device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const WorkItem& item,
+                                                int kv_head, WarpCopier& copier,
+                                                const WarpStart& next, unsigned char* shared,
+                                                float4* kept) {
+  using Sums = WarpSums<kTiles>;
   constexpr int kKeyTiles = kBlockTokens / 16, kSteps = kHeadDim / 16;
   const int lane = opaque_thread() % 32;
   const float scale = args.scale;
@@ -262,11 +264,11 @@ __device__ __forceinline__ void attend_stream(const AttentionArgs& args, const W
   const bool is_direct = item.num_slots == 0;
   const int num_singles =
       is_direct ? 0 : (kSegmentBlocks - block_begin % kSegmentBlocks) % kSegmentBlocks;
-  float4* sums_at = reinterpret_cast<float4*>(shared + StreamLayout::kSumsAt) + lane;
-  float4* stats_at = reinterpret_cast<float4*>(shared + StreamLayout::kStatsAt) + lane;
-  int* num_merged = reinterpret_cast<int*>(shared + StreamLayout::kNumMergedAt);
+  float4* sums_at = reinterpret_cast<float4*>(shared + WarpLayout::kSumsAt) + lane;
+  float4* stats_at = reinterpret_cast<float4*>(shared + WarpLayout::kStatsAt) + lane;
+  int* num_merged = reinterpret_cast<int*>(shared + WarpLayout::kNumMergedAt);
   for (;;) {
-    const int later = block + kStreamWarps;
+    const int later = block + kDecodeWarps;
     const bool has_later = later < block_end;
     if (has_later) {
       copier.go_to(later, pages);
@@ -403,6 +405,86 @@ __device__ __forceinline__ void attend_stream(const AttentionArgs& args, const W
     if (!has_later) break;
     block = later;
   }
+}
+
+/// Tiles of up to kMaxWarpTilePairs pairs over ranges of blocks: few rows of each span, no trees.
+/// While a CTA is at one item, the next one's first blocks are on their way.
+__global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
+    decode_warp_kernel(const __grid_constant__ AttentionArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ WorkItem item;
+  __shared__ int message;
+  constexpr int kChunks = sizeof(WorkItem) / 16;
+  const int chunk = threadIdx.x, num_kv_heads = args.num_kv_heads;
+  int index = blockIdx.x;
+  const WorkItem* items = args.workspace.items;
+  const WorkItem* first = items + min(index / num_kv_heads, args.workspace.max_items - 1);
+  WorkHeader& header = *args.workspace.header;
+  if (chunk < kChunks) cuda::fetch_to_cache(reinterpret_cast<const uint4*>(first) + chunk);
+  if (chunk == kChunks) cuda::fetch_to_cache(&header);
+  WarpCopier copier(args, shared);
+  int* num_merged = reinterpret_cast<int*>(shared + WarpLayout::kNumMergedAt);
+  const bool is_early = args.is_early;
+  if (!is_early) cuda::wait_for_previous_kernel();
+
+  // Exists, whether it is one of the step's or not.
+  const WarpStart start(first, index % num_kv_heads, true);
+  const int kv_len = __ldcg(&first->kv_len);
+  const auto load_chunk = [&](const WorkItem* from) {
+    return chunk < kChunks ? __ldcg(reinterpret_cast<const uint4*>(from) + chunk) : uint4{};
+  };
+  uint4 chunk_bits = load_chunk(first);
+  const int num_items = header.num_items * num_kv_heads;
+  const bool merges_together = header.merges_together != 0;
+  if (index >= num_items) {
+    if (is_early) cuda::wait_for_previous_kernel();
+    return;
+  }
+  copier.go_to(start);
+  // A block of which the step writes nothing need not wait.
+  const bool is_past = (start.block + 1) * kBlockTokens <= kv_len;
+  if (is_early && !is_past) cuda::wait_for_previous_kernel();
+  copier.copy_keys();
+  copier.copy_values();
+  if (is_early && is_past) cuda::wait_for_previous_kernel();
+  ItemQueue queue(header.tickets, num_items, 2);
+  int next = index + gridDim.x;
+  for (;;) {
+    if (chunk < kChunks) reinterpret_cast<uint4*>(&item)[chunk] = chunk_bits;
+    if (chunk == 0) *num_merged = 0;
+    __syncthreads();
+    queue.prefetch();
+    const bool has_next = next < num_items;
+    const int kv_head = index % num_kv_heads;
+    const WarpStart next_start(items + next / num_kv_heads, next % num_kv_heads, has_next);
+    if (has_next) chunk_bits = load_chunk(items + next / num_kv_heads);
+    const auto attend = [&](auto num_tiles) {
+      attend_by_warps<num_tiles.value>(args, item, kv_head, copier, next_start, shared,
+                                       scratch_of(args));
+    };
+    switch (ceil_div(item.tile_rows * args.group, kWarpTilePairs)) {
+      case 1:
+        attend(std::integral_constant<int, 1>());
+        break;
+      case 2:
+        attend(std::integral_constant<int, 2>());
+        break;
+      default:
+        attend(std::integral_constant<int, 3>());
+    }
+    if (item.num_slots > 0) {
+      const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
+      for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kDecodeWarps) {
+        merge_pair(args, item, kv_head, pair);
+      }
+    }
+    if (!has_next) break;
+    index = next;
+    next = queue.next(&message);
+    __syncthreads();
+  }
+  queue.close();
 }
 
 }  // namespace openspec::span_attention

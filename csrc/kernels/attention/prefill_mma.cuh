@@ -1,20 +1,19 @@
 #pragma once
 
-/// One wide tile of pairs over all its blocks.
+/// Tiles of many pairs over all their blocks: rows of prompts, without the products of sm_90a.
 
 #include "kernels/attention/math.cuh"
 #include "kernels/attention/sums.cuh"
 #include "kernels/attention/work.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace openspec::span_attention {
 
 // Shared memory: a ring of two blocks' K and V, rows of 256 bytes, 16-byte chunks swizzled by row.
-constexpr int kLineBytes = kHeadDim * 2;
-constexpr int kStageBytes = kBlockTokens * kLineBytes;
 constexpr int kKeysAt = 0;
 constexpr int kValuesAt = 2 * kStageBytes;
-constexpr int kWideQueriesAt = 4 * kStageBytes;
-constexpr int kWideSharedBytes = kWideQueriesAt + kWideTilePairs * kLineBytes;
+constexpr int kPrefillQueriesAt = 4 * kStageBytes;
+constexpr int kPrefillSharedBytes = kPrefillQueriesAt + kPrefillTilePairs * kLineBytes;
 
 /// Where an item's keys are.
 struct KeySource {
@@ -62,9 +61,10 @@ struct KeySource {
 
 /// Attention of an item's pairs over its blocks, kRowTiles x 16 pairs to a warp. Uses all of the
 /// CTA's shared memory; the caller puts a barrier between calls.
-__device__ __forceinline__ void attend_wide(const AttentionArgs& args, const WorkItem& item,
-                                            int kv_head, unsigned char* shared, float4* scratch) {
-  constexpr int kTiles = kWideTilePairs / 16, kRowTiles = kTiles / kWarps;
+__device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const WorkItem& item,
+                                               int kv_head, unsigned char* shared,
+                                               float4* scratch) {
+  constexpr int kTiles = kPrefillTilePairs / 16, kRowTiles = kTiles / kPrefillWarps;
   constexpr int kKeyTiles = kBlockTokens / 8, kDimTiles = kHeadDim / 8;
   constexpr int kDimChunk = 4;  // column tiles at a time
   constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void attend_wide(const AttentionArgs& args, const Wor
   lines.low = item.lines[lane / kLineRows] + lane % kLineRows + keys.head_lines;
   lines.high = item.lines[(lane + 32) / kLineRows] + lane % kLineRows + keys.head_lines;
   keys.copy(ring + kKeysAt, block_begin, lines, 0);
-  const uint32_t queries = ring + kWideQueriesAt;
+  const uint32_t queries = ring + kPrefillQueriesAt;
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
     const int chunk = thread % 16, pair = 8 * i + thread / 16;
@@ -301,6 +301,29 @@ __device__ __forceinline__ void attend_wide(const AttentionArgs& args, const Wor
                         lane % 4 * 2);
     }
   }
+}
+
+/// Tiles of 128 pairs over all their blocks: the rows of a long chain.
+__global__ void __launch_bounds__(kPrefillThreads, kPrefillCtasPerSm)
+    prefill_mma_kernel(const __grid_constant__ AttentionArgs args) {
+  cuda::allow_next_kernel();
+  extern __shared__ __align__(256) unsigned char shared[];
+  __shared__ WorkItem item;
+  __shared__ int message;
+  cuda::wait_for_previous_kernel();
+
+  WorkHeader& header = *args.workspace.header;
+  const int num_items = header.num_prefill_items * args.num_kv_heads;
+  float4* scratch =
+      args.workspace.scratch + static_cast<int64_t>(blockIdx.x) * kPrefillScratch * kPrefillThreads;
+  ItemQueue queue(header.prefill_tickets, num_items);
+  for (int index = blockIdx.x; index < num_items; index = queue.next(&message)) {
+    queue.prefetch();
+    fetch(item, args.workspace.prefill_items + index / args.num_kv_heads);
+    wait_for_fetch();
+    attend_prefill(args, item, index % args.num_kv_heads, shared, scratch);
+  }
+  queue.close();
 }
 
 }  // namespace openspec::span_attention

@@ -27,18 +27,18 @@ bool map_lines(const void* kv, int box_lines, CUtensorMap* map) {
 }  // namespace
 
 bool has_wgmma() {
-  static const bool has = cuda::has_hopper_kernel(attention_wgmma_kernel);
+  static const bool has = cuda::has_hopper_kernel(prefill_wgmma_kernel);
   return has;
 }
 
-int launch_wgmma(const AttentionArgs& args, void* stream) {
-  static const int allowed = cuda::allow_shared_bytes(attention_wgmma_kernel, kWgmmaSharedBytes);
+int launch_prefill_wgmma(const AttentionArgs& args, void* stream) {
+  static const int allowed = cuda::allow_shared_bytes(prefill_wgmma_kernel, kWgmmaSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   WgmmaArgs wgmma_args = {args, kBlockTokens};
   while (args.page_size % wgmma_args.box_lines != 0) wgmma_args.box_lines /= 2;
   CUtensorMap map;
   if (!map_lines(args.kv, wgmma_args.box_lines, &map)) return cudaErrorInvalidValue;
-  return cuda::launch(attention_wgmma_kernel, cuda::num_sms(), kWgmmaThreads, kWgmmaSharedBytes,
+  return cuda::launch(prefill_wgmma_kernel, cuda::num_sms(), kWgmmaThreads, kWgmmaSharedBytes,
                       stream, map, wgmma_args);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Wide tiles on the warpgroup products of sm_90a.
+/// Prefill tiles on the warpgroup products of sm_90a.
 ///
 /// The arithmetic is that of math.cuh: a product of a warpgroup over 16 k adds up as
 /// m16n8k16 does, so chains of them give the same bits. p . 1 is a 17th column tile of p . v, over
@@ -373,8 +373,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& args, const Kv
 #endif  // OPENSPEC_HAS_WGMMA
 
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    attention_wgmma_kernel(const __grid_constant__ CUtensorMap map,
-                           const __grid_constant__ WgmmaArgs args) {
+    prefill_wgmma_kernel(const __grid_constant__ CUtensorMap map,
+                         const __grid_constant__ WgmmaArgs args) {
 #ifdef OPENSPEC_HAS_WGMMA
   cuda::allow_next_kernel();
   // Their place in static shared memory also tells the host that the kernel has a body.

@@ -15,7 +15,7 @@
 namespace openspec::span_attention {
 
 inline constexpr int kGroupThreads = 128;
-inline constexpr int kGroups = kWideTilePairs / 64;
+inline constexpr int kGroups = kPrefillTilePairs / 64;
 inline constexpr int kGroupPairs = 64;
 inline constexpr int kWgmmaThreads = (kGroups + 1) * kGroupThreads;
 inline constexpr int kCopyWarps = kGroupThreads / 32;
@@ -28,8 +28,8 @@ inline constexpr int kHalfBytes = kBlockTokens * 128;
 inline constexpr int kWgmmaStageBytes = 5 * kHalfBytes;
 inline constexpr int kKept = 16 + 1;  // float4 per thread: Sums::keep
 inline constexpr int kGroupScratchBytes = kKept * kGroupThreads * 16;
-static_assert(kThreads == kGroupThreads);     // the stride of what Sums keeps
-inline constexpr int kWgmmaAlignment = 1024;  // of the swizzle
+static_assert(kPrefillThreads == kGroupThreads);  // the stride of what Sums keeps
+inline constexpr int kWgmmaAlignment = 1024;      // of the swizzle
 
 inline constexpr int kWgmmaQueriesAt = kStages * kWgmmaStageBytes;
 inline constexpr int kWgmmaScratchAt = kWgmmaQueriesAt + kGroups * 2 * kHalfBytes;
@@ -130,8 +130,8 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
   const int lane = threadIdx.x % 32;
   const bool draws = threadIdx.x / 32 == kGroups * 4;
   WorkHeader& header = *args.workspace.header;
-  const int num_items = header.num_wide_items * args.num_kv_heads;
-  const int num_in_all = num_items + header.num_wide_merges * args.num_kv_heads;
+  const int num_items = header.num_prefill_items * args.num_kv_heads;
+  const int num_in_all = num_items + header.num_prefill_merges * args.num_kv_heads;
   const bool has_tickets = num_in_all > static_cast<int>(gridDim.x);
   RingPosition<kStages> at;
   RingPosition<kItemSlots> slot;
@@ -143,11 +143,11 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
       if (index < num_in_all) {
         MergeItem merge = {index / args.num_kv_heads, -1};
         if (index >= num_items) {
-          merge = args.workspace.wide_merges[(index - num_items) / args.num_kv_heads];
+          merge = args.workspace.prefill_merges[(index - num_items) / args.num_kv_heads];
         }
         if (lane < static_cast<int>(sizeof(WorkItem) / 16)) {
           reinterpret_cast<uint4*>(&announcement.item)[lane] =
-              reinterpret_cast<const uint4*>(args.workspace.wide_items + merge.item)[lane];
+              reinterpret_cast<const uint4*>(args.workspace.prefill_items + merge.item)[lane];
         }
         if (lane == 0) announcement.first_pair = merge.first_pair;
       }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
       if (lane == 0) {
         wgmma::arrive(ring.full_items + slot.index * 8);
         // On its way while this item is copied.
-        if (has_tickets && index < num_in_all) ticket = atomicAdd(&header.wide_tickets.next, 1);
+        if (has_tickets && index < num_in_all) ticket = atomicAdd(&header.prefill_tickets.next, 1);
       }
     }
     wgmma::wait(ring.full_items + slot.index * 8, slot.parity);
@@ -171,9 +171,9 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
     index = has_tickets ? uniform(ticket) + static_cast<int>(gridDim.x) : num_in_all;
   }
   if (draws && has_tickets && lane == 0 &&
-      atomicAdd(&header.wide_tickets.num_done, 1) == static_cast<int>(gridDim.x) - 1) {
-    header.wide_tickets.next = 0;
-    header.wide_tickets.num_done = 0;
+      atomicAdd(&header.prefill_tickets.num_done, 1) == static_cast<int>(gridDim.x) - 1) {
+    header.prefill_tickets.next = 0;
+    header.prefill_tickets.num_done = 0;
   }
 }
 

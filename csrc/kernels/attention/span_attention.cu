@@ -6,8 +6,10 @@
 
 #include "kernels/attention/decode_cluster.cuh"
 #include "kernels/attention/decode_cluster_plan.cuh"
-#include "kernels/attention/items.cuh"
+#include "kernels/attention/decode_cta.cuh"
+#include "kernels/attention/decode_warp.cuh"
 #include "kernels/attention/plan.cuh"
+#include "kernels/attention/prefill_mma.cuh"
 #include "kernels/attention/prefill_wgmma.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/launch.cuh"
@@ -42,8 +44,8 @@ int log2_of(int value) {
   return log2;
 }
 
-/// How split tiles are computed.
-struct SplitKernel {
+/// What computes decode tiles.
+struct DecodeKernel {
   void (*kernel)(AttentionArgs);
   int tile_pairs, num_threads, ctas_per_sm;
   int shared_bytes, tree_shared_bytes;  // for chains, and for any spans
@@ -51,18 +53,26 @@ struct SplitKernel {
   bool is_available;                    // false: the device lacks shared memory
 
   /// Of a warp for each block.
-  static SplitKernel stream(int tile_pairs) {
-    constexpr int kBytes = StreamLayout::kUsedBytes;
-    return {stream_kernel, tile_pairs, kStreamThreads, 2, kBytes, kBytes, 2000.0f, 550.0f, false};
+  static DecodeKernel by_warps(int tile_pairs) {
+    constexpr int kBytes = WarpLayout::kUsedBytes;
+    return {decode_warp_kernel,
+            tile_pairs,
+            kDecodeWarpThreads,
+            2,
+            kBytes,
+            kBytes,
+            2000.0f,
+            550.0f,
+            false};
   }
   /// Of a CTA for each block; trees too.
   template <int kTiles>
-  static SplitKernel split(int ctas_per_sm) {
-    constexpr int kBytes = SplitLayout<kTiles>::kUsedBytes;
+  static DecodeKernel by_cta(int ctas_per_sm) {
+    constexpr int kBytes = CtaLayout<kTiles>::kUsedBytes;
     const float block_ns = kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles;
-    return {split_kernel<kTiles>,
+    return {decode_cta_kernel<kTiles>,
             kTiles * kMinTilePairs,
-            kSplitThreads,
+            kDecodeCtaThreads,
             ctas_per_sm,
             kBytes,
             std::max(kBytes, TailLayout<kTiles>::kBytes),
@@ -71,35 +81,35 @@ struct SplitKernel {
             false};
   }
   /// With the limit of shared memory raised.
-  static SplitKernel available(SplitKernel split) {
+  static DecodeKernel available(DecodeKernel decode) {
     int device = 0, most_bytes = 0, sm_bytes = 0, fit = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     // Of two CTAs that fit on an SM together some would meet while other SMs have none. So where
     // one is meant to be alone it takes more than half of what an SM has.
-    if (split.ctas_per_sm == 1)
-      split.shared_bytes = std::max(split.shared_bytes, sm_bytes / 2 + 1024);
-    split.tree_shared_bytes = std::max(split.tree_shared_bytes, split.shared_bytes);
-    split.is_available =
-        most_bytes >= split.tree_shared_bytes &&
-        cuda::allow_shared_bytes(split.kernel, split.tree_shared_bytes) == cudaSuccess &&
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, split.kernel, split.num_threads,
-                                                      split.tree_shared_bytes) == cudaSuccess &&
-        fit >= split.ctas_per_sm;
-    return split;
+    if (decode.ctas_per_sm == 1)
+      decode.shared_bytes = std::max(decode.shared_bytes, sm_bytes / 2 + 1024);
+    decode.tree_shared_bytes = std::max(decode.tree_shared_bytes, decode.shared_bytes);
+    decode.is_available =
+        most_bytes >= decode.tree_shared_bytes &&
+        cuda::allow_shared_bytes(decode.kernel, decode.tree_shared_bytes) == cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, decode.kernel, decode.num_threads,
+                                                      decode.tree_shared_bytes) == cudaSuccess &&
+        fit >= decode.ctas_per_sm;
+    return decode;
   }
   int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
 };
 
 /// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
 /// `num_pairs` are of a span that has as many rows as there is room for on average.
-const SplitKernel* stream_kernel_of(const SpanAttentionParams& params, int num_pairs) {
-  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::stream(8)),
-                                        SplitKernel::available(SplitKernel::stream(16)),
-                                        SplitKernel::available(SplitKernel::stream(24))};
-  static_assert(kMaxStreamTilePairs == 24);
-  const SplitKernel& largest = kernels[2];
+const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params, int num_pairs) {
+  static const DecodeKernel kernels[] = {DecodeKernel::available(DecodeKernel::by_warps(8)),
+                                         DecodeKernel::available(DecodeKernel::by_warps(16)),
+                                         DecodeKernel::available(DecodeKernel::by_warps(24))};
+  static_assert(kMaxWarpTilePairs == 24);
+  const DecodeKernel& largest = kernels[2];
   if (!largest.is_available) return nullptr;
   const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
   // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
@@ -108,32 +118,32 @@ const SplitKernel* stream_kernel_of(const SpanAttentionParams& params, int num_p
   for (int most_tiles = cuda::num_sms();
        kv_len > 0 && kv_len <= kShortKvLen && most_tiles <= largest.num_ctas();
        most_tiles += cuda::num_sms()) {
-    for (const SplitKernel& kernel : kernels) {
+    for (const DecodeKernel& kernel : kernels) {
       if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;
     }
   }
   // Any context: spans of so few rows that reading is all the work.
-  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kStreamTilePairs;
+  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kWarpTilePairs;
   return num_pairs <= most_pairs ? &largest : nullptr;
 }
 
 /// The first that the device has of those that suit the step: tiles by what a span has room for on
 /// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
-const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
+const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
   const int num_spans = std::max(params.rows.num_spans, 1);
   const int group = params.num_q_heads / params.kv.num_kv_heads;
   int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
   const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
   if (!params.rows.may_have_trees) {
-    const SplitKernel* stream = stream_kernel_of(params, num_pairs);
-    if (stream != nullptr) return stream;
+    const DecodeKernel* by_warps = warp_kernel_of(params, num_pairs);
+    if (by_warps != nullptr) return by_warps;
   }
   // Of the same kernel the one with more shared memory last: its limit stays.
-  static const SplitKernel kernels[] = {SplitKernel::available(SplitKernel::split<4>(1)),
-                                        SplitKernel::available(SplitKernel::split<2>(2)),
-                                        SplitKernel::available(SplitKernel::split<2>(1)),
-                                        SplitKernel::available(SplitKernel::split<1>(2)),
-                                        SplitKernel::available(SplitKernel::split<1>(1))};
+  static const DecodeKernel kernels[] = {DecodeKernel::available(DecodeKernel::by_cta<4>(1)),
+                                         DecodeKernel::available(DecodeKernel::by_cta<2>(2)),
+                                         DecodeKernel::available(DecodeKernel::by_cta<2>(1)),
+                                         DecodeKernel::available(DecodeKernel::by_cta<1>(2)),
+                                         DecodeKernel::available(DecodeKernel::by_cta<1>(1))};
   int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
   if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     // Rows of small trees are shared out over the SMs: their tails take time.
@@ -144,8 +154,8 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
     num_pairs = std::min(2 * num_pairs, 2 * kMinTilePairs);
     most_ctas_per_sm = 2;
   }
-  const SplitKernel* smallest = nullptr;
-  for (const SplitKernel& kernel : kernels) {
+  const DecodeKernel* smallest = nullptr;
+  for (const DecodeKernel& kernel : kernels) {
     if (!kernel.is_available) continue;
     smallest = &kernel;
     const bool is_large = kernel.tile_pairs > kMinTilePairs && num_pairs <= kernel.tile_pairs / 2;
@@ -154,49 +164,50 @@ const SplitKernel* split_kernel_of(const SpanAttentionParams& params) {
   return smallest;
 }
 
-/// Whether the step may have wide tiles: launching their kernel for nothing takes time, too.
-bool has_wide(const SpanAttentionParams& params) {
+/// Whether the step may have prefill tiles: launching their kernel for nothing takes time, too.
+bool has_prefill(const SpanAttentionParams& params) {
   const int group = params.num_q_heads / params.kv.num_kv_heads;
   const int span_rows = params.rows.expected_span_rows;
   if (span_rows > 0 && span_rows * group <= kMaxTilePairs) return false;
-  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForWide);
+  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForPrefill);
 }
 
 cudaLaunchAttribute cluster_attribute() {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = kLeanCtas;
+  attribute.val.clusterDim.x = kClusterCtas;
   attribute.val.clusterDim.y = 1;
   attribute.val.clusterDim.z = 1;
   return attribute;
 }
 
-/// Lean CTAs on as many SMs as may be.
-struct LeanLaunch {
+/// Clusters on as many SMs as may be.
+struct ClusterLaunch {
   int shared_bytes;      // of a CTA
   int num_clusters = 0;  // that fit at once; 0: the device has no clusters, or not as much memory
 
-  explicit LeanLaunch(int shared_bytes) : shared_bytes(shared_bytes) {
+  explicit ClusterLaunch(int shared_bytes) : shared_bytes(shared_bytes) {
     if (!cuda::overlaps_kernels() ||
-        cuda::allow_shared_bytes(lean_kernel, LeanLayout::kApartBytes) != cudaSuccess) {
+        cuda::allow_shared_bytes(decode_cluster_kernel, ClusterLayout::kApartBytes) !=
+            cudaSuccess) {
       return;
     }
     cudaLaunchAttribute cluster = cluster_attribute();
     cudaLaunchConfig_t config = {};
-    config.gridDim = kLeanCtas;
-    config.blockDim = kLeanThreads;
+    config.gridDim = kClusterCtas;
+    config.blockDim = kClusterThreads;
     config.dynamicSmemBytes = shared_bytes;
     config.attrs = &cluster;
     config.numAttrs = 1;
     int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, lean_kernel, &config) == cudaSuccess) {
+    if (cudaOccupancyMaxActiveClusters(&count, decode_cluster_kernel, &config) == cudaSuccess) {
       num_clusters = count;
     }
   }
 };
 
-const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
-  static const LeanLaunch apart(LeanLayout::kApartBytes), close(LeanLayout::kUsedBytes);
+const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
+  static const ClusterLaunch apart(ClusterLayout::kApartBytes), close(ClusterLayout::kUsedBytes);
   // Clusters that a step of short contexts wants, its rows spread evenly.
   const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
   const int num_pairs =
@@ -207,21 +218,21 @@ const LeanLaunch& lean_launch_of(const SpanAttentionParams& params) {
   return has_room ? apart : close;
 }
 
-/// Whether the lean kernel alone attends to the step: known when a graph is captured.
-bool is_lean(const SpanAttentionParams& params, const Workspace& workspace) {
+/// Whether decode_cluster_kernel alone attends to the step: known when a graph is captured.
+bool runs_in_clusters(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
   const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
                         params.rows.expected_kv_len <= kShortKvLen;
   if (params.rows.may_have_trees ||
-      params.rows.num_rows > (is_short ? kMaxLeanRows : kMaxLeanBatchRows) ||
+      params.rows.num_rows > (is_short ? kMaxClusterRows : kMaxClusterBatchRows) ||
       params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
     return false;
   }
-  return lean_launch_of(params).num_clusters > 0;
+  return cluster_launch_of(params).num_clusters > 0;
 }
 
-int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
-  LeanArgs args;
+int launch_clusters(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
+  ClusterArgs args;
   args.q = static_cast<const __nv_bfloat16*>(params.q);
   args.out = static_cast<__nv_bfloat16*>(params.out);
   args.kv = static_cast<const char*>(params.kv.data);
@@ -235,24 +246,24 @@ int launch_lean(const SpanAttentionParams& params, const Workspace& workspace, v
   args.first_token = params.first_token;
   args.is_early = params.is_behind_fence;
   args.header = workspace.header;
-  args.items = workspace.lean_items;
-  args.num_arrived = workspace.lean_arrived;
+  args.items = workspace.cluster_items;
+  args.num_arrived = workspace.cluster_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
-  const LeanLaunch& lean = lean_launch_of(params);
+  const ClusterLaunch& launch = cluster_launch_of(params);
   cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   // No more than fit at once: those left over would come last, with their full share of the work.
-  config.gridDim =
-      kLeanCtas * std::min(lean.num_clusters, workspace.max_lean_items * params.kv.num_kv_heads);
-  config.blockDim = kLeanThreads;
-  config.dynamicSmemBytes = lean.shared_bytes;
+  config.gridDim = kClusterCtas * std::min(launch.num_clusters,
+                                           workspace.max_cluster_items * params.kv.num_kv_heads);
+  config.blockDim = kClusterThreads;
+  config.dynamicSmemBytes = launch.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, lean_kernel, args);
+  return cudaLaunchKernelEx(&config, decode_cluster_kernel, args);
 }
 
 }  // namespace
@@ -273,20 +284,20 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = params.num_q_heads / params.kv.num_kv_heads;
-  const SplitKernel* split = split_kernel_of(params);
-  if (split == nullptr) return cudaErrorInvalidConfiguration;
-  args.num_split_ctas = split->num_ctas();
+  const DecodeKernel* decode = decode_kernel_of(params);
+  if (decode == nullptr) return cudaErrorInvalidConfiguration;
+  args.num_decode_ctas = decode->num_ctas();
   args.num_sms = cuda::num_sms();
-  args.tile_pairs = split->tile_pairs;
-  args.item_ns = split->item_ns;
-  args.block_ns = split->block_ns;
-  args.has_wide = has_wide(params);
+  args.tile_pairs = decode->tile_pairs;
+  args.item_ns = decode->item_ns;
+  args.block_ns = decode->block_ns;
+  args.has_prefill = has_prefill(params);
   args.has_wgmma = has_wgmma();
   args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
-  if (is_lean(params, args.workspace)) {
-    return cuda::launch(lean_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  if (runs_in_clusters(params, args.workspace)) {
+    return cuda::launch(decode_cluster_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
   }
   return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
 }
@@ -294,11 +305,11 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
 int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
   const Workspace workspace = workspace_of(params);
-  if (is_lean(params, workspace)) return launch_lean(params, workspace, stream);
-  const SplitKernel* split = split_kernel_of(params);
-  if (split == nullptr) return cudaErrorInvalidConfiguration;
-  static const int wide_status = cuda::allow_shared_bytes(wide_kernel, kWideSharedBytes);
-  if (wide_status != cudaSuccess) return wide_status;
+  if (runs_in_clusters(params, workspace)) return launch_clusters(params, workspace, stream);
+  const DecodeKernel* decode = decode_kernel_of(params);
+  if (decode == nullptr) return cudaErrorInvalidConfiguration;
+  static const int limit_status = cuda::allow_shared_bytes(prefill_mma_kernel, kPrefillSharedBytes);
+  if (limit_status != cudaSuccess) return limit_status;
   AttentionArgs args;
   args.q = static_cast<const __nv_bfloat16*>(params.q);
   args.out = static_cast<__nv_bfloat16*>(params.out);
@@ -316,14 +327,14 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.first_token = params.first_token;
   args.is_early = params.is_behind_fence;
   args.workspace = workspace;
-  const int split_bytes =
-      params.rows.may_have_trees ? split->tree_shared_bytes : split->shared_bytes;
-  const int status =
-      cuda::launch(split->kernel, split->num_ctas(), split->num_threads, split_bytes, stream, args);
-  if (status != cudaSuccess || !has_wide(params)) return status;
-  if (has_wgmma()) return launch_wgmma(args, stream);
-  return cuda::launch(wide_kernel, cuda::num_sms() * kWideCtasPerSm, kThreads, kWideSharedBytes,
-                      stream, args);
+  const int decode_bytes =
+      params.rows.may_have_trees ? decode->tree_shared_bytes : decode->shared_bytes;
+  const int status = cuda::launch(decode->kernel, decode->num_ctas(), decode->num_threads,
+                                  decode_bytes, stream, args);
+  if (status != cudaSuccess || !has_prefill(params)) return status;
+  if (has_wgmma()) return launch_prefill_wgmma(args, stream);
+  return cuda::launch(prefill_mma_kernel, cuda::num_sms() * kPrefillCtasPerSm, kPrefillThreads,
+                      kPrefillSharedBytes, stream, args);
 }
 
 }  // namespace openspec

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Results in the making: a warp's sums in registers, where they are kept meanwhile, and the merge
-/// of a tile's partial results.
+/// Items as CTAs draw them, and results in the making: a warp's sums in registers, where they are
+/// kept meanwhile, and the merge of a tile's partial results.
 
 #include "kernels/attention/math.cuh"
 #include "kernels/attention/work.cuh"
@@ -30,7 +30,7 @@ struct AttentionArgs {
 /// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
 /// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
 /// column tile.
-template <int kRowTiles, int kDimTiles, int kCtaThreads = kThreads>
+template <int kRowTiles, int kDimTiles, int kCtaThreads = kPrefillThreads>
 struct Sums {
   float out[kRowTiles][kDimTiles][4];
   float maximum[kRowTiles][2];
@@ -212,6 +212,104 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   bits.y = pack_bf16(finish(total.z, reciprocal), finish(total.w, reciprocal));
   reinterpret_cast<uint2*>(args.out + (static_cast<int64_t>(row) * args.num_q_heads + head) *
                                           kHeadDim)[lane] = bits;
+}
+
+/// Starts copying an item to shared memory.
+__device__ __forceinline__ void fetch(WorkItem& to, const WorkItem* from) {
+  constexpr int kChunks = sizeof(WorkItem) / 16;
+  const int chunk = threadIdx.x;
+  if (chunk < kChunks) {
+    copy_async(shared_address(&to) + chunk * 16, reinterpret_cast<const uint4*>(from) + chunk,
+               true);
+  }
+  commit_copies();
+}
+__device__ __forceinline__ void wait_for_fetch() {
+  wait_for_copies<0>();
+  __syncthreads();
+}
+
+/// Hands item indices to a CTA: its own first, `num_own` of them, then tickets.
+class ItemQueue {
+ public:
+  __device__ ItemQueue(Tickets& tickets, int num_items, int num_own = 1)
+      : tickets_(tickets),
+        num_items_(num_items),
+        first_ticket_(num_own * static_cast<int>(gridDim.x)),
+        has_tickets_(num_items > first_ticket_) {}
+
+  /// Draws the item after the present one; the answer is on its way while that is computed.
+  __device__ void prefetch() {
+    if (has_tickets_ && threadIdx.x == 0) ticket_ = atomicAdd(&tickets_.next, 1);
+  }
+  /// The next item, num_items if there is none. A barrier for the CTA.
+  __device__ int next(int* shared) {
+    if (!has_tickets_) return num_items_;
+    __syncthreads();
+    if (threadIdx.x == 0) *shared = first_ticket_ + ticket_;
+    __syncthreads();
+    return *shared;
+  }
+  __device__ void close() {
+    if (!has_tickets_ || threadIdx.x != 0) return;
+    if (atomicAdd(&tickets_.num_done, 1) != static_cast<int>(gridDim.x) - 1) return;
+    tickets_.next = 0;
+    tickets_.num_done = 0;
+  }
+
+ private:
+  Tickets& tickets_;
+  int num_items_, first_ticket_;
+  bool has_tickets_;
+  int ticket_ = 0;
+};
+
+/// A range of a tile's pairs.
+struct PairRange {
+  int begin, end;
+};
+
+/// Counts an item of a tile that is cut as done. Returns what the CTA is to merge of the tile: its
+/// share, once all items are done, where their CTAs run at the same time; else everything, for the
+/// last one.
+__device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
+                            bool merges_together, int* shared) {
+  if (item.num_arrivals == 1) {
+    __syncthreads();
+    return {0, item.tile_rows * args.group};
+  }
+  const int counter = item.tile_index * args.num_kv_heads + kv_head;
+  int32_t* num_arrived = args.workspace.num_arrived + counter;
+  const int num_pairs = item.tile_rows * args.group, num_arrivals = item.num_arrivals;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int num_before = add_and_order(num_arrived);
+    *shared = num_before;
+    if (merges_together) {
+      // Seconds: a fault in the plan must not hang the device.
+      for (int tries = 1 << 24; load_and_order(num_arrived) < num_arrivals; --tries) {
+        if (tries == 0) __trap();
+        __nanosleep(20);
+      }
+      int32_t* num_merged = args.workspace.num_merged + counter;
+      if (atomicAdd(num_merged, 1) == num_arrivals - 1) {
+        *num_arrived = 0;
+        *num_merged = 0;
+      }
+    } else if (num_before == num_arrivals - 1) {
+      *num_arrived = 0;
+    }
+  }
+  __syncthreads();
+  if (merges_together) {
+    return {item.arrival * num_pairs / num_arrivals, (item.arrival + 1) * num_pairs / num_arrivals};
+  }
+  return {0, *shared == num_arrivals - 1 ? num_pairs : 0};
+}
+
+__device__ __forceinline__ float4* scratch_of(const AttentionArgs& args) {
+  return args.workspace.scratch +
+         static_cast<int64_t>(blockIdx.x) * kDecodeScratch * kDecodeCtaThreads;
 }
 
 }  // namespace openspec::span_attention

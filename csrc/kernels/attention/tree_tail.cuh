@@ -10,7 +10,6 @@
 #include <cuda_bf16.h>
 
 #include "kernels/attention/math.cuh"
-#include "kernels/attention/prefill_mma.cuh"
 #include "kernels/attention/sums.cuh"
 #include "kernels/attention/work.cuh"
 
@@ -33,7 +32,7 @@ struct TailLayout {
   static constexpr int kScoresAt = kKeysAt;
   static constexpr int kScoreStride = kLines + 8;
   static_assert(kTiles * 16 * kScoreStride * 4 <= kWeightsAt - kScoresAt);
-  static_assert(kLines <= 2 * 16 * kSplitWarps && kLines <= 256);
+  static_assert(kLines <= 2 * 16 * kDecodeCtaWarps && kLines <= 256);
 };
 
 /// Lists the lines of each row's path, by position: the rest of the prefix, then its ancestors.
@@ -43,7 +42,7 @@ __device__ __forceinline__ void list_paths(const AttentionArgs& args, const Work
   using Layout = TailLayout<kTiles>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = warp; row < item.tile_rows; row += kSplitWarps) {
+  for (int row = warp; row < item.tile_rows; row += kDecodeCtaWarps) {
     const uint32_t* words =
         args.workspace.ancestors + static_cast<int64_t>(item.tile_row + row) * kAncestorWords;
     uint8_t* path = shared + Layout::kPathsAt + row * Layout::kLines;
@@ -86,7 +85,7 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
     const char* kv =
         args.kv + static_cast<int64_t>(kv_head) * args.page_size * kLineBytes + chunk * 16;
 #pragma unroll 2
-    for (int i = thread / 16; i < num_lines; i += kSplitThreads / 16) {
+    for (int i = thread / 16; i < num_lines; i += kDecodeCtaThreads / 16) {
       const uint32_t token = first_token + i;
       const int index = static_cast<int>(uint64_t{token} * args.page_reciprocal >> 34);
       const uint32_t line =
@@ -97,7 +96,7 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
       copy_async(to + Layout::kValuesAt, from + uint64_t{head_lines} * kLineBytes, true);
     }
 #pragma unroll 1
-    for (int pair = thread / 16; pair < kTiles * 16; pair += kSplitThreads / 16) {
+    for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
       const int tile_pair = min(pair, num_pairs - 1);
       const int row = tile_pair * args.group_reciprocal >> 16;
       const int head = kv_head * group + tile_pair - row * group;
@@ -119,7 +118,7 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
   float scores[2][kTiles][2][4] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int first_line = (warp + i * kSplitWarps) * 16;
+    const int first_line = (warp + i * kDecodeCtaWarps) * 16;
     if (first_line >= num_lines) break;
     const uint32_t key_at = base + Layout::kKeysAt +
                             (first_line + matrix / 2 * 8 + matrix_row) * kLineBytes +
@@ -144,7 +143,7 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
   float* all_scores = reinterpret_cast<float*>(shared + Layout::kScoresAt);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int first_line = (warp + i * kSplitWarps) * 16;
+    const int first_line = (warp + i * kDecodeCtaWarps) * 16;
     if (first_line >= num_lines) break;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -167,7 +166,7 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
   for (int block = 0; block < item.block_end - item.block_begin; ++block) {
     const int first_position = block * kBlockTokens;
 #pragma unroll 1
-    for (int pair = warp; pair < num_pairs; pair += kSplitWarps) {
+    for (int pair = warp; pair < num_pairs; pair += kDecodeCtaWarps) {
       const int row = pair * args.group_reciprocal >> 16;
       if (num_positions[row] <= first_position) continue;
       float score[2];

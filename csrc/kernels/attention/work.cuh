@@ -5,9 +5,9 @@
 /// What is summed with what is fixed by token indices alone. Visible tokens are cut into *blocks*
 /// of kBlockTokens; a block's result (maximum, sum of exponentials, weighted sum of V) starts from
 /// zero. Blocks are merged left to right into *segments* of kSegmentBlocks, segments left to right
-/// into the row's result; both by merge_weights() and merged() of prefill_mma.cuh. Two
+/// into the row's result; both by merge_weights() and merged() of math.cuh. Two
 /// levels, because whoever computes part of a segment has to hand its blocks on one by one, while a
-/// whole segment is one partial result: long contexts stay cheap to split over the SMs.
+/// whole segment is one partial result: long contexts stay cheap to cut over the SMs.
 ///
 /// An item is a tile of consecutive rows (times the q heads of one KV head) and a range of blocks.
 /// Which items there are depends on what the machine needs to be busy, never the results.
@@ -33,40 +33,42 @@ __host__ __device__ constexpr int tail_lines_of(int num_tiles) {
 }
 constexpr int kAncestorWords = kMaxTreeRows / 32;
 constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
+constexpr int kLineBytes = kHeadDim * 2;
+constexpr int kStageBytes = kBlockTokens * kLineBytes;  // K or V of a block, in shared memory
 
-constexpr int kThreads = 128;  // of the wide kernel
-constexpr int kWarps = kThreads / 32;
-constexpr int kSplitThreads = 256;
-constexpr int kSplitWarps = kSplitThreads / 32;
-constexpr int kStreamWarps = 3;
-constexpr int kStreamThreads = kStreamWarps * 32;
+constexpr int kPrefillThreads = 128;  // of prefill_mma_kernel
+constexpr int kPrefillWarps = kPrefillThreads / 32;
+constexpr int kDecodeCtaThreads = 256;
+constexpr int kDecodeCtaWarps = kDecodeCtaThreads / 32;
+constexpr int kDecodeWarps = 3;
+constexpr int kDecodeWarpThreads = kDecodeWarps * 32;
 
 // A *pair* is a row and one q head of the item's KV head; pairs are the M dimension of the
 // products.
-constexpr int kStreamTilePairs = 8, kMaxStreamTilePairs = 24;
+constexpr int kWarpTilePairs = 8, kMaxWarpTilePairs = 24;
 constexpr int kMinTilePairs = 16;
 constexpr int kMaxTilePairs = 64;
-constexpr int kWideTilePairs = 128;
+constexpr int kPrefillTilePairs = 128;
 
 // Fixed grids; CTAs beyond what fits at once find nothing left to do, or wait for a place. Split
 // tiles: at most, and as many as fit at once.
-constexpr int kSplitCtasPerSm = 2;
-constexpr int kWideCtasPerSm = 2;
+constexpr int kDecodeCtasPerSm = 2;
+constexpr int kPrefillCtasPerSm = 2;
 // float4 per thread that a CTA keeps of the segments so far: sums of at most 8 tiles of 16 x 8, or
-// 32 in the wide kernel, and maxima and normalisers.
-constexpr int kSplitScratch = 8 + 1;
-constexpr int kWideScratch = 32 + 2;
+// 32 in prefill_mma_kernel, and maxima and normalisers.
+constexpr int kDecodeScratch = 8 + 1;
+constexpr int kPrefillScratch = 32 + 2;
 
-// Steps with room for fewer rows than this have no wide tiles, and spare the launch.
-constexpr int kMinRowsForWide = 257;
-// The same where the wide tiles are those of sm_90a.
+// Steps with room for fewer rows than this have no prefill tiles, and spare the launch.
+constexpr int kMinRowsForPrefill = 257;
+// The same where the prefill tiles are those of sm_90a.
 constexpr int kMinRowsForWgmma = kMinRowsOfLongSpans;
 
 // Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
 constexpr int kMaxTreePairsForSmallTiles = 128;
 
-/// Partial results by pair: enough to split 64 sequences of 8k tokens with 4 rows each into
-/// segments, with 32 heads. What does not fit is not split.
+/// Partial results by pair: enough to cut 64 sequences of 8k tokens with 4 rows each into
+/// segments, with 32 heads. What does not fit is not cut.
 constexpr int kMaxPairSlots = 128 * 1024;
 
 /// One row tile and one range of blocks, for every KV head.
@@ -96,9 +98,9 @@ struct alignas(64) WorkItem {
   int32_t is_tree;
   int32_t tail_end;  // of an item with its tile's tail behind its blocks: tokens up to the tile's
                      // last row; else 0
-  // For each 8 tokens of the first kStreamWarps blocks: line of kHeadDim elements in the layer, KV
+  // For each 8 tokens of the first kDecodeWarps blocks: line of kHeadDim elements in the layer, KV
   // head 0's K.
-  uint32_t lines[kStreamWarps * kBlockTokens / kLineRows];
+  uint32_t lines[kDecodeWarps * kBlockTokens / kLineRows];
 };
 static_assert(sizeof(WorkItem) == 192);
 
@@ -109,16 +111,16 @@ struct Tickets {
 };
 
 struct WorkHeader {
-  int32_t num_items;        // times num_kv_heads
-  int32_t num_wide_items;   // times num_kv_heads
-  int32_t merges_together;  // whether all items of a tile merge it; else the last one does
-  int32_t num_wide_merges;  // times num_kv_heads; come behind the wide items
-  Tickets tickets, wide_tickets;
+  int32_t num_items;           // times num_kv_heads
+  int32_t num_prefill_items;   // times num_kv_heads
+  int32_t merges_together;     // whether all items of a tile merge it; else the last one does
+  int32_t num_prefill_merges;  // times num_kv_heads; come after the prefill items
+  Tickets tickets, prefill_tickets;
 };
 
-// Pairs of a merge behind the wide items: a warp for each.
-constexpr int kWideMergePairs = 8;
-static_assert(kWideMergePairs >= kMaxGroup);
+// Pairs of a merge after the prefill items: a warp for each.
+constexpr int kPrefillMergePairs = 8;
+static_assert(kPrefillMergePairs >= kMaxGroup);
 
 /// A share of a tile to merge by a CTA of its own.
 struct MergeItem {
@@ -127,17 +129,17 @@ struct MergeItem {
 };
 
 /// Few rows, no trees (decode_cluster.cuh): an item is a tile of up to kMinTilePairs pairs
-/// and kLeanBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has blocks
-/// rank and rank + kLeanCtas of the item, and merges one share of the columns.
-constexpr int kLeanCtas = 8;
-constexpr int kLeanBlocks = 16;  // two segments
-// Room for rows in a lean step: of few short spans, and of any. More items take several rounds of
-// clusters, and where there are many bytes these count, not latencies.
-constexpr int kMaxLeanRows = kMaxRowsOfOneSpan;
-constexpr int kMaxLeanBatchRows = kMinRowsOfFewSpans - 1;
+/// and kClusterBlocks blocks, for every KV head. A cluster of CTAs computes it: CTA `rank` has
+/// blocks rank and rank + kClusterCtas of the item, and merges one share of the columns.
+constexpr int kClusterCtas = 8;
+constexpr int kClusterBlocks = 16;  // two segments
+// Room for rows in a step of clusters: of few short spans, and of any. More items take several
+// rounds of clusters, and where there are many bytes these count, not latencies.
+constexpr int kMaxClusterRows = kMaxRowsOfOneSpan;
+constexpr int kMaxClusterBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.
-struct alignas(128) LeanItem {
+struct alignas(128) ClusterItem {
   int32_t tile_row;       // first row of the tile
   int32_t num_pairs;      // of the tile
   int32_t first_visible;  // as WorkItem
@@ -155,24 +157,24 @@ struct alignas(128) LeanItem {
   // For each 8 tokens of both blocks: line of kHeadDim elements in the layer, KV head 0's K.
   uint32_t lines[2 * kBlockTokens / kLineRows];
 };
-static_assert(sizeof(LeanItem) == 128);
+static_assert(sizeof(ClusterItem) == 128);
 
 struct Workspace {
   WorkHeader* header;
   WorkItem* items;
-  WorkItem* wide_items;
-  MergeItem* wide_merges;
-  int32_t* num_arrived;   // [tiles, num_kv_heads] zero between launches
-  int32_t* num_merged;    // as num_arrived
-  uint32_t* ancestors;    // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
-  LeanItem* lean_items;   // [items, kLeanCtas]
-  int32_t* lean_arrived;  // [tiles, num_kv_heads, kLeanCtas] zero between launches
-  float4* scratch;        // [CTAs, kSplitScratch or kWideScratch, threads]
-  float2* partial_stats;  // [pair slots] maximum, normaliser
-  float* partial_sums;    // [pair slots, kHeadDim]
+  WorkItem* prefill_items;
+  MergeItem* prefill_merges;
+  int32_t* num_arrived;  // [tiles, num_kv_heads] zero between launches
+  int32_t* num_merged;   // as num_arrived
+  uint32_t* ancestors;   // [num_rows, kAncestorWords] of tree rows: bit i is row i of the span
+  ClusterItem* cluster_items;  // [items, kClusterCtas]
+  int32_t* cluster_arrived;    // [tiles, num_kv_heads, kClusterCtas] zero between launches
+  float4* scratch;             // [CTAs, kDecodeScratch or kPrefillScratch, threads]
+  float2* partial_stats;       // [pair slots] maximum, normaliser
+  float* partial_sums;         // [pair slots, kHeadDim]
   int32_t num_pair_slots;
   int32_t max_items;
-  int32_t max_lean_items;
+  int32_t max_cluster_items;
 };
 
 /// What the workspace is sized by; every size grows with every field.
@@ -197,29 +199,32 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   // Tiles have kMinTilePairs / kMaxGroup rows or more, save the last one of a span; or, in trees
   // without room for partial results, one row.
   const size_t max_tiles = rows;
-  // An item of a split tile takes a slot for every head of a row or more, or is a row's tail.
+  // An item of a tile that is cut takes a slot for every head of a row or more, or is a row's tail.
   const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
   workspace.max_items = static_cast<int32_t>(max_items);
-  const bool has_wide = geometry.num_rows >= kMinRowsForWgmma;
+  const bool has_prefill = geometry.num_rows >= kMinRowsForWgmma;
   take(workspace.header, 1);
   take(workspace.items, max_items);
-  take(workspace.wide_items,
-       has_wide ? rows / (kWideTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads
-                : 0);
-  // A tile has kWideTilePairs / kMaxGroup of them or fewer, the last one of a span too; and a wide
-  // span has half as many rows for each of its tiles or more.
-  take(workspace.wide_merges, has_wide ? 2 * rows : 0);
+  take(workspace.prefill_items, has_prefill ? rows / (kPrefillTilePairs / kMaxGroup) + spans +
+                                                  workspace.num_pair_slots / heads
+                                            : 0);
+  // A tile has kPrefillTilePairs / kMaxGroup of them or fewer, the last one of a span too; and such
+  // a span has half as many rows for each of its tiles or more.
+  take(workspace.prefill_merges, has_prefill ? 2 * rows : 0);
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
   take(workspace.ancestors, rows * kAncestorWords);
-  const size_t lean_rows = rows < kMaxLeanRows ? rows : kMaxLeanRows;
-  const size_t max_lean_items = lean_rows * ((max_blocks + kLeanBlocks - 1) / kLeanBlocks);
-  workspace.max_lean_items = static_cast<int32_t>(max_lean_items);
-  take(workspace.lean_items, max_lean_items * kLeanCtas);
-  take(workspace.lean_arrived, lean_rows * heads * kLeanCtas);
-  const size_t split_scratch = kSplitCtasPerSm * kSplitScratch * kSplitThreads;
-  const size_t wide_scratch = has_wide ? kWideCtasPerSm * kWideScratch * kThreads : 0;
-  take(workspace.scratch, num_sms * (split_scratch > wide_scratch ? split_scratch : wide_scratch));
+  const size_t cluster_rows = rows < kMaxClusterRows ? rows : kMaxClusterRows;
+  const size_t max_cluster_items =
+      cluster_rows * ((max_blocks + kClusterBlocks - 1) / kClusterBlocks);
+  workspace.max_cluster_items = static_cast<int32_t>(max_cluster_items);
+  take(workspace.cluster_items, max_cluster_items * kClusterCtas);
+  take(workspace.cluster_arrived, cluster_rows * heads * kClusterCtas);
+  const size_t decode_scratch = kDecodeCtasPerSm * kDecodeScratch * kDecodeCtaThreads;
+  const size_t prefill_scratch =
+      has_prefill ? kPrefillCtasPerSm * kPrefillScratch * kPrefillThreads : 0;
+  take(workspace.scratch,
+       num_sms * (decode_scratch > prefill_scratch ? decode_scratch : prefill_scratch));
   take(workspace.partial_stats, workspace.num_pair_slots);
   take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kHeadDim);
   return used;
@@ -247,5 +252,81 @@ __host__ __device__ inline int num_slots_of(int num_blocks, int range_blocks) {
   }
   return num_slots;
 }
+
+/// How spans are cut: pairs per tile, blocks per range; and whether a CTA that has all shared
+/// blocks of a tree's tile has its tail as well.
+struct Strategy {
+  int tile_pairs, range_blocks;
+  bool joins_tails;
+};
+
+// kIsCut: prefill tiles, an item for each segment.
+enum SpanFlags : int { kIsTree = 1, kIsPrefill = 2, kHasSlots = 4, kIsCut = 8 };
+
+/// A span's rows cut by a strategy.
+struct SpanCut {
+  int tile_rows, num_tiles;
+  int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
+  int num_slots;                                    // 0: each item is a whole tile
+  bool joins_tails;                                 // of the tiles to their only ranges
+  int num_tile_tails, num_tails;  // tails of the first tiles, and in all; behind the other items
+
+  __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
+    const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
+    const bool is_tree = (flags & kIsTree) != 0, has_slots = (flags & kHasSlots) != 0;
+    tile_rows = is_tree && !has_slots ? 1 : strategy.tile_pairs / group;
+    num_tiles = ceil_div(num_rows, tile_rows);
+    range_blocks = strategy.range_blocks;
+    num_tile_tails = num_tails = 0;
+    joins_tails = false;
+    if (is_tree) {
+      num_shared_blocks = has_slots ? kv_len / kBlockTokens : 0;
+      num_ranges = ceil_div(num_shared_blocks, range_blocks);
+      num_slots =
+          has_slots ? num_slots_of(num_shared_blocks, range_blocks) + num_blocks - num_shared_blocks
+                    : 0;
+      if (has_slots) {
+        const int room = tail_lines_of(strategy.tile_pairs / 16) - kv_len % kBlockTokens;
+        num_tile_tails = num_rows <= room ? num_tiles : room / tile_rows;
+      }
+      joins_tails = strategy.joins_tails && num_ranges == 1 && num_tile_tails == num_tiles;
+      if (joins_tails) {
+        num_tile_tails = 0;
+      } else {
+        num_tails = num_tile_tails + max(num_rows - num_tile_tails * tile_rows, 0);
+      }
+    } else {
+      const bool is_cut = has_slots && num_blocks > range_blocks;
+      num_shared_blocks = num_blocks;
+      num_ranges = is_cut ? ceil_div(num_blocks, range_blocks) : 1;
+      num_slots = is_cut ? num_slots_of(num_blocks, range_blocks) : 0;
+    }
+  }
+  __device__ int num_items() const { return num_tiles * num_ranges + num_tails; }
+  /// The row of the span that a tail begins with.
+  __device__ int tail_row(int tail) const {
+    return tail < num_tile_tails ? tail * tile_rows
+                                 : num_tile_tails * tile_rows + tail - num_tile_tails;
+  }
+};
+
+/// A span's rows cut into prefill tiles.
+struct PrefillCut {
+  int tile_rows, num_tiles, num_blocks;
+  int num_ranges;  // per tile
+  int num_slots;   // 0: each item is a whole tile
+
+  __device__ PrefillCut(int num_rows, int kv_len, int flags, int group) {
+    tile_rows = kPrefillTilePairs / group;
+    num_tiles = ceil_div(num_rows, tile_rows);
+    num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);
+    const bool is_cut = (flags & kIsCut) != 0 && (flags & kHasSlots) != 0;
+    num_ranges = is_cut ? ceil_div(num_blocks, kSegmentBlocks) : 1;
+    num_slots = is_cut ? num_ranges : 0;
+  }
+  __device__ int merges_per_tile(int group) const {
+    return num_slots > 0 ? ceil_div(tile_rows * group, kPrefillMergePairs) : 0;
+  }
+};
 
 }  // namespace openspec::span_attention
