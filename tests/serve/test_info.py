@@ -189,6 +189,7 @@ def test_the_access_log_has_the_path_that_was_asked_for(
 ) -> None:
     caplog.set_level("INFO", "openspec.serve.access")
     start_server(access_log=True).client.get(path, headers={"x-request-id": "mine"})
+    wait_until(lambda: caplog.messages)  # it comes after the answer
     (line,) = caplog.messages
     assert line.startswith(f"mine GET {shown} 404 ")
 

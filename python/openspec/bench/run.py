@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from openspec.bench.bench_config import BenchConfig, BenchPlan
-from openspec.bench.client import split_url
+from openspec.bench.client import Completion, split_url
 from openspec.bench.load import LoadResult, RequestSettings, run_load
-from openspec.bench.progress import Progress
 from openspec.bench.server import ServerUnderTest, describe, started_server
 from openspec.bench.transformers_baseline import TransformersBaseline
 from openspec.bench.workloads import Workload, build_workload, load_dataset
@@ -61,7 +64,7 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
     workloads = make_workloads(config, server.vocab_size)
     num_methods = len(plan.methods) + (config.baseline != "none")
     num_prompts = len(workloads) * sum(map(config.prompts_at, config.concurrencies))
-    progress = Progress(num_prompts * num_methods * config.repeats)
+    progress = _Progress(num_prompts * num_methods * config.repeats)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
         baseline = None
@@ -84,7 +87,7 @@ class _CellRunner:
     """Runs of one cell, in turns."""
 
     def __init__(
-        self, plan: BenchPlan, server: ServerUnderTest, cell: Cell, progress: Progress
+        self, plan: BenchPlan, server: ServerUnderTest, cell: Cell, progress: _Progress
     ) -> None:
         self._methods = plan.methods
         self._repeats = plan.bench.repeats
@@ -150,3 +153,33 @@ class _CellRunner:
 
     def _begin(self, method: str) -> None:
         self._progress.begin(f"{self._cell.workload.name} c={self._cell.concurrency} {method}")
+
+
+class _Progress:
+    """A bar over the whole benchmark; silent where nobody watches."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._bar = tqdm(
+            total=num_requests, unit="req", disable=not sys.stderr.isatty(), dynamic_ncols=True
+        )
+        self._start_s = 0.0
+        self._tokens = self._drafted = self._accepted = 0
+
+    def begin(self, name: str) -> None:
+        self._bar.set_description(name)
+        self._start_s = perf_counter()
+        self._tokens = self._drafted = self._accepted = 0
+
+    def advance(self, completion: Completion) -> None:
+        self._tokens += len(completion.token_ids)
+        if completion.speculation is not None:
+            self._drafted += completion.speculation.num_draft_tokens
+            self._accepted += completion.speculation.num_accepted_tokens
+        shown = f"{self._tokens / (perf_counter() - self._start_s):.0f} tok/s"
+        if self._drafted:
+            shown += f", {self._accepted / self._drafted:.0%} accepted"
+        self._bar.set_postfix_str(shown, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()

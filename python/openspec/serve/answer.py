@@ -28,11 +28,9 @@ from openspec.serve.wire import (
     CompletionLogprobs,
     PromptLogprob,
     PromptLogprobs,
-    PromptTokensDetails,
     RequestMetrics,
     SpeculationMetrics,
     TokenLogprob,
-    TopLogprob,
     Usage,
     error_bytes,
     event,
@@ -87,7 +85,7 @@ class Answer(ABC):
         num_prompt = sum(len(prompt.token_ids) for prompt in job.prompts)
         num_output = sum(processor.num_output_tokens for processor in job.processors)
         num_cached = sum(p.num_cached_tokens for p in job.processors[:: job.sampling.n])
-        details = PromptTokensDetails(num_cached)
+        details = {"cached_tokens": num_cached}
         return Usage(num_prompt, num_output, num_prompt + num_output, details)
 
     async def respond(self, request: Request) -> Response:
@@ -306,24 +304,18 @@ def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int, as_ids: bool
 ) -> ChatLogprobs:
     """In the form of /v1/chat/completions."""
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                _shown(token_id, position[token_id], as_ids),
-                finite(position[token_id].logprob),
-                list(position[token_id].token_bytes),
-                [
-                    TopLogprob(
-                        _shown(other, entry, as_ids),
-                        finite(entry.logprob),
-                        list(entry.token_bytes),
-                    )
-                    for other, entry in top_logprobs(position, num_top)
-                ],
-            )
-            for token_id, position in zip(token_ids, positions, strict=True)
-        ]
-    )
+    content = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        token = _token_logprob(token_id, position[token_id], as_ids)
+        tops = top_logprobs(position, num_top)
+        token.top_logprobs = [_token_logprob(other, entry, as_ids) for other, entry in tops]
+        content.append(token)
+    return ChatLogprobs(content)
+
+
+def _token_logprob(token_id: int, entry: Logprob, as_id: bool) -> TokenLogprob:
+    shown = f"token_id:{token_id}" if as_id else entry.decoded_token
+    return TokenLogprob(shown, finite(entry.logprob), list(entry.token_bytes))
 
 
 def prompt_logprobs(
@@ -346,7 +338,3 @@ def prompt_logprobs(
             }
         )
     return result
-
-
-def _shown(token_id: int, entry: Logprob, as_id: bool) -> str:
-    return f"token_id:{token_id}" if as_id else entry.decoded_token

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +15,7 @@ from openspec.errors import RequestError
 from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs
 from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
 from openspec.serve.body import receive_request
-from openspec.serve.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser
+from openspec.serve.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser, ParsedCall
 from openspec.serve.context import ServerContext
 from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
 from openspec.serve.wire import (
@@ -25,9 +26,7 @@ from openspec.serve.wire import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    CompletionTokensDetails,
     FunctionText,
-    ToolCallDelta,
     ToolCallOut,
     Usage,
 )
@@ -112,9 +111,8 @@ class _Answer(Answer):
     def usage(self) -> Usage:
         """With the tokens of thinking."""
         usage = super().usage()
-        usage.completion_tokens_details = CompletionTokensDetails(
-            sum(parser.num_reasoning_tokens for parser in self._parsers)
-        )
+        num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
+        usage.completion_tokens_details = {"reasoning_tokens": num_reasoning}
         return usage
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
@@ -152,10 +150,7 @@ class _Answer(Answer):
             reasoning=reasoning,
         )
         if pieces.calls:
-            message.tool_calls = [
-                ToolCallOut(id=call.call_id, function=FunctionText(call.name, call.arguments))
-                for call in pieces.calls
-            ]
+            message.tool_calls = [_tool_call(call) for call in pieces.calls]
         choice = ChatChoice(
             processor.index,
             message,
@@ -181,12 +176,7 @@ class _Answer(Answer):
         if pieces.calls:
             first = parser.num_calls - len(pieces.calls)
             out.tool_calls = [
-                ToolCallDelta(
-                    index=first + number,
-                    id=call.call_id,
-                    function=FunctionText(call.name, call.arguments),
-                )
-                for number, call in enumerate(pieces.calls)
+                _tool_call(call, first + number) for number, call in enumerate(pieces.calls)
             ]
         wants_tokens = self._request.return_token_ids or delta.logprobs is not None
         is_empty = not (pieces.content or pieces.reasoning or pieces.calls)
@@ -200,6 +190,11 @@ class _Answer(Answer):
         if self._request.return_token_ids:
             choice.token_ids = list(delta.token_ids)
         return choice
+
+
+def _tool_call(call: ParsedCall, index: int | UnsetType = UNSET) -> ToolCallOut:
+    function = FunctionText(call.name, call.arguments)
+    return ToolCallOut(index=index, id=call.call_id, function=function)
 
 
 def _check(body: ChatCompletionRequest) -> None:

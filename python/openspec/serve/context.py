@@ -7,14 +7,15 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.engine.client import EngineClient
+from openspec.messages import EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
 from openspec.serve.wire import ApiError, overloaded
@@ -28,46 +29,6 @@ STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 2.0
 MAX_INLINE_CHARS = 4096
 """Smaller work is done at once: a thread would cost more than it saves."""
-
-
-class OutputStream(Protocol):
-    """The part of `engine_client.OutputStream` that the server uses."""
-
-    def __aiter__(self) -> AsyncIterator[EngineOutput]: ...
-    async def __anext__(self) -> EngineOutput: ...
-    async def aclose(self) -> None:
-        """Aborts the request unless it is finished."""
-
-
-class Engine(Protocol):
-    """The part of `EngineClient` that the server uses."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine is."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """False once it is gone."""
-        ...
-
-    def submit(self, request: EngineRequest, /) -> OutputStream:
-        """Sends a request."""
-        ...
-
-    def abort(self, request_id: str, /) -> None:
-        """Ends a request within a step."""
-
-    async def stats(self) -> EngineStats:
-        """Counters and gauges."""
-        ...
-
-    async def reset_prefix_cache(self) -> None:
-        """Forgets cached prefixes."""
-
-    async def close(self) -> None:
-        """Ends the engine."""
 
 
 class TextPool:
@@ -185,7 +146,7 @@ class ServerContext:
 
     config: ServeConfig
     engine_config: EngineConfig
-    engine: Engine
+    engine: EngineClient
     model: ModelConfig
     tokenizer: Tokenizer
     model_names: list[str]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from openspec.engine.client import OutputStream
 from openspec.errors import EngineError, RequestError
 from openspec.messages import (
     EngineOutput,
@@ -19,7 +20,7 @@ from openspec.messages import (
 )
 from openspec.serve.api import GenerationFields, SpeculativeField
 from openspec.serve.body import Arrival
-from openspec.serve.context import OutputStream, ServerContext
+from openspec.serve.context import ServerContext
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor, total_speculation
 from openspec.text.stop_strings import StopStrings
 

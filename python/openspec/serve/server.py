@@ -26,23 +26,18 @@ from openspec.engine.client import EngineClient
 from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
-from openspec.serve.context import Engine, ServerContext
+from openspec.serve.context import ServerContext
 from openspec.serve.wire import ApiError, error_bytes
 from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
 CLOSE_CONNECTIONS_S = 1
 MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-async def serve(
-    engine_config: EngineConfig,
-    config: ServeConfig,
-    start_engine: StartEngine = EngineClient.start,
-) -> None:
+async def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
     """Serves until a signal ends it.
 
     Raises:
@@ -53,7 +48,7 @@ async def serve(
     with bound_socket(config) as sock:
         signals = _Signals()
         with signals.installed():
-            context = await signals.unless_stopped(_load(engine_config, config, start_engine))
+            context = await signals.unless_stopped(_load(engine_config, config))
             if context is None:
                 return
             try:
@@ -63,11 +58,9 @@ async def serve(
                 await context.engine.close()
 
 
-async def _load(
-    engine_config: EngineConfig, config: ServeConfig, start_engine: StartEngine
-) -> ServerContext:
+async def _load(engine_config: EngineConfig, config: ServeConfig) -> ServerContext:
     model = ModelConfig.from_folder(engine_config.model_path)
-    engine_task = asyncio.ensure_future(start_engine(engine_config))
+    engine_task = asyncio.ensure_future(EngineClient.start(engine_config))
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
     except BaseException:

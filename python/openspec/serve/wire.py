@@ -49,26 +49,16 @@ def event(value: object) -> bytes:
     return bytes(buffer)
 
 
-class PromptTokensDetails(msgspec.Struct):
-    """Where the prompt's tokens came from."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(msgspec.Struct):
-    """What the completion's tokens were."""
-
-    reasoning_tokens: int
-
-
 class Usage(msgspec.Struct):
     """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: dict[str, int]
+    """How many of them are `cached_tokens`."""
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET
+    """How many of them are `reasoning_tokens`."""
 
 
 class SpeculationMetrics(msgspec.Struct):
@@ -143,21 +133,14 @@ class Completion(msgspec.Struct, kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
-class TopLogprob(msgspec.Struct):
-    """A candidate for a position of a chat answer."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
 class TokenLogprob(msgspec.Struct):
-    """A token of a chat answer."""
+    """A token of a chat answer, or a candidate for its place."""
 
     token: str
     logprob: float
     bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TokenLogprob] | UnsetType = UNSET
+    """The candidates; they have none themselves."""
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -175,17 +158,10 @@ class FunctionText(msgspec.Struct):
 
 
 class ToolCallOut(msgspec.Struct, kw_only=True):
-    """A call in a finished message."""
+    """A call; chunks carry whole calls only."""
 
-    id: str
-    type: str = "function"
-    function: FunctionText
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """A call in a chunk; whole calls only."""
-
-    index: int
+    index: int | UnsetType = UNSET
+    """In chunks."""
     id: str
     type: str = "function"
     function: FunctionText
@@ -210,7 +186,7 @@ class ChatDelta(msgspec.Struct):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
