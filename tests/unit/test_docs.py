@@ -154,3 +154,12 @@ def test_sentences_are_short(page: Path) -> None:
     text = page.read_text()
     assert not prose.too_long(text)
     assert prose.mean_words(text) <= prose.MEAN_WORDS
+
+
+@pytest.mark.parametrize(
+    ("page", "most"),
+    [(DOCS / "performance.md", 120), *((page, 80) for page in (DOCS / "methods").glob("*.md"))],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_pages_stay_short(page: Path, most: int) -> None:
+    assert len(page.read_text().splitlines()) <= most
