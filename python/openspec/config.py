@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from openspec import drafters
+from openspec.checkpoint.folder import check_source, downloaded, is_hub_id
 from openspec.drafters import DrafterSpec, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (
@@ -35,12 +36,17 @@ class EngineConfig:
     """Settings of the engine. A field is a flag; its docstring is the flag's help."""
 
     model: str | None = None
-    """Folder of a Qwen3 checkpoint in Hugging Face format. Default: the embedded model."""
+    """Folder of a Qwen3 checkpoint in Hugging Face format, or an id of the hub such as
+    Qwen/Qwen3-4B. Default: the embedded model."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub. Default: main."""
     method: str = field(default_factory=drafters.default_method)
     """How drafts are made."""
     draft_model: str | None = None
-    """Folder of the draft checkpoint, for methods that have one. Default: the folder named as the
-    method in the model's own, if there is one."""
+    """Folder or id of the draft checkpoint, for methods that have one. Default: the folder named as
+    the method in the model's own, if there is one."""
+    draft_revision: str | None = None
+    """Branch, tag or commit of a draft model of the hub. Default: main."""
     num_speculative_tokens: int | None = None
     """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict)
@@ -152,12 +158,31 @@ class EngineConfig:
                 f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
                 "prompts advance while every sequence decodes"
             )
-        for name, folder in (("model", self.model), ("draft model", self.draft_model)):
-            if folder == "":
-                raise ConfigError(f"{name} folder must not be empty; '.' is the current one")
-            if folder is not None and not Path(folder).is_dir():
-                state = "is not a folder" if Path(folder).exists() else "does not exist"
-                raise ConfigError(f"{name} folder {folder} {state}")
+        for kind, source, revision in (
+            ("model", self.model, self.revision),
+            ("draft model", self.draft_model, self.draft_revision),
+        ):
+            if source is not None:
+                check_source(source, revision, kind)
+            elif revision is not None:
+                raise ConfigError(f"revision {revision} is of no {kind}: none is named; drop it")
+
+    def with_folders(self) -> EngineConfig:
+        """The same with folders in place of the hub's ids, downloaded as far as they lack.
+
+        Raises:
+            ConfigError: a model of the hub cannot be had.
+        """
+        spec = drafters.get_drafter(self.method)
+        beside = spec.name if spec.needs_draft_model and self.draft_model is None else None
+        found = self
+        if self.model is not None and is_hub_id(self.model):
+            folder = downloaded(self.model, self.revision, subfolder=beside)
+            found = replace(found, model=str(folder), revision=None)
+        if self.draft_model is not None and is_hub_id(self.draft_model):
+            folder = downloaded(self.draft_model, self.draft_revision, "draft model")
+            found = replace(found, draft_model=str(folder), draft_revision=None)
+        return found
 
 
 def config_from_settings(settings: Mapping[str, Raw]) -> EngineConfig:

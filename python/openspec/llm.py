@@ -55,7 +55,7 @@ class LLM:
 
         if model is not None:
             settings["model"] = model
-        self.config = config_from_settings(settings)
+        self.config = config_from_settings(settings).with_folders()
         model_config = ModelConfig.from_folder(self.config.model_path)
         self.tokenizer = Tokenizer.from_folder(self.config.model_path)
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)

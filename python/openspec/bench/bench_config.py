@@ -143,4 +143,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
             f"--acceptance {engine.acceptance}: sampled texts are not plain decoding's, and no "
             "speed is shown for others; use --temperature 0 or bench.draft_acceptance"
         )
+    if bench.server is None or bench.baseline != "none":
+        engine = engine.with_folders()  # here, where a download has time and shows its progress
     return BenchPlan(bench, engine.method, engine.model_path, engine.num_threads, settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.folder import find_file, hub_id_of, open_folder
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.weights import (
     CONVERTER,
@@ -111,12 +111,14 @@ def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
         ConfigError: no folder, config.json or readable weights, with the remedy.
     """
     keys, root = read_draft_keys(folder), open_folder(folder, KIND)
-    has_safetensors = any(root.glob("*.safetensors*"))
-    if not has_safetensors and any(root.glob(f"{PICKLED_WEIGHTS}*")):
-        raise ConfigError(
-            f"{root}: {PICKLED_WEIGHTS} is not read because it can run code; convert it once, "
-            f"where torch is installed: {CONVERTER} {root} NEW_FOLDER"
-        )
+    if not any(root.glob("*.safetensors*")):
+        # Of the hub only the files that are read come here, and pickles are none of these.
+        source = hub_id_of(root) or root
+        if any(root.glob(f"{PICKLED_WEIGHTS}*")) or source != root:
+            raise ConfigError(
+                f"{root} has no safetensors, and {PICKLED_WEIGHTS} is not read because it can run "
+                f"code; convert it once: {CONVERTER} {source} NEW_FOLDER"
+            )
     files = checkpoint_files(root)
     try:
         yield DraftCheckpoint(root, keys, files)

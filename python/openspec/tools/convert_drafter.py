@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
-from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.folder import check_source, downloaded, find_file, is_hub_id, open_folder
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.weights import (
     CONVERTER,
@@ -45,15 +45,26 @@ METADATA = "__metadata__"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog=CONVERTER, description=__doc__)
-    parser.add_argument("source", metavar="SRC", help="folder with config.json and weights")
+    parser.add_argument("source", metavar="SRC", help="folder or id of the hub")
+    parser.add_argument("--revision", help="branch, tag or commit of a draft model of the hub")
     parser.add_argument("target", metavar="DST", help="folder to write; must not exist or be empty")
     args = parser.parse_args(argv)
     try:
-        print(convert(Path(args.source), Path(args.target)))
+        print(convert(_folder_of(args.source, args.revision), Path(args.target)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _folder_of(source: str, revision: str | None) -> Path:
+    check_source(source, revision, KIND)
+    if not is_hub_id(source):
+        return Path(source)
+    folder = downloaded(source, revision, KIND)
+    if any(folder.glob("*.safetensors")):
+        return folder  # which may be of a type to convert; a pickle beside it is not needed
+    return downloaded(source, revision, KIND, (*COPIED, PICKLED_PATTERN, PICKLED_INDEX))
 
 
 def convert(source: Path, target: Path) -> str:

@@ -19,7 +19,7 @@ from openspec.bench.load import LoadResult, RequestSettings, run_load
 from openspec.bench.report import Acceptance, compare
 from openspec.bench.server import ServerUnderTest, leave_on_sigterm, started_server
 from openspec.bench.workloads import Prompt, Workload
-from openspec.config import EMBEDDED_MODEL
+from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 
 DEFAULT_PROMPT = '''Rewrite this code with `start` renamed to `first`:
@@ -48,13 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m openspec.demo", description=__doc__)
     parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="what to ask")
-    parser.add_argument("--model", default=None, help="folder of a checkpoint; default: embedded")
+    parser.add_argument("--model", default=None, help="folder or id of the hub; default: embedded")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
     args = parser.parse_args(argv)
-    folder = EMBEDDED_MODEL if args.model is None else Path(args.model)
-    print("Starting a server ...", file=sys.stderr)
     try:
-        with started_server({} if args.model is None else {"model": args.model}) as server:
+        config = EngineConfig(model=args.model)
+        config.check()
+        folder = config.with_folders().model_path
+        print("Starting a server ...", file=sys.stderr)
+        with started_server({"model": str(folder)}) as server:
             is_identical = _demonstrate(server, folder, args.prompt, args.max_tokens)
     except (ConfigError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)

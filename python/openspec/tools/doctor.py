@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_tokens = build(DoctorConfig, values).doctor_tokens
         if num_tokens < 2:
             raise ConfigError(f"doctor_tokens must be at least 2, got {num_tokens}")
+        config = config.with_folders()
         verdict, lines = Verdict.FITS, examine(config, lambda one: measure(one, num_tokens))
         for line in lines:
             print(line.text, flush=True)
