@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import socket
@@ -44,7 +45,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with running_hub() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         url = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        for module in ("constants", "file_download"):  # the latter in versions before 1.0
+            name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
+            monkeypatch.setattr(name, url, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -174,17 +177,25 @@ def test_without_a_network(
         assert downloaded(MODEL, None) == folder
 
 
-def test_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    message = failure(model=MODEL)
-    assert f"not in the hub's cache, {constants.HF_HUB_CACHE}, or only in part" in message
-    assert "HF_HUB_OFFLINE is set; unset it, or give a folder" in message
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def test_offline(hub: FakeHub) -> None:
     folder = downloaded(MODEL, None)
     hub.requests.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert downloaded(MODEL, None) == folder
-    assert "or only in part" in failure(model=MODEL, method=HEADS[0])
+    code = f"""
+from openspec.checkpoint.folder import downloaded
+print(downloaded({MODEL!r}, None))
+downloaded("org/other", None)
+"""
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(folder)
+    words = f"model org/other: not in the hub's cache, {constants.HF_HUB_CACHE}, or only in part"
+    assert words in done.stderr
+    assert "HF_HUB_OFFLINE is set; unset it, or give a folder" in done.stderr
     assert not hub.requests
 
 
@@ -244,6 +255,22 @@ def test_a_pickled_head_is_converted_by_its_id(
     )
     arguments = ["org/head", str(tmp_path / "newer"), "--revision", "st"]
     assert convert_drafter.main(arguments) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
+def test_an_id_is_served_under_its_name(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from openspec.bench.server import started_server
+    from openspec.llm import LLM
+
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with started_server({"model": MODEL, "kv_cache_memory": "16MiB"}) as server:
+        assert server.model == MODEL
+    with LLM(MODEL, kv_cache_memory="16MiB") as llm:
+        assert hub_id_of(llm.config.model_path) == MODEL
+        assert llm.generate("a", use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_commands_take_ids(hub: FakeHub, tmp_path: Path) -> None:

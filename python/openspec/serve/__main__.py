@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             level=config.log_level.upper(),
             format="%(asctime)s %(levelname)s server: %(message)s",
         )
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        for library in ("uvicorn", "httpx", "httpx2"):  # the latter two: downloads from the hub
+            logging.getLogger(library).setLevel(logging.WARNING)
         logger.info(
             "openspec %s starts with %s, method %s",
             openspec.__version__,
