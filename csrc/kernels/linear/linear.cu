@@ -77,13 +77,14 @@ Variant fixed_variant(int num_steps, bool is_wide) {
 Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   switch (num_tiles) {
     case 1:
-      return fixed_variant<1, 4, 6, 8, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps, is_wide);
+      return fixed_variant<1, 4, 6, 8, 10, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps,
+                                                                                   is_wide);
     case 2:
-      return fixed_variant<2, 4, 6, 8, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+      return fixed_variant<2, 4, 6, 8, 10, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
     case 3:
-      return fixed_variant<3, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<3, 4, 6, 8, 10, 15, 16, 19, 20>(num_steps, is_wide);
     case 4:
-      return fixed_variant<4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<4, 4, 6, 8, 10, 15, 16, 19, 20>(num_steps, is_wide);
   }
   return {};
 }
@@ -209,27 +210,12 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
 }  // namespace cuda
 
-int linear_num_splits_cuda(int num_outputs, int num_inputs) {
-  constexpr int kItems = 600;                    // units times splits that fill the device evenly
-  constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
-  constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
-  const int num_units = num_outputs / kLinearUnit;
-  const int num_steps = num_inputs / cuda::kLinearStep;
-  if (num_inputs < 2048 || num_units >= kItems) return 1;
-  int num_splits = 1;
-  while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
-         (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
-    num_splits *= 2;
-  }
-  return num_splits;
-}
-
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
-      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      weight.num_splits < 1 ||
+      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % kLinearStep != 0 ||
+      (weight.num_splits != 1 && weight.num_splits != 4 && weight.num_splits != 8) ||
       (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
     return cudaErrorInvalidValue;
   }

@@ -61,10 +61,20 @@ bool writes_f32(const LinearParams& params) {
   return params.partials != nullptr || params.out_dtype == DType::kF32;
 }
 
+bool adds_splits(const LinearParams& params) {
+  return params.weight.num_splits > 1 && params.partials == nullptr;
+}
+
 int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
-  const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
-  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, writes_f32(params),
+  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, params.weight.num_splits,
+                                               params.partials != nullptr, writes_f32(params),
                                                params.weight.epilogue == LinearEpilogue::kSwiGlu);
+}
+
+/// Whether the tiles are such that the sums have room while they wait.
+bool has_room(const WgmmaPlan& plan, const LinearParams& params) {
+  return !adds_splits(params) ||
+         (plan.tile_rows == kAddingRows && num_groups(plan) <= kAddingGroups);
 }
 
 int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
@@ -84,9 +94,9 @@ int prepare(Kernel* kernel) {
 /// Units of the last tile of a run.
 int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
 
-template <int kRows, int kCluster>
+template <int kRows, int kCluster, bool kAddsSplits = false>
 int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  constexpr auto kernel = wgmma_kernel<kRows, kCluster>();
+  constexpr auto kernel = wgmma_kernel<kRows, kCluster, kAddsSplits>();
   static const int prepared = prepare(kernel);
   if (prepared != cudaSuccess) return prepared;
   Job job = {};
@@ -130,7 +140,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
 
   cudaLaunchConfig_t config = {};
   config.gridDim = num_clusters * kCluster;
-  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
+  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows, kAddsSplits>::kCopying;
   config.dynamicSmemBytes = plan.shared_kib * 1024;
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
@@ -146,7 +156,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
 }
 
 bool has_wgmma() {
-  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1>());
+  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1, false>());
   return has;
 }
 
@@ -195,9 +205,12 @@ constexpr struct RunForm {
 /// Shared memory of a block with a run. Of few rows, so much that no two blocks share an SM: stages
 /// under way are worth more than an early start, and where two of a kind might meet, another SM
 /// would have none.
-int run_shared_kib(const WgmmaPlan& plan) {
+/// Leaves that wait get room of their own, as far as attention's block of few rows still fits.
+int run_shared_kib(const WgmmaPlan& plan, const LinearParams& params) {
+  const bool has_waiting = params.partials != nullptr && buffer_bytes(plan, params) > 0;
   if (plan.tile_rows > 64) return kSharedKib;
-  return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
+  if (plan.tile_units <= 2 * kGroupUnits) return has_waiting ? 144 : 128;
+  return has_waiting ? 216 : 168;
 }
 
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
@@ -213,7 +226,7 @@ WgmmaPlan many_rows_plan(const LinearParams& params) {
       for (int tile_units = 1; tile_units <= kMaxUnits; ++tile_units) {
         for (const int runs : {0, num_runs}) {
           const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
-          if (num_stages(plan, params) < kMinStages) continue;
+          if (!has_room(plan, params) || num_stages(plan, params) < kMinStages) continue;
           const double time = estimate(plan, params);
           if (best.tile_rows == 0 || time < best_time) {
             best = plan;
@@ -231,7 +244,7 @@ WgmmaPlan many_rows_plan(const LinearParams& params) {
 WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   const RunForm* form = kRunForms;
   while (form != std::end(kRunForms) && form->tile_rows * form->cluster < params.num_rows) ++form;
-  if (form == std::end(kRunForms)) return many_rows_plan(params);
+  if (form == std::end(kRunForms) || adds_splits(params)) return many_rows_plan(params);
 
   // One run for every multiprocessor. With many rows it has at least what a warpgroup multiplies
   // anyway: otherwise reading the rows, which every block does, is what takes the time.
@@ -249,12 +262,16 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   if (plan.tile_rows > 64 && num_tiles > 1) {  // multiplying takes the time: whole warpgroups
     plan.tile_units = ceil_div(plan.tile_units, kGroupUnits) * kGroupUnits;
   }
-  plan.shared_kib = run_shared_kib(plan);
+  plan.shared_kib = run_shared_kib(plan, params);
   return plan;
 }
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  if (plan.cluster == 2) {
+  if (!has_room(plan, params)) return cudaErrorInvalidValue;
+  if (adds_splits(params)) {
+    if (plan.cluster == 1) return launch_tiles<kAddingRows, 1, true>(plan, params, stream);
+    if (plan.cluster == 2) return launch_tiles<kAddingRows, 2, true>(plan, params, stream);
+  } else if (plan.cluster == 2) {
     if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, stream);
     if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, stream);
   } else {

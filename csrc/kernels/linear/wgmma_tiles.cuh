@@ -27,12 +27,20 @@ inline constexpr int kRowBytes = kStageInputs * 2;                 // of a stage
 inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;        // a unit's weights of 8 k
 inline constexpr int kAlignment = 1024;                            // of the swizzle
 
+// Of a kernel that adds splits, whose sums of subtrees wait beside the tile's.
+inline constexpr int kAddingRows = 128;
+inline constexpr int kAddingGroups = 2;
+
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
 /// their own, which hands over its registers.
-template <int kRows>
+template <int kRows, bool kAddsSplits>
 struct Threads {
   static constexpr bool kMovesRegisters = kRows > 64;
   static constexpr int kCopying = kMovesRegisters ? 128 : 64;
+  static constexpr int kMost = (kAddsSplits ? kAddingGroups : kMaxGroups) * 128 + kCopying;
+  // Where registers move: every thread begins with an even share of 64 Ki.
+  static constexpr int kCopyingRegisters = kAddsSplits ? 24 : 32;
+  static constexpr int kMultiplyingRegisters = kAddsSplits ? 240 : 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.
@@ -65,11 +73,19 @@ struct Job {
   int num_tiles;
 };
 
-/// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
-/// up, then its output on the way to memory where that is bf16.
-__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
-                                                     bool is_swiglu) {
-  const int sum_bytes = adds_splits ? tile_rows / 2 * kGroupThreads * 4 : 0;
+/// Bytes of a warpgroup's sums.
+__host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
+  return tile_rows / 2 * kGroupThreads * 4;
+}
+
+/// Shared memory of a warpgroup beside the ring: the sums of subtrees that wait for their right
+/// neighbours, then its output on the way to memory where that is bf16. Of the 8 leaves of all
+/// splits those of three levels wait, the lowest level's in registers; of the leaves of a split at
+/// most the first.
+__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, int num_splits, bool is_split,
+                                                     bool is_f32, bool is_swiglu) {
+  const int num_waiting = is_split ? linear_split_leaves(num_splits) - 1 : num_splits > 1 ? 2 : 0;
+  const int sum_bytes = num_waiting * group_sum_bytes(tile_rows);
   const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
   return sum_bytes > out_bytes ? sum_bytes : out_bytes;
 }

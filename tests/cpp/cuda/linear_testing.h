@@ -67,6 +67,7 @@ inline const std::vector<Shape>& shapes() {
       {"0.6B gate_up", 6144, 1024, kSwiGlu},
       {"0.6B down", 1024, 3072, kNone, 4},
       {"1.7B qkv", 4096, 2048},
+      {"1.7B down", 2048, 6144, kNone, 8},
       {"4B qkv", 6144, 2560},
       {"4B o", 2560, 4096, kNone, 4},
       {"4B gate_up", 19456, 2560, kSwiGlu},
@@ -75,9 +76,9 @@ inline const std::vector<Shape>& shapes() {
       {"8B qkv", 1536, 4096},
       {"8B down", 1024, 12288, kNone, 4},
       {"14B gate_up", 2048, 5120, kSwiGlu},
-      {"14B o", 1280, 5120, kNone, 2},
+      {"14B o", 1280, 5120, kNone, 4},
       {"14B down", 640, 17408, kNone, 4},
-      {"32B o", 640, 8192, kNone, 2},
+      {"32B o", 640, 8192, kNone, 4},
       {"32B down", 640, 25600, kNone, 8},
       {"4B fc of three", 640, 7680, kNone, 4},
       {"4B fc of five", 640, 12800, kNone, 4},
@@ -85,7 +86,8 @@ inline const std::vector<Shape>& shapes() {
       {"one step", 16, 16},
       {"empty chains", 48, 80},
       {"empty chains, swiglu", 48, 48, kSwiGlu},
-      {"three uneven splits", 176, 944, kNone, 3},
+      {"uneven splits", 176, 944, kNone, 4},
+      {"uneven, eight splits", 176, 1616, kNone, 8},
       {"more splits than steps", 32, 32, kNone, 4},
       {"activations in phases", 320, 17408},
   };
@@ -237,6 +239,22 @@ inline Problem& problem_named(const std::string& name) {
     if (name == shape.name) return problem_of(shape);
   }
   throw check_test::Failure("no shape " + name);
+}
+
+/// Adds `count` vectors of `size` floats, one after the other in `values`, as a balanced binary
+/// tree and returns the bytes of the sum.
+inline std::vector<uint8_t> sum_tree(const std::vector<uint8_t>& values, int count, size_t size) {
+  std::vector<float> sums(static_cast<size_t>(count) * size);
+  std::memcpy(sums.data(), values.data(), sums.size() * 4);
+  for (; count > 1; count /= 2) {
+    for (size_t i = 0; i < static_cast<size_t>(count) / 2 * size; ++i) {
+      const size_t pair = i / size * 2 * size + i % size;
+      sums[i] = sums[pair] + sums[pair + size];
+    }
+  }
+  std::vector<uint8_t> bytes(size * 4);
+  std::memcpy(bytes.data(), sums.data(), bytes.size());
+  return bytes;
 }
 
 inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
