@@ -25,7 +25,7 @@ struct ClusterCut {
   }
 };
 
-__device__ void write_cluster_item(const PlanArgs& args, const SpanTable& spans, int index) {
+__device__ inline void write_cluster_item(const PlanArgs& args, const SpanTable& spans, int index) {
   const int rank = index % kClusterCtas;
   const int span = span_of(spans.item, args.rows.num_spans, index / kClusterCtas);
   const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];

@@ -61,7 +61,7 @@ struct StrategyTotals {
 };
 
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
-__device__ float estimate(const PlanArgs& args, const StrategyTotals& totals, int num_tokens) {
+__device__ inline float estimate(const PlanArgs& args, const StrategyTotals& totals, int num_tokens) {
   constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
   constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
   const int num_kv_heads = args.num_kv_heads, num_ctas = args.num_decode_ctas;
@@ -99,7 +99,7 @@ struct SpanTable {
 /// Marks the spans for the prefill tiles of sm_90a, which are the fastest way wherever they are not
 /// mostly empty, and those whose tiles are cut because there are too few for the SMs. Needs every
 /// thread of the CTA.
-__device__ void mark_prefill_spans(const PlanArgs& args, const SpanTable& spans) {
+__device__ inline void mark_prefill_spans(const PlanArgs& args, const SpanTable& spans) {
   __shared__ int num_tiles, num_blocks, num_segments, longest, num_pair_slots;
   if (threadIdx.x == 0) num_tiles = num_blocks = num_segments = longest = num_pair_slots = 0;
   __syncthreads();
@@ -136,7 +136,7 @@ __device__ void mark_prefill_spans(const PlanArgs& args, const SpanTable& spans)
 }
 
 /// Finds the cheapest strategy for the step; needs every thread of the CTA.
-__device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans) {
+__device__ inline Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans) {
   __shared__ StrategyTotals totals[32];
   __shared__ int num_tokens, chosen;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -205,7 +205,7 @@ __device__ Strategy choose_strategy(const PlanArgs& args, const SpanTable& spans
 }
 
 /// Sum of the values of the threads before this one; of all threads in `total`.
-__device__ int sum_before(int value, int* warp_sums, int& total) {
+__device__ inline int sum_before(int value, int* warp_sums, int& total) {
   constexpr int kNumWarps = kPlanThreads / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int sum = value;
@@ -228,7 +228,7 @@ __device__ int sum_before(int value, int* warp_sums, int& total) {
 }
 
 /// The span that entry `index` of a list belongs to.
-__device__ int span_of(const int* begin, int num_spans, int index) {
+__device__ inline int span_of(const int* begin, int num_spans, int index) {
   int low = 0, high = num_spans;  // begin[low] <= index < begin[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void set_lines(const PlanArgs& args, WorkItem& item) 
   }
 }
 
-__device__ void write_item(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
+__device__ inline void write_item(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
                            int index) {
   const int span = span_of(spans.item, args.rows.num_spans, index);
   const int num_rows = spans.num_rows(span), flags = spans.flags[span];
@@ -310,7 +310,7 @@ __device__ void write_item(const PlanArgs& args, const SpanTable& spans, const S
 }
 
 /// Longest tiles first: they are drawn in order.
-__device__ void write_prefill_item(const PlanArgs& args, const SpanTable& spans, int index) {
+__device__ inline void write_prefill_item(const PlanArgs& args, const SpanTable& spans, int index) {
   const int span = span_of(spans.prefill_item, args.rows.num_spans, index);
   const PrefillCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
   const int in_span = index - spans.prefill_item[span];
@@ -341,7 +341,7 @@ __device__ void write_prefill_item(const PlanArgs& args, const SpanTable& spans,
   args.workspace.prefill_items[index] = item;
 }
 
-__device__ void write_prefill_merge(const PlanArgs& args, const SpanTable& spans, int index) {
+__device__ inline void write_prefill_merge(const PlanArgs& args, const SpanTable& spans, int index) {
   const int span = span_of(spans.prefill_merge, args.rows.num_spans, index);
   const PrefillCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
   const int in_span = index - spans.prefill_merge[span], per_tile = cut.merges_per_tile(args.group);
@@ -350,7 +350,7 @@ __device__ void write_prefill_merge(const PlanArgs& args, const SpanTable& spans
 }
 
 /// Bits of the rows of the span that a row sees: itself and its ancestors, which come before it.
-__device__ void write_ancestors(const PlanArgs& args, int row, int span_row) {
+__device__ inline void write_ancestors(const PlanArgs& args, int row, int span_row) {
   uint32_t words[kAncestorWords] = {};
   for (int node = row; node >= span_row;) {
     const int index = node - span_row;

@@ -272,7 +272,7 @@ struct PairRange {
 /// Counts an item of a tile that is cut as done. Returns what the CTA is to merge of the tile: its
 /// share, once all items are done, where their CTAs run at the same time; else everything, for the
 /// last one.
-__device__ PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
+__device__ inline PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
                             bool merges_together, int* shared) {
   if (item.num_arrivals == 1) {
     __syncthreads();
