@@ -65,7 +65,7 @@ _PAGE_HEADERS = {
 
 
 async def root(_: ServerContext, __: Request) -> Response:
-    """GET /: the endpoints."""
+    """The endpoints."""
     endpoints = {
         f"{method} {path}": _summary(handler)
         for path, handlers in ROUTES.items()
@@ -77,14 +77,14 @@ async def root(_: ServerContext, __: Request) -> Response:
 
 
 async def openapi(context: ServerContext, _: Request) -> Response:
-    """GET /openapi.json."""
+    """The schemas that requests are checked against."""
     if not context.config.docs:
         raise not_found()
     return json_response(_description())
 
 
 async def docs(context: ServerContext, _: Request) -> Response:
-    """GET /docs: a page that lists the endpoints and sends requests to them."""
+    """A page that lists the endpoints and sends requests to them."""
     if not context.config.docs:
         raise not_found()
     return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")

@@ -45,47 +45,47 @@ def model_card(context: ServerContext, name: str) -> JsonObject:
 
 
 async def list_models(context: ServerContext, _: Request) -> Response:
-    """GET /v1/models."""
+    """Names that requests may use."""
     return json_response(
         {"object": "list", "data": [model_card(context, name) for name in context.model_names]}
     )
 
 
 async def get_model(context: ServerContext, request: Request) -> Response:
-    """GET /v1/models/{id}; an id may hold slashes."""
+    """One model; an id may hold slashes."""
     name = request.scope["path"].removeprefix("/v1/models/")
     context.check_model(name)
     return json_response(model_card(context, name))
 
 
 async def health(context: ServerContext, _: Request) -> Response:
-    """GET /health: is the process worth keeping? 503 once the engine is gone."""
+    """Is the process worth keeping? 503 once the engine is gone."""
     if not context.engine.is_alive:
         return error_response(overloaded("The engine is not running.", retry_after_s=10))
     return Response(status_code=200)
 
 
 async def ready(context: ServerContext, _: Request) -> Response:
-    """GET /ready: should it get new requests? 503 from the first signal to stop."""
+    """Should it get new requests? 503 from the first signal to stop."""
     if not context.is_ready:
         return error_response(overloaded("The server is not ready.", retry_after_s=5))
     return Response(status_code=200)
 
 
 async def version(_: ServerContext, __: Request) -> Response:
-    """GET /version."""
+    """The version of openspec."""
     return json_response({"version": openspec.__version__})
 
 
 async def metrics(context: ServerContext, _: Request) -> Response:
-    """GET /metrics."""
+    """Metrics for Prometheus."""
     await context.stats()
     context.metrics.ready.set(1 if context.is_ready else 0)
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 async def server_info(context: ServerContext, _: Request) -> Response:
-    """GET /server_info."""
+    """Settings of the engine, and its speculation so far."""
     info, config, stats = context.engine.info, context.engine_config, await context.stats()
     return json_response(
         {
@@ -120,7 +120,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
 
 
 async def model_info(context: ServerContext, _: Request) -> Response:
-    """GET /model_info."""
+    """The shape of the model and its sampling defaults."""
     model = context.model
     return json_response(
         {
@@ -140,12 +140,12 @@ async def model_info(context: ServerContext, _: Request) -> Response:
 
 
 async def load(context: ServerContext, _: Request) -> Response:
-    """GET /load."""
+    """Generation requests in flight."""
     return json_response({"server_load": context.lifecycle.num_jobs})
 
 
 async def loads(context: ServerContext, request: Request) -> Response:
-    """GET /v1/loads: load in the form that routers read; `include` chooses sections."""
+    """Load in the form that routers read; `include` chooses sections."""
     info, stats = context.engine.info, await context.stats()
     capacity = info.num_pages * info.page_size
     used = (stats.num_pages - stats.num_free_pages) * info.page_size
@@ -186,7 +186,7 @@ async def loads(context: ServerContext, request: Request) -> Response:
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
-    """POST /tokenize."""
+    """A text, or messages, as token ids."""
     body, num_bytes = await receive_json(context, request, TokenizeRequest)
     context.check_model(body.model)
     tokenizer = context.tokenizer
@@ -216,7 +216,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
-    """POST /detokenize."""
+    """Token ids as text."""
     body, _ = await receive_json(context, request, DetokenizeRequest)
     context.check_model(body.model)
     tokens = body.tokens
@@ -229,7 +229,7 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
 
 
 async def tokenizer_info(context: ServerContext, _: Request) -> Response:
-    """GET /tokenizer_info: what evaluation harnesses need to know of a remote tokenizer."""
+    """What evaluation harnesses need to know of a remote tokenizer."""
     tokenizer = context.tokenizer
     return json_response(
         {
@@ -261,7 +261,7 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
 
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
-    """POST /flush_cache: forgets all cached prefixes."""
+    """Forgets all cached prefixes."""
     _check_admin(context, request)
     await context.engine.reset_prefix_cache()
     return json_response({"message": "The prefix cache is empty."})
