@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from safetensors import SafetensorError, safe_open
 
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
-from openspec.checkpoint.strict_json import describe_value, parse_json_object, read_json_object
+from openspec.checkpoint.strict_json import (
+    JsonKeys,
+    describe_value,
+    parse_json_object,
+    read_json_object,
+)
 from openspec.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -70,9 +75,7 @@ class SafetensorsFile:
         return TensorInfo(name, header.get_dtype(), tuple(header.get_shape()), self.path)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor over the file's own pages, which stay mapped as long as it lives."""
-        if name not in self.tensors:
-            raise ConfigError(f"{self.path}: has no tensor {shown_name(name)}")
+        """One of `tensors`, over the file's own pages, which stay mapped as long as it lives."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
@@ -243,42 +246,6 @@ def _check_tensors(part: _Part) -> None:
             )
 
 
-def read_index(folder: Path) -> dict[str, Path]:
-    """Tensor name -> shard, from the folder's index; shards are files of the folder itself.
-
-    Raises:
-        ConfigError: no index, not of the format, a shard that is absent or outside.
-    """
-    source = f"{folder / INDEX_FILE}"
-    file = find_file(folder, INDEX_FILE)
-    if file is None:
-        raise ConfigError(f"{source} does not exist")
-    weight_map = read_json_object(file).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(
-            f"{source}: weight_map: expected an object with tensors, "
-            f"found {describe_value(weight_map)}"
-        )
-    shards: dict[str, Path] = {}
-    result: dict[str, Path] = {}
-    for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or not is_plain_name(shard):
-            raise ConfigError(
-                f"{source}: {tensor}: expected the name of a file in the same folder, "
-                f"found {describe_value(shard)}"
-            )
-        if shard not in shards:
-            path = find_file(folder, shard)
-            if path is None:
-                raise ConfigError(
-                    f"{folder / shard} does not exist, but {INDEX_FILE} places {tensor} there; "
-                    "finish the download"
-                )
-            shards[shard] = path
-        result[tensor] = shards[shard]
-    return result
-
-
 def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
     """All safetensors files of a checkpoint, opened and checked against the index if there is one.
 
@@ -289,34 +256,51 @@ def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
     single = find_file(root, SINGLE_FILE)
     if single is not None:
         return [SafetensorsFile(single)]
-    if find_file(root, INDEX_FILE) is None:
-        pickled = any(find_file(root, f"pytorch_model.bin{end}") for end in ("", ".index.json"))
-        remedy = (
-            "pytorch_model.bin is not read because it can run code; "
-            "save the model again with safe_serialization=True"
-            if pickled
-            else "give the folder of a complete Hugging Face checkpoint"
+    index = find_file(root, INDEX_FILE)
+    if index is not None:
+        keys = JsonKeys(read_json_object(index), str(root / INDEX_FILE))
+        return [_shard(root, name, listed) for name, listed in _tensors_by_shard(keys).items()]
+    pickled = any(find_file(root, f"pytorch_model.bin{end}") for end in ("", ".index.json"))
+    remedy = (
+        "pytorch_model.bin is not read because it can run code; "
+        "save the model again with safe_serialization=True"
+        if pickled
+        else "give the folder of a complete Hugging Face checkpoint"
+    )
+    raise ConfigError(f"{root} has neither {SINGLE_FILE} nor {INDEX_FILE}; {remedy}")
+
+
+def _tensors_by_shard(index: JsonKeys) -> dict[str, set[str]]:
+    weight_map = index.object("weight_map")
+    if weight_map is None or not weight_map.values:
+        index.refuse("weight_map", "an object with tensors")
+    shards: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.values.items():
+        if not isinstance(shard, str) or not is_plain_name(shard):
+            weight_map.refuse(tensor, "the name of a file in the same folder")
+        shards.setdefault(shard, set()).add(tensor)
+    return shards
+
+
+def _shard(root: Path, name: str, listed: set[str]) -> SafetensorsFile:
+    """A file that holds the `listed` tensors and no others."""
+    path = find_file(root, name)
+    if path is None:
+        raise ConfigError(
+            f"{root / name} does not exist, but {INDEX_FILE} places {name_some(sorted(listed))} "
+            "there; finish the download"
         )
-        raise ConfigError(f"{root} has neither {SINGLE_FILE} nor {INDEX_FILE}; {remedy}")
-    weight_map = read_index(root)
-    files = [SafetensorsFile(path) for path in dict.fromkeys(weight_map.values())]
-    for file in files:
-        _check_shard(file, weight_map)
-    return files
-
-
-def _check_shard(file: SafetensorsFile, weight_map: Mapping[str, Path]) -> None:
-    listed = {tensor for tensor, path in weight_map.items() if path == file.path}
-    absent = sorted(listed - set(file.tensors))
+    file = SafetensorsFile(path)
+    absent, unlisted = listed - set(file.tensors), set(file.tensors) - listed
     if absent:
         raise ConfigError(
-            f"{file.path}: lacks {name_some(absent)}, which {INDEX_FILE} places there"
+            f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there"
         )
-    unlisted = sorted(set(file.tensors) - listed)
     if unlisted:
         raise ConfigError(
-            f"{file.path}: holds {name_some(unlisted)}, which {INDEX_FILE} does not place there"
+            f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place there"
         )
+    return file
 
 
 def name_some(names: list[str]) -> str:

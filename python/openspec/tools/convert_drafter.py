@@ -198,7 +198,3 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
 
     save_file(dict(tensors), path, metadata={"format": "pt"})
     return path.stat().st_size
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from openspec.bench.client import ClientError
 from openspec.bench.load import LoadResult, RequestSettings, run_load
 from openspec.bench.report import Acceptance, compare
-from openspec.bench.server import ServerUnderTest, leave_on_sigterm, started_server
+from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
@@ -150,8 +150,3 @@ def statistics_line(
         parts.append(f"mean acceptance length {acceptance.mean_length:.2f}")
     parts.append(f"{speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s)")
     return ", ".join((*parts, identical))
-
-
-if __name__ == "__main__":
-    leave_on_sigterm()
-    sys.exit(main())

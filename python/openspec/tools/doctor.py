@@ -276,7 +276,3 @@ def _shown(counters: SpecDecodeStats) -> str:
         f"{shares} by position, mean length {mean_acceptance_length(counters):.2f} "
         f"({counters.num_drafts} drafts)"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
