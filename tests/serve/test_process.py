@@ -46,7 +46,12 @@ def test_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        fails_with_one_line("--port", str(taken.getsockname()[1]), says="in use")
+        port = str(taken.getsockname()[1])
+        fails_with_one_line("--port", port, says="in use")
+        # Before the hub is asked for anything.
+        fails_with_one_line(
+            "some/model", "--port", port, says="in use", HF_ENDPOINT="http://[::1]:9"
+        )
 
 
 def test_host_that_is_not_ours() -> None:
@@ -103,7 +108,7 @@ def test_the_first_line_comes_before_heavy_imports() -> None:
     code = """
 import sys, time, types
 
-async def serve(*_: object) -> None:  # in place of the server's, which the first line precedes
+def serve(*_: object) -> None:  # in place of the server's, which the first line precedes
     heavy = {"torch", "pydantic", "starlette", "tokenizers", "openspec._C"} & set(sys.modules)
     print(sorted(heavy), time.process_time())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -46,10 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, so that --help, a wrong flag and the first line do not wait for the web framework.
         from openspec.serve.server import serve
 
-        folders = engine_config.with_folders()
-        if folders.model != engine_config.model and not config.served_model_name:
-            config = dataclasses.replace(config, served_model_name=[str(engine_config.model)])
-        asyncio.run(serve(folders, config))
+        serve(engine_config, config)
     except (ConfigError, EngineError) as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"openspec.serve: {message}\n")

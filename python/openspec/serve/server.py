@@ -37,7 +37,7 @@ MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-async def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
+def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
     """Serves until a signal ends it.
 
     Raises:
@@ -46,19 +46,29 @@ async def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
     """
     _raise_file_limit()
     with bound_socket(config) as sock:
-        signals = _Signals()
-        with signals.installed():
-            context = await signals.unless_stopped(_load(engine_config, config))
-            if context is None:
-                return
-            try:
-                await _run(context, sock, signals)
-            finally:
-                context.text_pool.close()
-                await context.engine.close()
+        folders = engine_config.with_folders()  # may download: an address in use shows before
+        names = model_names(engine_config, folders, config)
+        asyncio.run(_serve(folders, config, names, sock))
 
 
-async def _load(engine_config: EngineConfig, config: ServeConfig) -> ServerContext:
+async def _serve(
+    engine_config: EngineConfig, config: ServeConfig, names: list[str], sock: socket.socket
+) -> None:
+    signals = _Signals()
+    with signals.installed():
+        context = await signals.unless_stopped(_load(engine_config, config, names))
+        if context is None:
+            return
+        try:
+            await _run(context, sock, signals)
+        finally:
+            context.text_pool.close()
+            await context.engine.close()
+
+
+async def _load(
+    engine_config: EngineConfig, config: ServeConfig, names: list[str]
+) -> ServerContext:
     model = ModelConfig.from_folder(engine_config.model_path)
     engine_task = asyncio.ensure_future(EngineClient.start(engine_config))
     try:
@@ -81,20 +91,22 @@ async def _load(engine_config: EngineConfig, config: ServeConfig) -> ServerConte
             engine=engine,
             model=model,
             tokenizer=tokenizer,
-            model_names=model_names(engine_config, config),
+            model_names=names,
         )
     except BaseException:
         await engine.close()
         raise
 
 
-def model_names(engine_config: EngineConfig, config: ServeConfig) -> list[str]:
+def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig) -> list[str]:
     """The names that requests may use, the one in answers first."""
     if config.served_model_name:
         return list(config.served_model_name)
-    names = [Path(engine_config.model_path).resolve().name]
-    if engine_config.model is not None and engine_config.model not in names:
-        names.append(engine_config.model)
+    if asked.model is not None and asked.model != folders.model:
+        return [asked.model]  # an id of the hub
+    names = [folders.model_path.resolve().name]
+    if folders.model is not None and folders.model not in names:
+        names.append(folders.model)
     return names
 
 
