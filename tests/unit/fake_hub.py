@@ -14,6 +14,7 @@ from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_account_with_access"
+OTHER_TOKEN = "hf_of_another_account"
 LARGE = (".safetensors", ".bin", ".pt")
 """Kept in large-file storage: answered with a redirect and the hash of the content."""
 
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _repo(self, hub: FakeHub, name: str, revision: str) -> tuple[Repo, str] | None:
         repo = hub.repos.get(name)
         sent = self.headers.get("authorization")
-        if sent not in (None, f"Bearer {TOKEN}"):
+        if sent not in (None, f"Bearer {TOKEN}", f"Bearer {OTHER_TOKEN}"):
             self._refuse(401, "", "Invalid credentials in Authorization header")
         elif repo is None or (repo.is_private and sent is None):
             self._refuse(404 if sent else 401, "RepoNotFound", "Repository not found")
@@ -133,8 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return
         repo, commit = found
-        if repo.is_gated and "authorization" not in self.headers:
-            self._refuse(401, "GatedRepo", f"Access to model {name} is restricted")
+        sent = self.headers.get("authorization")
+        if repo.is_gated and sent != f"Bearer {TOKEN}":
+            status = 403 if sent else 401
+            self._refuse(status, "GatedRepo", f"Access to model {name} is restricted")
         elif (content := repo.commits[commit].get(file)) is None:
             self._refuse(404, "EntryNotFound", "Entry not found")
         else:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -22,7 +21,7 @@ from openspec.checkpoint.folder import downloaded, hub_id_of, is_hub_id
 from openspec.config import EMBEDDED_MODEL, EngineConfig, config_from_settings
 from openspec.errors import ConfigError
 from openspec.tools import convert_drafter
-from tests.unit.fake_hub import TOKEN, FakeHub, running_hub
+from tests.unit.fake_hub import OTHER_TOKEN, TOKEN, FakeHub, running_hub
 
 MODEL = "org/tiny"
 HEADS = sorted(path.name for path in EMBEDDED_MODEL.iterdir() if path.is_dir())
@@ -140,6 +139,8 @@ def test_gated(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
         f"model {MODEL}: access is gated; accept its terms at {hub.url}/{MODEL} and set HF_TOKEN "
         "to a token of the same account"
     )
+    monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
+    assert failure(model=MODEL) == message
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert f"{hub.url} refuses access (HTTP 401); check HF_TOKEN" in failure(model=MODEL)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -220,10 +221,10 @@ def test_a_cache_laid_out_by_hand(hub: FakeHub, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> str:
-        raise RuntimeError("in a worker") from OSError(errno.ENOSPC, "No space left on device")
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
     message = failure(model=MODEL)
     assert f"no space is left for the hub's cache, {constants.HF_HUB_CACHE}; free some" in message
 
