@@ -59,27 +59,11 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   num_pages_[index(slot)] = 0;
 
   const SequenceParams& p = sequence.params;
-  sampling_[index(slot)] = {
-      .temperature = p.temperature,
-      .top_p = p.top_p,
-      .min_p = p.min_p,
-      .presence_penalty = p.presence_penalty,
-      .frequency_penalty = p.frequency_penalty,
-      .repetition_penalty = p.repetition_penalty,
-      .top_k = p.top_k,
-      .min_tokens = p.min_tokens,
-      .seed = p.seed,
-      .num_stop_ids = static_cast<int32_t>(p.stop_ids.size()),
-      .num_bias = static_cast<int32_t>(p.bias_ids.size()),
-      .num_allowed = static_cast<int32_t>(p.allowed_ids.size()),
-      .stop_ids = p.stop_ids.data(),
-      .bias_ids = p.bias_ids.data(),
-      .bias_values = p.bias_values.data(),
-      .allowed_ids = p.allowed_ids.data(),
-      .num_logprobs = p.num_logprobs,
-      .raw_logprobs = p.raw_logprobs,
-      .num_prompt_logprobs = p.num_prompt_logprobs,
-  };
+  SamplingParams& sampling = sampling_[index(slot)] = p;
+  sampling.num_stop_ids = static_cast<int32_t>(p.lists.stop_ids.size());
+  sampling.num_bias = static_cast<int32_t>(p.lists.bias_ids.size());
+  sampling.num_allowed = static_cast<int32_t>(p.lists.allowed_ids.size());
+  p.for_each_list(sampling, [](const auto& list, auto& pointer) { pointer = list.data(); });
   return slot;
 }
 

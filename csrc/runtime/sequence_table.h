@@ -14,19 +14,24 @@
 
 namespace openspec {
 
-/// What a sequence asks for, by value. See SamplingParams in kernels/choose/choose.h for the
-/// meaning.
-struct SequenceParams {
-  float temperature = 0.0f, top_p = 1.0f, min_p = 0.0f;
-  float presence_penalty = 0.0f, frequency_penalty = 0.0f, repetition_penalty = 1.0f;
-  int top_k = 0, min_tokens = 0;
+/// What a sequence asks for: what `choose` reads, with the lists that it points to.
+struct SequenceParams : SamplingParams {
+  struct Lists {
+    std::vector<int32_t> stop_ids, bias_ids, allowed_ids, bad_words;
+    std::vector<float> bias_values;
+  };
   int max_tokens = 16;  // output tokens
-  uint64_t seed = 0;
-  std::vector<int32_t> stop_ids, bias_ids, allowed_ids;
-  std::vector<float> bias_values;
-  int num_logprobs = -1;
-  bool raw_logprobs = true;
-  int num_prompt_logprobs = -1;
+  Lists lists;
+
+  /// Calls visit(list, pointer to it in `params`) for each.
+  template <typename Visit>
+  void for_each_list(SamplingParams& params, const Visit& visit) const {
+    visit(lists.stop_ids, params.stop_ids);
+    visit(lists.bias_ids, params.bias_ids);
+    visit(lists.bias_values, params.bias_values);
+    visit(lists.allowed_ids, params.allowed_ids);
+    visit(lists.bad_words, params.bad_words);
+  }
 };
 
 /// The running sequences: one slot each, holding token history, committed length, page table row

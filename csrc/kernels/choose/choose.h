@@ -24,12 +24,16 @@ struct SamplingParams {
   uint64_t seed = 0;
   int32_t num_stop_ids = 0;
   int32_t num_bias = 0;
-  int32_t num_allowed = 0;             // 0: every token is allowed
+  int32_t num_allowed = 0;  // 0: every token is allowed
+  int32_t num_bad_words = 0;
   const int32_t* stop_ids = nullptr;   // [num_stop_ids] masked while fewer than min_tokens are out
   const int32_t* bias_ids = nullptr;   // [num_bias]
   const float* bias_values = nullptr;  // [num_bias] added to the logits; -inf bans
   const int32_t* allowed_ids = nullptr;  // [num_allowed]
-  int32_t num_logprobs = -1;             // -1: none; 0: the chosen token's only; n: and the n best
+  // Where the ids of each word end in this array, [num_bad_words], then the ids, word after word;
+  // none is empty.
+  const int32_t* bad_words = nullptr;
+  int32_t num_logprobs = -1;         // -1: none; 0: the chosen token's only; n: and the n best
   bool raw_logprobs = true;          // of the model's logits; false: of the distribution drawn from
   int32_t num_prompt_logprobs = -1;  // as num_logprobs, for rows that score prompt tokens
 };
@@ -61,7 +65,8 @@ struct DrawnDrafts {
 /// seed and the position (design: "position-keyed choice").
 ///
 ///   1. logit_bias is added; tokens outside allowed_ids become -inf, and stop ids while fewer than
-///      min_tokens tokens are out;
+///      min_tokens tokens are out, and the last id of a bad word where the row's prefix, its own
+///      draft ancestors included, ends in the ids before it;
 ///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
 ///      output, each counting the row's own draft ancestors as output;
 ///   3. temperature 0 (below 1e-5): argmax (lowest id among equals). Otherwise logits * (1 /

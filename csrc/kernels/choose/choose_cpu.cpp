@@ -1,3 +1,4 @@
+#include "kernels/choose/bad_words.h"
 #include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
 #include "kernels/choose/rejection_cpu.h"
@@ -96,8 +97,8 @@ class RowChooser {
   }
   bool has_edits() const {
     if (params_.is_draft) return false;
-    return sampling_.num_bias > 0 || sampling_.num_allowed > 0 || masks_stop_ids() ||
-           has_penalties();
+    return sampling_.num_bias > 0 || sampling_.num_allowed > 0 || sampling_.num_bad_words > 0 ||
+           masks_stop_ids() || has_penalties();
   }
   bool has_filters() const {
     if (params_.has_own_noise) return false;
@@ -161,6 +162,10 @@ void RowChooser::edit() {
     for (int i = 0; i < sampling_.num_stop_ids; ++i) {
       if (is_token(sampling_.stop_ids[i])) logits[sampling_.stop_ids[i]] = kMinusInfinity;
     }
+  }
+  for (int i = 0; i < sampling_.num_bad_words; ++i) {
+    const int32_t id = id_of_bad_word(params_, row_, slot_, i);
+    if (is_token(id)) logits[id] = kMinusInfinity;
   }
   if (has_penalties()) penalise();
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/choose/bad_words.h"
 #include "kernels/choose/team.cuh"
 
 namespace openspec::choosing {
@@ -33,6 +34,13 @@ class RowEditor {
     if (masks_stop_ids(sampling_, plan_.position, params_.prompt_len[plan_.slot])) {
       for_each_id(sampling_.stop_ids, sampling_.num_stop_ids,
                   [&](int, int32_t id) { logits_[id] = minus_infinity(); });
+      __syncthreads();
+    }
+    if (sampling_.num_bad_words > 0) {
+      for (int i = static_cast<int>(threadIdx.x); i < sampling_.num_bad_words; i += kThreads) {
+        const int32_t id = id_of_bad_word(params_, plan_.row, plan_.slot, i);
+        if (is_own(id)) logits_[id] = minus_infinity();
+      }
       __syncthreads();
     }
     if (is_penalised) penalise();

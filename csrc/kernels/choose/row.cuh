@@ -149,7 +149,8 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
     return plan;
   }
   const SamplingParams& sampling = params.sampling[plan.slot];
-  if (!kIsDraft && (sampling.num_bias > 0 || sampling.num_allowed > 0 || has_penalties(sampling) ||
+  if (!kIsDraft && (sampling.num_bias > 0 || sampling.num_allowed > 0 ||
+                    sampling.num_bad_words > 0 || has_penalties(sampling) ||
                     masks_stop_ids(sampling, plan.position, params.prompt_len[plan.slot]))) {
     plan.flags |= RowPlan::kIsEdited;
   }

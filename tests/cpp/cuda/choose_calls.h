@@ -77,6 +77,8 @@ inline Batch flatten(const std::vector<Request>& requests, int num_samples = 0,
     p.stop_ids = put(request.stop_ids);
     p.bias_ids = put(request.bias_ids);
     p.allowed_ids = put(request.allowed_ids);
+    p.bad_words = put(request.flat_bad_words());
+    p.num_bad_words = static_cast<int32_t>(request.bad_words.size());
     p.bias_values = as_offset<float>(batch.values.size());
     batch.values.insert(batch.values.end(), request.bias_values.begin(), request.bias_values.end());
     std::copy(request.history.begin(), request.history.end(),
@@ -152,6 +154,7 @@ inline void move_pointers(std::vector<SamplingParams>& sampling, const int32_t* 
     p.stop_ids = moved(p.stop_ids, ids);
     p.bias_ids = moved(p.bias_ids, ids);
     p.allowed_ids = moved(p.allowed_ids, ids);
+    p.bad_words = moved(p.bad_words, ids);
     p.bias_values = moved(p.bias_values, values);
   }
 }
@@ -223,6 +226,7 @@ class DeviceCall {
     std::vector<SamplingParams> sampling = batch.sampling;
     move_pointers(sampling, ids_.as<int32_t>(), values_.as<float>());
     sampling_.upload(sampling);
+    CHECK_LE(batch.ids.size() * sizeof(int32_t), ids_.bytes());
     ids_.upload(batch.ids);
     values_.upload(batch.values);
     tokens_.upload(batch.tokens);

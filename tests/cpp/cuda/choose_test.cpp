@@ -51,6 +51,13 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
     request.bias_values.push_back(one_in(4) ? -kInfinity : rng.normal(3));
   }
   for (int i = one_in(5) ? rng.integer(1, 30) : 0; i > 0; --i) request.allowed_ids.push_back(id());
+  const int num_said = std::min(9, vocab_size);  // ids of repetitive texts
+  for (int i = one_in(3) ? rng.integer(1, one_in(4) ? 600 : 20) : 0; i > 0; --i) {
+    request.bad_words.emplace_back();
+    for (int length = rng.integer(1, 3); length > 0; --length) {
+      request.bad_words.back().push_back(one_in(4) ? id() : rng.integer(0, num_said - 1));
+    }
+  }
   request.history.clear();
   const bool is_repetitive = one_in(2);
   for (int i = rng.integer(1, one_in(4) ? 2000 : 30); i > 0; --i) {
@@ -113,7 +120,8 @@ Ids random_tokens(Rng& rng, int count) {
 Batch as_drafts(Batch batch, Ids token_of) {
   batch.is_draft = true;
   batch.token_of = std::move(token_of);
-  for (SamplingParams& p : batch.sampling) p.num_stop_ids = p.num_bias = p.num_allowed = 1 << 20;
+  for (SamplingParams& p : batch.sampling)
+    p.num_stop_ids = p.num_bias = p.num_allowed = p.num_bad_words = 1 << 20;
   return batch;
 }
 
@@ -129,6 +137,7 @@ Request plain(Request request) {
   request.sampling = kept;
   request.stop_ids = request.bias_ids = request.allowed_ids = request.score_tokens = {};
   request.bias_values = {};
+  request.bad_words = {};
   return request;
 }
 

@@ -42,11 +42,17 @@ Request random_request(Rng& rng, int vocab_size) {
   }
   for (int i = sometimes() ? rng.integer(1, 30) : 0; i > 0; --i)
     request.allowed_ids.push_back(id());
+  const bool is_narrow = sometimes();  // so that the same ids follow each other again and again
+  const auto said = [&] { return is_narrow ? rng.integer(0, std::min(2, vocab_size - 1)) : id(); };
+  for (int i = sometimes() ? rng.integer(1, 9) : 0; i > 0; --i) {
+    std::vector<int32_t>& word = request.bad_words.emplace_back();
+    for (int length = rng.integer(1, 4); length > 0; --length) word.push_back(said());
+  }
   request.history.clear();
-  for (int i = rng.integer(1, 20); i > 0; --i) request.history.push_back(id());
+  for (int i = rng.integer(1, 20); i > 0; --i) request.history.push_back(said());
   request.prompt_len = rng.integer(1, static_cast<int>(request.history.size()));
   for (int i = 0, count = rng.integer(0, 5); i < count; ++i) {
-    request.drafts.push_back(id());
+    request.drafts.push_back(said());
     request.parents.push_back(rng.integer(-1, i - 1));
   }
   const float scale = 0.5f + static_cast<float>(rng.integer(0, 5));
@@ -124,8 +130,8 @@ std::vector<int32_t> propose(const std::vector<Request>& requests,
   std::vector<int32_t> position, span, seq, sample_row;
   for (size_t i = 0; i < num_rows; ++i) {
     SamplingParams& p = sampling.emplace_back(requests[i].sampling);
-    p.num_stop_ids = p.num_bias = p.num_allowed = 1 << 20;
-    p.stop_ids = p.bias_ids = p.allowed_ids = nullptr;
+    p.num_stop_ids = p.num_bias = p.num_allowed = p.num_bad_words = 1 << 20;
+    p.stop_ids = p.bias_ids = p.allowed_ids = p.bad_words = nullptr;
     position.push_back(requests[i].position(0));
     span.push_back(static_cast<int32_t>(i));
     seq.push_back(static_cast<int32_t>(i));
@@ -353,6 +359,28 @@ TEST(broken_logits_stay_in_range) {
   });
 }
 
+TEST(a_bad_word_is_masked_behind_its_own_beginning) {
+  // Rows: the last token, then a tree: 1 and 2 behind it, 3 behind 1.
+  Request request = greedy({0, 0, 0, 0, 1, 0});
+  for (int row = 0; row < 3; ++row) request.logits.push_back(request.logits[0]);
+  request.history = {5, 0};
+  request.drafts = {1, 2, 3};
+  request.parents = {-1, -1, 0};
+  const auto is_masked = [&](std::vector<std::vector<int32_t>> words) {
+    request.bad_words = std::move(words);
+    std::vector<int> masked;
+    for (const Choice& choice : choose_all({request})) masked.push_back(choice.id != 4);
+    return masked;
+  };
+  CHECK_EQ(is_masked({}), (std::vector<int>{0, 0, 0, 0}));
+  CHECK_EQ(is_masked({{4}}), (std::vector<int>{1, 1, 1, 1}));
+  CHECK_EQ(is_masked({{0, 4}}), (std::vector<int>{1, 0, 0, 0}));
+  CHECK_EQ(is_masked({{5, 0, 4}}), (std::vector<int>{1, 0, 0, 0}));
+  CHECK_EQ(is_masked({{0, 2, 4}, {5, 0, 1, 4}}), (std::vector<int>{0, 1, 1, 0}));
+  CHECK_EQ(is_masked({{0, 1, 3, 4}, {2, 3, 4}, {4, 4}}), (std::vector<int>{0, 0, 0, 1}));
+  CHECK_EQ(is_masked({{9, 5, 0, 4}, {5, 5, 0, 4}}), (std::vector<int>{0, 0, 0, 0}));  // too long
+}
+
 TEST(foreign_ids_are_ignored) {
   Request request = greedy({0.0f, 1.0f, 2.0f});
   request.bias_ids = {-1, 3, 1 << 30};
@@ -361,6 +389,7 @@ TEST(foreign_ids_are_ignored) {
   request.sampling.min_tokens = 9;
   request.sampling.presence_penalty = 1.0f;
   request.history = {0, 55, -1};
+  request.bad_words = {{3}, {1 << 30}, {-1, -4}};
   CHECK_EQ(choose_one(request).id, 2);
 }
 

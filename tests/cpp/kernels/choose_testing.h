@@ -20,6 +20,7 @@ struct Request {
   SamplingParams sampling;
   std::vector<int32_t> stop_ids, bias_ids, allowed_ids;
   std::vector<float> bias_values;
+  std::vector<std::vector<int32_t>> bad_words;
   std::vector<int32_t> history = {0};
   int prompt_len = 1;
   std::vector<int32_t> drafts, parents;
@@ -30,6 +31,15 @@ struct Request {
   std::vector<std::vector<float>> drawn_logits;
 
   int num_rows() const { return 1 + static_cast<int>(drafts.size()); }
+  /// As SamplingParams has them.
+  std::vector<int32_t> flat_bad_words() const {
+    std::vector<int32_t> flat(bad_words.size());
+    for (size_t i = 0; i < bad_words.size(); ++i) {
+      flat.insert(flat.end(), bad_words[i].begin(), bad_words[i].end());
+      flat[i] = static_cast<int32_t>(flat.size());
+    }
+    return flat;
+  }
   int position(int row) const {
     int depth = 0;
     for (; row > 0; row = parents[static_cast<size_t>(row) - 1] + 1) ++depth;
@@ -116,6 +126,7 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
   for (const Request& request : requests) stride = std::max(stride, request.history.size());
   const int vocab_size = static_cast<int>(requests[0].logits[0].size());
   std::vector<SamplingParams> sampling(num_seqs);
+  std::vector<std::vector<int32_t>> bad_words;
   std::vector<int32_t> tokens(num_seqs * stride, 1 << 28), num_tokens(num_seqs),
       prompt_len(num_seqs);
   std::vector<int32_t> row_token, position, span, parent, seq, sample_row, score_token;
@@ -132,6 +143,8 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
     p.num_bias = static_cast<int32_t>(request.bias_ids.size());
     p.allowed_ids = request.allowed_ids.data();
     p.num_allowed = static_cast<int32_t>(request.allowed_ids.size());
+    p.bad_words = bad_words.emplace_back(request.flat_bad_words()).data();
+    p.num_bad_words = static_cast<int32_t>(request.bad_words.size());
     std::copy(request.history.begin(), request.history.end(),
               tokens.begin() + static_cast<std::ptrdiff_t>(slot * stride));
     num_tokens[slot] = static_cast<int32_t>(request.history.size());
@@ -218,6 +231,13 @@ inline std::vector<float> edited_logits(const Request& request, int row) {
   const std::vector<int32_t> prefix = request.prefix(row);
   if (static_cast<int>(prefix.size()) - request.prompt_len < p.min_tokens) {
     for (const int32_t id : request.stop_ids) logits[static_cast<size_t>(id)] = -kInfinity;
+  }
+  for (const std::vector<int32_t>& word : request.bad_words) {
+    std::vector<int32_t> text = prefix;  // with the word's last id behind it
+    text.push_back(word.back());
+    if (text.size() >= word.size() && std::equal(word.rbegin(), word.rend(), text.rbegin())) {
+      logits[static_cast<size_t>(word.back())] = -kInfinity;
+    }
   }
   std::map<int32_t, int> num_out;
   for (size_t i = 0; i < prefix.size(); ++i) {
