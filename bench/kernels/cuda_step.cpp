@@ -259,7 +259,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
                  std::string& json) {
   const int rows_per_seq = 1 + runner.config().max_draft_tokens;
   const bool is_costly = runner.drafter().needs().is_costly;
-  std::vector<StepBackend::StepKind> kinds;
+  std::vector<StepKind> kinds;
   for (const bool proposes : {false, true}) {
     for (int rows : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
       if (!proposes) kinds.push_back({1, rows, false});
@@ -272,7 +272,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
   for (const bool proposes : {false, true}) {
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
-      const StepBackend::StepKind& kind = kinds[i];
+      const StepKind& kind = kinds[i];
       if (kind.proposes != proposes) continue;
       std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
                   kind.num_rows, proposes ? " that proposes" : "", 1e3 * seconds[i],
@@ -284,8 +284,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
   json += "}";
   if (method != "eagle3" && method != "dflash") return;
   const std::vector<double> both = runner.time_steps(
-      std::vector<StepBackend::StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
-      kPromptLen, 9, 5.0);
+      std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}}, kPromptLen, 9, 5.0);
   const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
   const double ms = 1e3 * (both[1] - both[0]);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;

@@ -91,12 +91,12 @@ SequenceParams make_sequence_params(double temperature, int top_k, double top_p,
   params.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
   params.min_tokens = min_tokens;
   params.max_tokens = max_tokens;
-  params.stop_ids = std::move(stop_token_ids);
+  params.lists.stop_ids = std::move(stop_token_ids);
   for (const auto& [id, value] : logit_bias) {
-    params.bias_ids.push_back(id);
-    params.bias_values.push_back(value);
+    params.lists.bias_ids.push_back(id);
+    params.lists.bias_values.push_back(value);
   }
-  params.allowed_ids = std::move(allowed_token_ids);
+  params.lists.allowed_ids = std::move(allowed_token_ids);
   params.num_logprobs = num_logprobs;
   params.raw_logprobs = raw_logprobs;
   params.num_prompt_logprobs = num_prompt_logprobs;

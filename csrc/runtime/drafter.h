@@ -37,7 +37,7 @@ struct DrafterNeeds {
                                        // last known token too
   int num_draft_entries = 0;  // entries behind that one that proposing writes for a sequence, at
                               // most; 0: not beyond its drafts
-  size_t fixed_bytes = 0;  // memory of its own: weights and scratch
+  size_t fixed_bytes = 0;     // memory of its own: weights and scratch
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
   bool keeps_logits = false;  // see Drafter::draft_logits; asked for by Acceptance::kRejection

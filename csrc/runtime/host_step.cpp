@@ -232,9 +232,9 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
       result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
     }
     ++num_output;
-    const bool is_stop =
-        num_output > params.min_tokens &&
-        std::find(params.stop_ids.begin(), params.stop_ids.end(), token) != params.stop_ids.end();
+    const std::vector<int32_t>& stop_ids = params.lists.stop_ids;
+    const bool is_stop = num_output > params.min_tokens &&
+                         std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
     if (is_stop) {
       result.finish = FinishReason::kStop;
     } else if (num_output >= params.max_tokens ||
@@ -342,7 +342,7 @@ void HostStep::teach(const StepLease& lease, const std::vector<int32_t>& num_com
        .features = captured_.data()});
 }
 
-std::vector<StepBackend::StepKind> HostStep::step_kinds() const {
+std::vector<StepKind> HostStep::step_kinds() const {
   const RunnerConfig& config = context_.config;
   const int rows_per_seq = 1 + config.max_draft_tokens;
   std::vector<StepKind> kinds;

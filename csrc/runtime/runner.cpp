@@ -95,7 +95,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   plan.weight_bytes = Qwen3::weight_bytes(config.target, config.device);
   plan.scratch_bytes = Qwen3::scratch_bytes(config.target, config.dtype, config.device,
                                             config.limits(), config.num_threads) +
-                       (config.device == Device::kCuda ? DeviceStep::scratch_bytes(config, needs)
+                       (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
@@ -152,7 +152,9 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
     // drafter would write that there.
     for (Buffer& buffer : kv_buffers_) device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
     device::synchronize(nullptr);
+#ifdef OPENSPEC_CUDA
     backend_ = std::make_unique<DeviceStep>(std::move(context));
+#endif
   } else {
     backend_ = std::make_unique<HostStep>(std::move(context));
   }
@@ -433,11 +435,11 @@ void Runner::publish_pages(int slot, int num_waiting) {
   }
 }
 
-std::vector<double> Runner::time_steps(std::span<const StepBackend::StepKind> kinds, int context,
+std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,
                                        int num_repeats, double budget) {
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
   int most_seqs = 0;
-  for (const StepBackend::StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
+  for (const StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
   // Made-up sequences, which share their pages: what is in them does not matter.
   const int room = std::min(longest_context(config_), pool_.num_pages() * config_.page_size);
   const int most_rows = room - context - num_rows_ahead() - 1;
@@ -478,7 +480,7 @@ StepTimes Runner::measure_step_times(double budget) {
   // Long enough that attention is not free.
   const int context =
       std::min(256, std::min(config_.max_model_len, pool_.num_pages() * config_.page_size) / 2);
-  const std::vector<StepBackend::StepKind> kinds = backend_->step_kinds();
+  const std::vector<StepKind> kinds = backend_->step_kinds();
   if (context < 2 || kinds.empty()) return {};
   const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
   std::vector<StepTable::Point> plain, proposing;

@@ -74,8 +74,8 @@ class Runner {
   StepTimes measure_step_times(double budget);
   /// Seconds of each step over sequences of `context` tokens, the least of several; 0: past
   /// `budget`, or it does not fit.
-  std::vector<double> time_steps(std::span<const StepBackend::StepKind> kinds, int context,
-                                 int num_repeats, double budget);
+  std::vector<double> time_steps(std::span<const StepKind> kinds, int context, int num_repeats,
+                                 double budget);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);

@@ -18,6 +18,13 @@ struct SpanRequest {
   int max_drafts = 0;
 };
 
+/// A step to be timed: so many sequences, each with its share of the rows.
+struct StepKind {
+  int num_seqs = 1, num_rows = 1;
+  bool proposes = false;  // with a costly drafter at work for all of them
+  bool operator==(const StepKind&) const = default;
+};
+
 /// Log-probabilities of one token: entry 0 is the token itself, then the best in falling order.
 struct TokenLogprobs {
   std::vector<int32_t> token_ids;

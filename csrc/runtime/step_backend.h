@@ -54,11 +54,6 @@ class StepBackend {
   /// After the table has taken the results.
   virtual void teach_drafter(const StepLease& /*lease*/) {}
 
-  /// A step to be timed: so many sequences, each with its share of the rows.
-  struct StepKind {
-    int num_seqs = 1, num_rows = 1;
-    bool proposes = false;  // with a costly drafter at work for all of them
-  };
   /// The steps that are worth timing, in the order of their use.
   virtual std::vector<StepKind> step_kinds() const = 0;
   /// Up to so many rows any other step takes as long as the next larger of these.

@@ -242,6 +242,12 @@ std::vector<Job> mixed_jobs() {
     if (i == 3) job.params.top_k = 8;
     if (i == 4) job.params.repetition_penalty = 1.3f;
     if (i == 5) job.params.top_p = 0.8f;
+    if (i == 6) {  // most of what the text has said so far must not come again behind itself
+      job.params.num_bad_words = kVocab / 2;
+      std::vector<int32_t>& words = job.params.lists.bad_words;
+      for (int w = 1; w <= kVocab / 2; ++w) words.push_back(kVocab / 2 + 2 * w);
+      for (int w = 0; w < kVocab / 2; ++w) words.insert(words.end(), {w, (7 * w + 3) % kVocab});
+    }
     jobs.push_back(job);
   }
   return jobs;
@@ -373,11 +379,11 @@ TEST(stop_ids_and_limits_end_a_run_on_the_device) {
       const auto first = std::find(text.begin(), text.end(), stop);
       int32_t unused = 0;
       while (std::find(text.begin(), text.end(), unused) != text.end()) ++unused;
-      job.params.stop_ids = {unused, stop};
+      job.params.lists.stop_ids = {unused, stop};
       const auto runner = make_runner(config_of(at == 3 ? "ngram" : "eagle3"));
       CHECK_EQ(run(*runner, {job}, {.chunk = 64, .max_drafts = 4})[0].tokens,
                Ids(text.begin(), first + 1));
-      job.params.stop_ids.clear();
+      job.params.lists.stop_ids.clear();
       job.params.max_tokens = static_cast<int>(at) + 1;
       CHECK_EQ(run(*runner, {job}, {.chunk = 64, .max_drafts = 4})[0].tokens,
                Ids(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at) + 1));

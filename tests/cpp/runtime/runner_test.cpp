@@ -297,7 +297,7 @@ TEST(stop_inside_an_accepted_run_ends_it) {
   Job job = jobs[0];
   const int32_t stop = expected[0][5];
   const auto first = std::find(expected[0].begin(), expected[0].end(), stop);
-  job.params.stop_ids = {stop};
+  job.params.lists.stop_ids = {stop};
   Runner runner(small_config(), 60,
                 std::make_unique<ScriptedDrafter>(oracle_of({job}, {expected[0]})));
   load_random_weights(runner);
