@@ -75,4 +75,14 @@ int allow_shared_bytes(Kernel* kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
+/// And all of the memory as shared memory, or blocks of another kernel would not start beside
+/// these.
+template <typename Kernel>
+int prepare_shared(Kernel* kernel, size_t bytes) {
+  const int raised = allow_shared_bytes(kernel, bytes);
+  if (raised != cudaSuccess) return raised;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
 }  // namespace openspec::cuda

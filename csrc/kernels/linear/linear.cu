@@ -43,19 +43,10 @@ struct Variant {
   int error = cudaSuccess;  // of preparing it
 };
 
-/// All of the memory as shared memory, or blocks of another kernel would not start beside these.
-template <typename Kernel>
-int prepare(Kernel* kernel) {
-  const int raised = allow_shared_bytes(kernel, device_limits().shared_per_block);
-  if (raised != cudaSuccess) return raised;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              cudaSharedmemCarveoutMaxShared);
-}
-
 template <int kTiles, int kSteps, int kRecords>
 Variant fixed_variant() {
-  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords>();
-  static const int error = prepare(kKernel);
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords>;
+  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
   return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
@@ -93,7 +84,7 @@ template <int kTiles>
 Variant shared_variant() {
   constexpr auto kKernel = stream_kernel<SharedActivations<kTiles>>;
   constexpr int kSlotSteps = SharedActivations<kTiles>::kSlotSteps;
-  static const int error = prepare(kKernel);
+  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
   return {kKernel,
           kTiles,
           SumLayout<kTiles>::kBytes,
@@ -114,8 +105,6 @@ Variant shared_variant(int num_tiles) {
       return shared_variant<4>();
   }
 }
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int kReservedBytes = 1 << 10;  // of shared memory, that a block takes besides its own
 

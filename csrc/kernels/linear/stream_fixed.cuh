@@ -245,48 +245,17 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
 // them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
 // neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
-// memory as the weights. (__maxnreg__ takes no template's constant.)
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(72) fixed_kernel_72(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
-}
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(80) fixed_kernel_80(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
-}
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(112) fixed_kernel_112(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
-}
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(120) fixed_kernel_120(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
-}
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(168) fixed_kernel_168(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
-}
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(240) fixed_kernel_240(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
+// memory as the weights.
+constexpr int fixed_registers(int num_tiles, int num_steps) {
+  const int held = 2 * num_tiles * num_steps + 4 * num_tiles;  // activations and accumulators
+  if (held <= 40 && num_tiles > 1) return 72;
+  return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
 }
 
 template <int kTiles, int kSteps, int kRecords>
-constexpr auto fixed_kernel() {
-  constexpr int kHeld = 2 * kTiles * kSteps + 4 * kTiles;  // activations and accumulators
-  if constexpr (kHeld <= 40 && kTiles > 1) {
-    return fixed_kernel_72<kTiles, kSteps, kRecords>;
-  } else if constexpr (kHeld <= 46) {
-    return fixed_kernel_80<kTiles, kSteps, kRecords>;
-  } else if constexpr (kHeld <= 72) {
-    return fixed_kernel_112<kTiles, kSteps, kRecords>;
-  } else if constexpr (kHeld <= 88) {
-    return fixed_kernel_120<kTiles, kSteps, kRecords>;
-  } else if constexpr (kHeld <= 136) {
-    return fixed_kernel_168<kTiles, kSteps, kRecords>;
-  } else {
-    return fixed_kernel_240<kTiles, kSteps, kRecords>;
-  }
+__global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
+    fixed_kernel(LinearParams params, StreamGeometry geometry) {
+  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
 
 }  // namespace openspec::cuda

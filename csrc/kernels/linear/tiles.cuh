@@ -17,6 +17,8 @@
 
 namespace openspec::cuda {
 
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 inline constexpr int kLinearStepElements = kLinearUnit * kLinearStep;  // of a unit, contiguous
 inline constexpr int kLinearStepBytes = 2 * kLinearStepElements;
 inline constexpr int kLinearGateRows = kLinearUnit / 2;  // of a SwiGLU unit; then as many up rows

@@ -49,8 +49,6 @@ bool map_rows(const LinearParams& params, const WgmmaPlan& plan, CUtensorMap* ma
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
 int num_groups(const WgmmaPlan& plan) { return ceil_div(plan.tile_units, kGroupUnits); }
 
 int stage_bytes(const WgmmaPlan& plan) {
@@ -82,22 +80,13 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   return std::min(kMaxStages, bytes / stage_bytes(plan));
 }
 
-/// All of the memory as shared memory, or blocks of a small kernel would not start beside these.
-template <typename Kernel>
-int prepare(Kernel* kernel) {
-  const int raised = allow_shared_bytes(kernel, kSharedKib * 1024);
-  if (raised != cudaSuccess) return raised;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              cudaSharedmemCarveoutMaxShared);
-}
-
 /// Units of the last tile of a run.
 int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
 
 template <int kRows, int kCluster, bool kAddsSplits = false>
 int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
   constexpr auto kernel = wgmma_kernel<kRows, kCluster, kAddsSplits>();
-  static const int prepared = prepare(kernel);
+  static const int prepared = prepare_shared(kernel, kSharedKib * 1024);
   if (prepared != cudaSuccess) return prepared;
   Job job = {};
   job.is_split = params.partials != nullptr;

@@ -257,18 +257,13 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
 
 // The fewer registers, the better: blocks of the small kernels between two linears are to start
 // beside these. But not fewer than the loop over chains needs: beside this much shared
-// memory the first-level cache is too small for what hundreds of threads spill. (__maxnreg__ takes
-// no template's constant.)
+// memory the first-level cache is too small for what hundreds of threads spill.
+constexpr int few_rows_registers(int num_rows) { return num_rows <= 32 ? 72 : 96; }
+
 template <int kRows, int kCluster>
-__global__ void __maxnreg__(72)
-    wgmma_kernel_72(const __grid_constant__ WeightMaps weights,
-                    const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
-  run_block<kRows, kCluster, false>(weights, rows, job);
-}
-template <int kRows, int kCluster>
-__global__ void __maxnreg__(96)
-    wgmma_kernel_96(const __grid_constant__ WeightMaps weights,
-                    const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
+__global__ void __maxnreg__(few_rows_registers(kRows))
+    wgmma_kernel_beside(const __grid_constant__ WeightMaps weights,
+                        const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
   run_block<kRows, kCluster, false>(weights, rows, job);
 }
 template <int kRows, int kCluster, bool kAddsSplits>
@@ -280,10 +275,8 @@ __global__ void __launch_bounds__(Threads<kRows, kAddsSplits>::kMost, 1)
 
 template <int kRows, int kCluster, bool kAddsSplits>
 constexpr auto wgmma_kernel() {
-  if constexpr (kRows <= 32) {
-    return wgmma_kernel_72<kRows, kCluster>;
-  } else if constexpr (kRows <= 64) {
-    return wgmma_kernel_96<kRows, kCluster>;
+  if constexpr (kRows <= 64) {
+    return wgmma_kernel_beside<kRows, kCluster>;
   } else {
     return wgmma_kernel_alone<kRows, kCluster, kAddsSplits>;
   }
