@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import prometheus_client
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from openspec.serve.context import STATS_MAX_AGE_S
-from openspec.serve.metrics import Histogram
+from openspec.serve.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 
 VLLM_NAMES = (
@@ -96,6 +98,7 @@ def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:
     for number in range(20):
         server.client.get(f"/no/such/{number}")
         server.client.get(f"/v1/models/x{number}")
+    time.sleep(PAGE_MAX_AGE_S)
     paths = {key for key in scrape(server) if "http_requests_total" in key and "404" in key}
     assert len(paths) == 2
 
@@ -115,6 +118,19 @@ def test_scraping_asks_the_engine_seldom(server: RunningServer) -> None:
         thread.join()
     seconds = time.monotonic() - started
     assert server.engine.num_stats_calls - before <= 1 + seconds / STATS_MAX_AGE_S
+
+
+def test_scraping_writes_the_page_seldom(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("openspec.serve.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    metrics = ServerMetrics("m", server.engine.info)
+    first = metrics.render()
+    metrics.load.inc()
+    assert metrics.render() == first
+    clock[0] += 2 * PAGE_MAX_AGE_S
+    assert b'server_load{engine="0",model_name="m"} 1.0' in metrics.render()
 
 
 def test_vllm_bench_finds_the_speculation_counters(server: RunningServer) -> None:

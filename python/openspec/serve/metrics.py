@@ -6,6 +6,7 @@ defined in `openspec.messages`.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
 
+PAGE_MAX_AGE_S = 0.1
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -116,6 +118,7 @@ class ServerMetrics:
         self._families += [(OWN, one) for one in (self.http, self.load, self.ready, engine)]
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._page, self._page_time = b"", 0.0
 
     def update(self, stats: EngineStats) -> None:
         """Takes over the engine's counters."""
@@ -143,8 +146,11 @@ class ServerMetrics:
                 yield from self._shown(prefixes, family)
 
     def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self._registry)
+        """The exposition text, a moment old: writing it takes milliseconds of the event loop."""
+        now = time.monotonic()
+        if now - self._page_time > PAGE_MAX_AGE_S:
+            self._page, self._page_time = generate_latest(self._registry), now
+        return self._page
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, bounds)
