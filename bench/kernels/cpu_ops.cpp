@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/isa_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/drafts/ngram_lookup.h"
 
 namespace {

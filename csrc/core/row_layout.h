@@ -43,7 +43,7 @@ struct Span {
 };
 
 /// The rows of a step, laid out span after span: known tokens, then drafts. See
-/// kernels/steps/rows.h for the meaning of the arrays.
+/// kernels/common/rows.h for the meaning of the arrays.
 struct RowLayout {
   std::vector<int32_t> token, position, span, parent;
   std::vector<int64_t> kv_slot;

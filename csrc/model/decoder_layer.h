@@ -6,8 +6,8 @@
 
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/exec.h"
+#include "kernels/common/rows.h"
 #include "kernels/linear/linear.h"
-#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/weights.h"
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/rows.h"
 #include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/token_pairs.h"
-#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/draft_model.h"

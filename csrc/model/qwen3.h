@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/rows.h"
 #include "kernels/linear/linear.h"
-#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 #include "model/decoder_layer.h"
 #include "model/weights.h"

@@ -8,8 +8,8 @@
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "kernels/choose/choose.h"
+#include "kernels/common/rows.h"
 #include "kernels/drafts/draft_rows.h"
-#include "kernels/steps/rows.h"
 #include "model/buffer.h"
 
 namespace openspec {

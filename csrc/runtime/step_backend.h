@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/draft_budget.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 #include "runtime/drafter.h"
 #include "runtime/runner_config.h"
 #include "runtime/sequence_table.h"

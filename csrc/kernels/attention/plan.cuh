@@ -10,7 +10,7 @@
 
 #include "kernels/attention/work.cuh"
 #include "kernels/common/launch.cuh"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 namespace openspec::span_attention {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/common/exec.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 namespace openspec {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 namespace openspec {
 

@@ -3,9 +3,9 @@
 #include "kernels/choose/layout.h"
 #include "kernels/choose/rejection_cpu.h"
 #include "kernels/choose/vocab_cpu.h"
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
+#include "kernels/isa_cpu.h"
 
 namespace openspec::OPENSPEC_ISA {
 

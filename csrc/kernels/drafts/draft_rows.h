@@ -4,7 +4,7 @@
 
 #include "kernels/choose/choose.h"
 #include "kernels/common/exec.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 /// The rows of a drafter that is itself a small model with KV in the page pool: those that teach it
 /// what a step has committed, and those on which it draws its drafts one after another.

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 /// Draft rows that see the last tokens of their sequence only. A drafter's attention then costs the
 /// same however long the context is, and heads that were trained on short texts are kept among the

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 /// What a drafter is to learn from later: while it is left out, steps keep the features of their
 /// rows, and it learns from many at once before it works again. Its entries depend on no order.

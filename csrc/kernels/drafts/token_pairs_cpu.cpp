@@ -1,8 +1,8 @@
 #include "kernels/choose/sample_math.h"
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
+#include "kernels/isa_cpu.h"
 
 namespace openspec::OPENSPEC_ISA {
 

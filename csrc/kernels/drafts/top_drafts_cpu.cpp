@@ -1,9 +1,9 @@
 #include "kernels/choose/layout.h"
 #include "kernels/choose/vocab_cpu.h"
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
 #include "kernels/drafts/draft_tree.h"
+#include "kernels/isa_cpu.h"
 
 namespace openspec::OPENSPEC_ISA {
 

@@ -1,7 +1,7 @@
 #include <immintrin.h>
 
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/simd_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/linear/epilogue_cpu.h"
 #include "kernels/linear/linear.h"
 

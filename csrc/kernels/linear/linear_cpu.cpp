@@ -1,6 +1,6 @@
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/tile_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/linear/epilogue_cpu.h"
 #include "kernels/linear/linear.h"
 

@@ -1,7 +1,7 @@
 #include "kernels/attention/layout.h"
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/rope/rope.h"
 
 namespace openspec::OPENSPEC_ISA {

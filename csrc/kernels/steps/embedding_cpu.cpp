@@ -1,6 +1,6 @@
-#include "kernels/common/isa_cpu.h"
 #include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/steps/embedding.h"
 
 namespace openspec::OPENSPEC_ISA {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/choose/choose.h"
-#include "kernels/steps/rows.h"
+#include "kernels/common/rows.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
 /// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU

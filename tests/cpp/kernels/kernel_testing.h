@@ -11,7 +11,7 @@
 #include "check_test.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
-#include "kernels/common/isa_cpu.h"
+#include "kernels/isa_cpu.h"
 
 namespace openspec::testing {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernel_testing.h"
-#include "kernels/common/isa_cpu.h"
+#include "kernels/isa_cpu.h"
 #include "kernels/linear/tiles.cuh"
 
 using namespace openspec;

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "kernels/attention/layout.h"
 #include "kernels/choose/layout.h"
-#include "kernels/common/isa_cpu.h"
+#include "kernels/isa_cpu.h"
 
 // The public CPU ops: arguments are checked here, then the copy of the op compiled for the best
 // instruction set runs.
