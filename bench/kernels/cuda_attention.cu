@@ -186,9 +186,8 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.max_tokens = 16384;
   params.rows.may_have_trees = may_have_trees || c.is_tree;
   char* workspace = nullptr;
-  CHECK_CUDA(
-      cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(num_rows, num_spans, kNumQHeads,
-                                                                 kHeadDim, params.max_tokens)));
+  CHECK_CUDA(cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(
+                                        num_rows, num_spans, kNumQHeads, params.max_tokens)));
   params.workspace = reinterpret_cast<float*>(keep(workspace));
   CHECK_CUDA(cudaStreamSynchronize(stream));
 

@@ -125,8 +125,8 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
     at.partials = take(static_cast<size_t>(num_splits) *
                        static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
                        static_cast<size_t>(g.hidden_size) * sizeof(float));
-    at.attention = take(span_attention_workspace_bytes_cuda(
-        limits.max_rows, limits.max_spans, g.num_q_heads, g.head_dim, limits.max_tokens));
+    at.attention = take(span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
+                                                            g.num_q_heads, limits.max_tokens));
     return at;
   }
 #else

@@ -19,6 +19,18 @@ PACKAGE = ROOT / "python" / "openspec"
 
 CPP_LAYERS = ("core", "kernels", "model", "runtime", "bind")
 
+# What a family of kernels may use besides core, common and its own folder; only families above it.
+KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
+    "common": (),
+    "choose": (),
+    "linear": (),
+    "attention": ("linear",),  # the CPU's tile of sums
+    "norm": (),
+    "rope": ("attention",),  # the CPU's largest head
+    "steps": ("choose",),  # parameters of sampling in the sequence table
+    "drafts": ("choose", "linear", "steps"),
+}
+
 # Groups of one tier do not know each other.
 PYTHON_TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": ("errors", "settings", "_C", "messages")},
@@ -62,6 +74,24 @@ def test_cpp_includes_point_one_way() -> None:
         for path in cpp_files(layer):
             for is_quoted, name in includes(path):
                 if is_quoted and name.split("/")[0] not in allowed:
+                    wrong.append(f'{relative(path)}: "{name}" is not of {", ".join(allowed)}')
+    assert not wrong, "\n".join(wrong)
+
+
+def test_kernel_families_use_what_they_name() -> None:
+    """Files beside the folders know all families: ops.h, isa_cpu.h and dispatch_cpu.cpp."""
+    kernels = CSRC / "kernels"
+    families = {path.name for path in kernels.iterdir() if path.is_dir()}
+    assert families == set(KERNEL_FAMILIES)
+    wrong = []
+    for place, (family, others) in enumerate(KERNEL_FAMILIES.items()):
+        assert set(others) <= set(list(KERNEL_FAMILIES)[:place]), family
+        allowed = {"common", family, *others}
+        for path in cpp_files(f"kernels/{family}"):
+            for is_quoted, name in includes(path):
+                parts = name.split("/")
+                is_table = name == "kernels/isa_cpu.h" and path.name.endswith("_cpu.cpp")
+                if is_quoted and parts[0] == "kernels" and not is_table and parts[1] not in allowed:
                     wrong.append(f'{relative(path)}: "{name}" is not of {", ".join(allowed)}')
     assert not wrong, "\n".join(wrong)
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/attention/prefill_wgmma.cuh"
-#include "kernels/attention/prefill_wgmma.h"
 #include "kernels/common/hopper.h"
 #include "kernels/common/launch.cuh"
 

@@ -10,7 +10,6 @@
 #include "kernels/attention/decode_warp.cuh"
 #include "kernels/attention/plan.cuh"
 #include "kernels/attention/prefill_mma.cuh"
-#include "kernels/attention/prefill_wgmma.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
@@ -269,7 +268,7 @@ int launch_clusters(const SpanAttentionParams& params, const Workspace& workspac
 }  // namespace
 
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
-                                           int /*head_dim*/, int max_tokens) {
+                                           int max_tokens) {
   Workspace workspace;
   return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, cuda::num_sms()}, nullptr,
                  workspace);

@@ -2,8 +2,8 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
-#include "kernels/common/tile_cpu.h"
 #include "kernels/isa_cpu.h"
+#include "kernels/linear/tile_cpu.h"
 
 // The tokens that a row sees, in order, are cut into blocks of kBlockTokens at fixed places. Per
 // block: scores (each a chain over head_dim), their maximum m, p = exp(score - m), the sum of p,

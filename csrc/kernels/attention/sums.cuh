@@ -27,6 +27,12 @@ struct AttentionArgs {
   Workspace workspace;
 };
 
+// Of prefill_wgmma.cu.
+/// Whether the code of sm_90a is there and the current device runs it.
+bool has_wgmma();
+/// Computes the plan's prefill items and their merges. Needs has_wgmma().
+int launch_prefill_wgmma(const AttentionArgs& args, void* stream);
+
 /// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
 /// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
 /// column tile.

@@ -138,11 +138,9 @@ struct ChooseParams {
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
 void choose_cpu(const ExecContext& exec, const ChooseParams& params);
 
-#ifdef OPENSPEC_CUDA
 /// The same result, bit for bit. Log-probabilities go to pinned host memory or to the device. What
 /// the workspace holds before a call does not matter; it begins at a multiple of 128 bytes.
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size);
 int choose_cuda(const ChooseParams& params, void* stream);
-#endif
 
 }  // namespace openspec

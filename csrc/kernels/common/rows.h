@@ -20,7 +20,7 @@ struct RowBatch {
   int num_spans = 0;
   const int32_t* row_token = nullptr;  // [num_rows] token id fed to the embedding
   // [num_rows] kv_len + depth of the row in its span; more, by as much for all of the span, where
-  // its page table begins behind the sequence's first tokens (draft_window.h)
+  // its page table begins behind the sequence's first tokens (draft_rows.h)
   const int32_t* row_position = nullptr;
   const int32_t* row_span = nullptr;    // [num_rows] index of the span; -1: padding
   const int32_t* row_parent = nullptr;  // [num_rows] row this one follows; -1: the committed prefix

@@ -4,7 +4,7 @@
 
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
-#include "kernels/drafts/draft_rows.cuh"
+#include "kernels/drafts/draft_rows.h"
 #include "kernels/steps/step_rows.h"
 
 namespace openspec {
@@ -49,14 +49,14 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     out.row_position[row] = position;
     out.row_span[row] = span;
     out.row_parent[row] = i == 0 ? -1 : row - 1;
-    out.row_kv_slot[row] = cuda::kv_slot_of(table, slot, position, params.page_size);
+    out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
     const int source = step.span_begin[span] + i;
     out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
     if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
       params.last_row[slot] = row;
     }
   }
-  cuda::pad_rows(out, num_rows, thread, kThreads);
+  pad_rows(out, num_rows, thread, kThreads);
 }
 
 __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams params) {
@@ -88,14 +88,38 @@ __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams pa
     out.row_span[row] = row;
     out.row_parent[row] = -1;
     out.row_kv_slot[row] =
-        params.depth < num_wanted ? cuda::kv_slot_of(table, slot, position, params.page_size) : -1;
+        params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
     out.source[row] = slot;
     out.span_begin[row] = row;
     out.span_kv_len[row] = position;
     out.span_seq[row] = slot;
   }
-  cuda::pad_spans(out, num_rows, num_rows, i, kThreads);
-  cuda::pad_rows(out, num_rows, i, kThreads);
+  pad_spans(out, num_rows, num_rows, i, kThreads);
+  pad_rows(out, num_rows, i, kThreads);
+}
+
+constexpr int kWindowThreads = 128;
+
+/// A block for each span.
+__global__ void __launch_bounds__(kWindowThreads) window_spans_kernel(WindowSpansParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int span = blockIdx.x;
+  const int num_rows = params.span_begin[span + 1] - params.span_begin[span];
+  const int kv_len = params.span_kv_len[span];
+  const int begin = window_begin(kv_len, params.window, params.page_size);
+  if (threadIdx.x == 0) {
+    params.out_seq[span] = span;
+    params.out_kv_len[span] = kv_len - begin;
+  }
+  if (num_rows == 0) return;
+  const int first = begin / params.page_size;
+  const int end = min((kv_len + num_rows + params.page_size - 1) / params.page_size,
+                      params.from.max_pages_per_seq);
+  const int32_t* pages =
+      params.from.pages + int64_t{params.span_seq[span]} * params.from.max_pages_per_seq;
+  int32_t* out = params.out_pages + int64_t{span} * params.max_pages;
+  for (int i = threadIdx.x; i < end - first; i += kWindowThreads) out[i] = pages[first + i];
 }
 
 }  // namespace
@@ -108,6 +132,11 @@ int extend_rows_cuda(const ExtendRowsParams& params, void* stream) {
 int chain_rows_cuda(const ChainRowsParams& params, void* stream) {
   if (params.num_seqs > kThreads) return cudaErrorInvalidValue;
   return cuda::launch(chain_rows_kernel, dim3(1), dim3(kThreads), 0, stream, params);
+}
+
+int window_spans_cuda(const WindowSpansParams& params, void* stream) {
+  return cuda::launch(window_spans_kernel, dim3(params.num_spans), dim3(kWindowThreads), 0, stream,
+                      params);
 }
 
 }  // namespace openspec

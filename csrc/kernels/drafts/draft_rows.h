@@ -44,6 +44,33 @@ struct DraftRows {
   }
 };
 
+/// Where a token of a sequence keeps its KV.
+constexpr int64_t kv_slot_of(const TableView& table, int slot, int token, int page_size) {
+  const int64_t page =
+      table.pages.pages[int64_t{slot} * table.pages.max_pages_per_seq + token / page_size];
+  return page * page_size + token % page_size;
+}
+
+/// Makes padding of the rows from `num_rows` on. On the device by threads that start at `first` and
+/// step by `stride`.
+constexpr void pad_rows(const DraftRows& out, int num_rows, int first = 0, int stride = 1) {
+  for (int row = num_rows + first; row < out.num_rows; row += stride) {
+    out.row_token[row] = out.row_position[row] = 0;
+    out.row_span[row] = out.row_parent[row] = out.source[row] = -1;
+    out.row_kv_slot[row] = -1;
+  }
+  if (first == 0) out.span_begin[out.num_spans] = num_rows;
+}
+
+/// The same of the spans.
+constexpr void pad_spans(const DraftRows& out, int num_rows, int num_spans, int first = 0,
+                         int stride = 1) {
+  for (int span = num_spans + first; span < out.num_spans; span += stride) {
+    out.span_begin[span] = num_rows;
+    out.span_kv_len[span] = out.span_seq[span] = 0;
+  }
+}
+
 /// Rows that the committed rows of a step become: `shift` positions on, with the token that was
 /// known or chosen there. `source` is the row of the step whose features they take.
 struct ExtendRowsParams {
@@ -62,9 +89,7 @@ struct ExtendRowsParams {
 };
 
 void extend_rows_cpu(const ExecContext& exec, const ExtendRowsParams& params);
-#ifdef OPENSPEC_CUDA
 int extend_rows_cuda(const ExtendRowsParams& params, void* stream);
-#endif
 
 /// One row for every sequence that wants drafts: `depth` 0 is its last known token, `depth` d its
 /// d-th draft, chosen by the row before. Called for depths 0 to K in turn, each call stores the
@@ -87,8 +112,41 @@ struct ChainRowsParams {
 };
 
 void chain_rows_cpu(const ExecContext& exec, const ChainRowsParams& params);
-#ifdef OPENSPEC_CUDA
 int chain_rows_cuda(const ChainRowsParams& params, void* stream);
-#endif
+
+// ---- Windows ----
+//
+// Draft rows that see the last tokens of their sequence only. A drafter's attention then costs the
+// same however long the context is, and heads that were trained on short texts are kept among the
+// distances they know. Rows keep their true positions.
+
+/// Turns spans over whole sequences into spans over the pages of a window: such a span has a row of
+/// the page table to itself and counts its committed tokens from the first page it sees. That of
+/// an empty span stays as it is.
+struct WindowSpansParams {
+  const int32_t* span_begin = nullptr;   // [num_spans + 1]
+  const int32_t* span_kv_len = nullptr;  // [num_spans] of the whole sequence
+  const int32_t* span_seq = nullptr;     // [num_spans] row of `from`
+  PageTableView from;
+  int num_spans = 0;
+  int window = 0;  // committed tokens that a span sees at least; the first page may hold more
+  int page_size = 0;
+  int max_pages = 0;              // of a span: window_pages(...)
+  int32_t* out_kv_len = nullptr;  // out [num_spans]
+  int32_t* out_seq = nullptr;     // out [num_spans] the span's own number
+  int32_t* out_pages = nullptr;   // out [num_spans, max_pages]
+};
+
+/// Pages that a window of so many committed tokens and the rows behind them can touch.
+constexpr int window_pages(int window, int max_span_rows, int page_size) {
+  return (window + max_span_rows + page_size - 2) / page_size + 1;
+}
+/// The first token, the beginning of a page.
+constexpr int window_begin(int kv_len, int window, int page_size) {
+  return kv_len <= window ? 0 : (kv_len - window) / page_size * page_size;
+}
+
+void window_spans_cpu(const ExecContext& exec, const WindowSpansParams& params);
+int window_spans_cuda(const WindowSpansParams& params, void* stream);
 
 }  // namespace openspec

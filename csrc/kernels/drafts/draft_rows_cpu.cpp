@@ -1,6 +1,6 @@
-#include "kernels/drafts/draft_rows_cpu.h"
-
 #include <algorithm>
+
+#include "kernels/drafts/draft_rows.h"
 
 namespace openspec {
 
@@ -31,7 +31,8 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
       }
     }
   }
-  pad_rows(out, row, step.num_spans);
+  pad_spans(out, row, step.num_spans);
+  pad_rows(out, row);
 }
 
 void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
@@ -64,7 +65,26 @@ void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
     }
     ++row;
   }
-  if (params.depth < params.max_drafts) pad_rows(out, row, row);
+  if (params.depth == params.max_drafts) return;
+  pad_spans(out, row, row);
+  pad_rows(out, row);
+}
+
+void window_spans_cpu(const ExecContext&, const WindowSpansParams& params) {
+  for (int span = 0; span < params.num_spans; ++span) {
+    const int num_rows = params.span_begin[span + 1] - params.span_begin[span];
+    const int kv_len = params.span_kv_len[span];
+    const int begin = window_begin(kv_len, params.window, params.page_size);
+    params.out_seq[span] = span;
+    params.out_kv_len[span] = kv_len - begin;
+    if (num_rows == 0) continue;
+    const int first = begin / params.page_size;
+    const int end = (kv_len + num_rows + params.page_size - 1) / params.page_size;
+    const int32_t* pages =
+        params.from.pages + int64_t{params.span_seq[span]} * params.from.max_pages_per_seq;
+    std::copy(pages + first, pages + std::min(end, params.from.max_pages_per_seq),
+              params.out_pages + int64_t{span} * params.max_pages);
+  }
 }
 
 }  // namespace openspec

@@ -1,7 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/launch.cuh"
-#include "kernels/drafts/draft_rows.cuh"
+#include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 
 namespace openspec {
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads) grow_trees_kernel(GrowTreesParams pa
   if (has_rows) {
     const int first = static_cast<int>(blockIdx.x) * kThreads + thread;
     const int stride = static_cast<int>(gridDim.x) * kThreads;
-    cuda::pad_rows(out, count.total * num_rows, first, stride);
-    cuda::pad_spans(out, count.total * num_rows, count.total, first, stride);
+    pad_rows(out, count.total * num_rows, first, stride);
+    pad_spans(out, count.total * num_rows, count.total, first, stride);
     for (int row = count.total * num_rows + first; row < out.num_rows; row += stride) {
       params.parent_row[row] = -1;
     }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) grow_trees_kernel(GrowTreesParams pa
     out.row_position[row] = num_tokens + row_level - 1;
     out.row_span[row] = index;
     out.row_parent[row] = above < 0 ? -1 : first + above;
-    out.row_kv_slot[row] = cuda::kv_slot_of(table, slot, num_tokens + i, params.page_size);
+    out.row_kv_slot[row] = kv_slot_of(table, slot, num_tokens + i, params.page_size);
     out.source[row] = above < 0 ? index : -1;
     params.parent_row[row] = above < 0 ? -1 : first_before + above;
   }

@@ -41,12 +41,10 @@ struct TopDraftsParams {
 
 size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size);
 void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params);
-#ifdef OPENSPEC_CUDA
 /// The same result. What the workspace holds before a call does not matter; it begins at a multiple
 /// of 128 bytes.
 size_t top_drafts_workspace_bytes_cuda(int max_num_samples, int vocab_size);
 int top_drafts_cuda(const TopDraftsParams& params, void* stream);
-#endif
 
 /// Shape of the trees: levels 1 to `depth` of nodes, and a row of the drafter for each frontier
 /// node of all levels but the last.
@@ -93,9 +91,7 @@ struct GrowTreesParams {
 };
 
 void grow_trees_cpu(const ExecContext& exec, const GrowTreesParams& params);
-#ifdef OPENSPEC_CUDA
 int grow_trees_cuda(const GrowTreesParams& params, void* stream);
-#endif
 
 /// The best nodes as drafts: falling in score, of equal ones the earlier made first, so that a
 /// parent comes before its children and every beginning is a tree. Nodes at -inf are left out.
@@ -112,8 +108,6 @@ struct PickDraftsParams {
 };
 
 void pick_drafts_cpu(const ExecContext& exec, const PickDraftsParams& params);
-#ifdef OPENSPEC_CUDA
 int pick_drafts_cuda(const PickDraftsParams& params, void* stream);
-#endif
 
 }  // namespace openspec

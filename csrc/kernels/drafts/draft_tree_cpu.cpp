@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/drafts/draft_rows_cpu.h"
+#include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 
 namespace openspec {
@@ -111,7 +111,8 @@ void grow_trees_cpu(const ExecContext&, const GrowTreesParams& params) {
   }
   if (params.level == shape.depth) return;
   const int num_rows = index * params.level * shape.top_k;
-  pad_rows(params.out, num_rows, index);
+  pad_spans(params.out, num_rows, index);
+  pad_rows(params.out, num_rows);
   std::fill(params.parent_row + num_rows, params.parent_row + params.out.num_rows, -1);
   std::fill(params.frontier_row + index * shape.top_k,
             params.frontier_row + params.num_seqs * shape.top_k, -1);

@@ -28,9 +28,7 @@ struct KeepRowsParams {
 };
 
 void keep_rows_cpu(const ExecContext& exec, const KeepRowsParams& params);
-#ifdef OPENSPEC_CUDA
 int keep_rows_cuda(const KeepRowsParams& params, void* stream);
-#endif
 
 /// Lists what waits for some slots as spans of rows, the newest of it where room is short; nothing
 /// waits any more then.
@@ -47,9 +45,7 @@ struct TakeKeptRowsParams {
 };
 
 void take_kept_rows_cpu(const ExecContext& exec, const TakeKeptRowsParams& params);
-#ifdef OPENSPEC_CUDA
 /// At most kMaxStepSpans slots.
 int take_kept_rows_cuda(const TakeKeptRowsParams& params, void* stream);
-#endif
 
 }  // namespace openspec

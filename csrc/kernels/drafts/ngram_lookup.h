@@ -37,9 +37,7 @@ struct NgramLookupParams {
 size_t ngram_lookup_workspace_bytes(int num_seqs, int max_lookback);
 
 void ngram_lookup_cpu(const ExecContext& exec, const NgramLookupParams& params);
-#ifdef OPENSPEC_CUDA
 /// One thread block per sequence. Returns a cudaError_t.
 int ngram_lookup_cuda(const NgramLookupParams& params, void* stream);
-#endif
 
 }  // namespace openspec

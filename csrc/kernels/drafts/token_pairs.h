@@ -37,10 +37,8 @@ struct BlockStepParams {
 };
 
 void block_step_cpu(const ExecContext& exec, const BlockStepParams& params);
-#ifdef OPENSPEC_CUDA
 /// Sums in another order than the CPU's; a logit's depends on nothing but its own pair.
 int block_step_cuda(const BlockStepParams& params, void* stream);
-#endif
 
 /// The drafts of blocks, one after another, from the candidates of every position: behind the draft
 /// a before it the candidate b with the highest
@@ -64,10 +62,8 @@ struct BlockPathParams {
 };
 
 void block_path_cpu(const ExecContext& exec, const BlockPathParams& params);
-#ifdef OPENSPEC_CUDA
 /// The same result.
 int block_path_cuda(const BlockPathParams& params, void* stream);
-#endif
 
 /// How likely the best tokens of every position are behind each of those before it, for trees. Of
 /// the candidates b of a position, scores s_b being their log-probabilities without a pair, the
@@ -97,9 +93,7 @@ struct BlockPairsParams {
 };
 
 void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params);
-#ifdef OPENSPEC_CUDA
 /// The same result, bit for bit.
 int block_pairs_cuda(const BlockPairsParams& params, void* stream);
-#endif
 
 }  // namespace openspec

@@ -1,8 +1,8 @@
 #include "kernels/common/simd_cpu.h"
-#include "kernels/common/tile_cpu.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/linear/epilogue_cpu.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/tile_cpu.h"
 
 // out = x W^T with W in panels of 32 columns (linear.h), by the tiles of tile_cpu.h. Long K is cut
 // for the cache; the accumulators then wait in memory, which changes no bit.

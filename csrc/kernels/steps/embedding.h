@@ -15,8 +15,6 @@ struct EmbeddingParams {
 };
 
 void embedding_cpu(const ExecContext& exec, const EmbeddingParams& params);
-#ifdef OPENSPEC_CUDA
 int embedding_cuda(const EmbeddingParams& params, void* stream);
-#endif
 
 }  // namespace openspec

@@ -18,8 +18,6 @@ struct GatherRowsParams {
 };
 
 void gather_rows_cpu(const ExecContext& exec, const GatherRowsParams& params);
-#ifdef OPENSPEC_CUDA
 int gather_rows_cuda(const GatherRowsParams& params, void* stream);
-#endif
 
 }  // namespace openspec

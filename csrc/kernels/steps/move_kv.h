@@ -22,9 +22,7 @@ struct MoveKvParams {
 };
 
 void move_kv_cpu(const ExecContext& exec, const MoveKvParams& params);
-#ifdef OPENSPEC_CUDA
 /// K and V of a token and head are a multiple of 16 bytes.
 int move_kv_cuda(const MoveKvParams& params, void* stream);
-#endif
 
 }  // namespace openspec

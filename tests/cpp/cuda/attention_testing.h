@@ -230,7 +230,7 @@ class Step {
     p.out = keep(Bits(q.size(), 0xffff));
     out_ = buffers_.back().get();
     buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
-        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, kDim, p.max_tokens)));
+        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, p.max_tokens)));
     p.workspace = buffers_.back()->as<float>();
   }
 

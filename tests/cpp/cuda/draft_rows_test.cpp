@@ -1,7 +1,6 @@
 #include "kernels/drafts/draft_rows.h"
 
 #include "cuda/draft_rows_device.h"
-#include "kernels/drafts/draft_window.h"
 
 using namespace openspec;
 using namespace openspec::testing;

@@ -1,9 +1,8 @@
-#include "kernels/drafts/block_tree.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "kernels/draft_block_testing.h"
+#include "kernels/drafts/draft_block.h"
 
 using namespace openspec;
 using namespace openspec::testing;

@@ -3,7 +3,6 @@
 /// What the tests of the block drafter's ops share, on the CPU and on CUDA.
 
 #include "kernels/draft_rows_testing.h"
-#include "kernels/drafts/block_tree.h"
 #include "kernels/drafts/draft_block.h"
 
 namespace openspec::testing {

@@ -1,7 +1,6 @@
 #include "kernels/drafts/draft_rows.h"
 
 #include "kernels/draft_rows_testing.h"
-#include "kernels/drafts/draft_window.h"
 
 using namespace openspec;
 using namespace openspec::testing;
