@@ -61,7 +61,8 @@ struct StrategyTotals {
 };
 
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
-__device__ inline float estimate(const PlanArgs& args, const StrategyTotals& totals, int num_tokens) {
+__device__ inline float estimate(const PlanArgs& args, const StrategyTotals& totals,
+                                 int num_tokens) {
   constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
   constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
   const int num_kv_heads = args.num_kv_heads, num_ctas = args.num_decode_ctas;
@@ -251,8 +252,8 @@ __device__ __forceinline__ void set_lines(const PlanArgs& args, WorkItem& item) 
   }
 }
 
-__device__ inline void write_item(const PlanArgs& args, const SpanTable& spans, const Strategy& strategy,
-                           int index) {
+__device__ inline void write_item(const PlanArgs& args, const SpanTable& spans,
+                                  const Strategy& strategy, int index) {
   const int span = span_of(spans.item, args.rows.num_spans, index);
   const int num_rows = spans.num_rows(span), flags = spans.flags[span];
   const SpanCut cut(strategy, num_rows, spans.kv_len[span], flags, args.group);
@@ -341,7 +342,8 @@ __device__ inline void write_prefill_item(const PlanArgs& args, const SpanTable&
   args.workspace.prefill_items[index] = item;
 }
 
-__device__ inline void write_prefill_merge(const PlanArgs& args, const SpanTable& spans, int index) {
+__device__ inline void write_prefill_merge(const PlanArgs& args, const SpanTable& spans,
+                                           int index) {
   const int span = span_of(spans.prefill_merge, args.rows.num_spans, index);
   const PrefillCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
   const int in_span = index - spans.prefill_merge[span], per_tile = cut.merges_per_tile(args.group);

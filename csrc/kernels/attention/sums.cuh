@@ -279,7 +279,7 @@ struct PairRange {
 /// share, once all items are done, where their CTAs run at the same time; else everything, for the
 /// last one.
 __device__ inline PairRange arrive(const AttentionArgs& args, const WorkItem& item, int kv_head,
-                            bool merges_together, int* shared) {
+                                   bool merges_together, int* shared) {
   if (item.num_arrivals == 1) {
     __syncthreads();
     return {0, item.tile_rows * args.group};
