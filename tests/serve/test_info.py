@@ -162,6 +162,14 @@ def test_ping_is_the_health(server: RunningServer, method: str) -> None:
     assert response.status_code == 200 and response.content == b""
 
 
+def test_head_has_no_body(server: RunningServer) -> None:
+    for path in ("/v1/models", "/metrics", "/docs"):
+        response = server.client.head(path)
+        assert response.status_code == 200 and response.content == b""
+        assert int(response.headers["content-length"]) > 0
+    assert server.client.head("/v1/completions").status_code == 405
+
+
 def test_the_page_needs_no_other_host(server: RunningServer) -> None:
     response = server.client.get("/docs")
     assert response.status_code == 200

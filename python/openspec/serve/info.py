@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -86,33 +87,23 @@ async def metrics(context: ServerContext, _: Request) -> Response:
 
 async def server_info(context: ServerContext, _: Request) -> Response:
     """Settings of the engine, and its speculation so far."""
-    info, config, stats = context.engine.info, context.engine_config, await context.stats()
+    config, stats = context.engine_config, await context.stats()
     return json_response(
         {
+            **msgspec.to_builtins(context.engine.info),
             "version": openspec.__version__,
             "python": platform.python_version(),
-            "model": context.model_name,
-            "method": info.method,
-            "num_speculative_tokens": info.num_speculative_tokens,
+            "model": context.model_name,  # not the engine's, which is a path
             "acceptance": config.acceptance,
             "adaptive_speculation": config.adaptive_speculation,
-            "dtype": info.dtype,
-            "device": info.device,
-            "max_model_len": info.max_model_len,
-            "max_num_seqs": info.max_num_seqs,
-            "max_num_batched_tokens": info.max_num_batched_tokens,
             "max_num_queued_reqs": context.config.max_num_queued_reqs,
-            "page_size": info.page_size,
-            "num_pages": info.num_pages,
             "enable_prefix_caching": config.enable_prefix_caching,
-            "memory_plan": info.memory_plan,
-            "startup_seconds": info.startup_seconds,
             "spec_decode": _speculation(stats),
             # Under this name benchmark clients look for the acceptance length.
             "internal_states": [
                 {
                     "avg_spec_accept_length": mean_acceptance_length(stats),
-                    "effective_max_running_requests_per_dp": info.max_num_seqs,
+                    "effective_max_running_requests_per_dp": context.engine.info.max_num_seqs,
                 }
             ],
         }
