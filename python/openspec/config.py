@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from openspec import drafters
+from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.folder import check_source, downloaded, is_hub_id
-from openspec.drafters import DrafterSpec, OptionValue
+from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (
     BYTES_METADATA,
@@ -104,13 +105,9 @@ class EngineConfig:
     @property
     def draft_depth(self) -> int:
         """K: drafts one after another, the method's default filled in."""
-        if self.num_speculative_tokens is not None:
-            return self.num_speculative_tokens
         spec = drafters.get_drafter(self.method)
-        if spec.num_drafts_of is not None and self.draft_model_path is not None:
-            options = spec.complete_options(self.method_options)
-            return spec.num_drafts_of(self.draft_model_path, options)
-        return spec.default_num_speculative_tokens
+        options = spec.complete_options(self.method_options)
+        return spec.draft_depth(self.num_speculative_tokens, self.draft_model_path, options)
 
     @property
     def max_draft_tokens(self) -> int:
@@ -119,6 +116,30 @@ class EngineConfig:
         if spec.max_draft_tokens is None:
             return self.draft_depth
         return spec.max_draft_tokens(self.draft_depth, spec.complete_options(self.method_options))
+
+    def draft_setup(self, target: ModelConfig) -> DraftSetup:
+        """What the method is told of this configuration.
+
+        Raises:
+            ConfigError: for options, or an acceptance, that the method does not have.
+        """
+        spec = drafters.get_drafter(self.method)
+        if self.acceptance == "rejection" and not spec.supports_rejection:
+            names = drafters.available_drafters()
+            able = [name for name in names if drafters.get_drafter(name).supports_rejection]
+            raise ConfigError(
+                "--acceptance rejection needs the probabilities of drafts, which method "
+                f"{self.method!r} does not know; drop it, or use --method {' or '.join(able)}"
+            )
+        return DraftSetup(
+            spec=spec,
+            target=target,
+            target_folder=self.model_path,
+            folder=self.draft_model_path,
+            num_speculative_tokens=self.num_speculative_tokens,
+            options=spec.complete_options(self.method_options),
+            acceptance=self.acceptance,
+        )
 
     @property
     def min_num_batched_tokens(self) -> int:

@@ -11,7 +11,8 @@ import pytest
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig, config_from_settings
-from openspec.drafters import Checkup, OptionValue, get_drafter
+from openspec.drafters import get_drafter
+from openspec.drafters.spec import Checkup, OptionValue
 from openspec.errors import ConfigError
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
@@ -173,9 +174,9 @@ def read(
     folder = write_draft(target.folder.parent / "draft", *made)
     spec = get_drafter(method)
     config = config_of(target, folder, method, **options)
-    spec.validate(config, target)
+    spec.validate(config.draft_setup(target))
     assert spec.read_draft_model is not None
-    return spec.read_draft_model(config, target)
+    return spec.read_draft_model(config.draft_setup(target))
 
 
 # ---- Formats ------------------------------------------------------------------------------------
@@ -427,7 +428,7 @@ def test_refused_tensors(target: ModelConfig) -> None:
     with pytest.raises(ConfigError, match=r"expected a DFlash draft model.*Qwen3For"):
         spec = get_drafter("dflash")
         assert spec.read_draft_model is not None
-        spec.read_draft_model(config_of(target, target.folder, "dflash"), target)
+        spec.read_draft_model(config_of(target, target.folder, "dflash").draft_setup(target))
 
 
 # ---- What the doctor tries ----------------------------------------------------------------------
@@ -437,7 +438,7 @@ def checkup(target: ModelConfig, made: Checkpoint, method: str, **options: Optio
     folder = write_draft(target.folder.parent / "draft", *made)
     spec = get_drafter(method)
     assert spec.plan_checkup is not None
-    return spec.plan_checkup(config_of(target, folder, method, **options), target)
+    return spec.plan_checkup(config_of(target, folder, method, **options).draft_setup(target))
 
 
 def test_checkup_tries_the_traps(target: ModelConfig) -> None:
@@ -465,4 +466,5 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
     spec = get_drafter("dflash")
     for one in options:
         folder = target.folder.parent / "draft"
-        spec.validate(config_of(target, folder, "dflash", **{**trees, **one}), target)
+        config = config_of(target, folder, "dflash", **{**trees, **one})
+        spec.validate(config.draft_setup(target))

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig
-from openspec.drafters import (
-    Checkup,
-    DrafterOption,
-    DrafterSpec,
-    Variant,
-    register_drafter,
-    unregister_drafter,
-)
+from openspec.drafters import register_drafter, unregister_drafter
+from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
 from openspec.tools import doctor
@@ -42,7 +35,7 @@ def config(tmp_path: Path) -> Iterator[EngineConfig]:
     write_target(tmp_path / "target")
     folder = write_draft(tmp_path / "draft", {}, {"fc": tensor("BF16", [2])})
 
-    def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
+    def read(setup: DraftSetup) -> DraftModel:
         return DraftModel(
             folder=folder,
             description="a guesser",
@@ -60,7 +53,7 @@ def config(tmp_path: Path) -> Iterator[EngineConfig]:
             max_num_speculative_tokens=2,
             options=(DrafterOption(name="level", default=1, help="What it reads."),),
             read_draft_model=read,
-            plan_checkup=lambda config, target: CHECKUP,
+            plan_checkup=lambda setup: CHECKUP,
         )
     )
     yield EngineConfig(model=str(tmp_path / "target"), method="guess", draft_model=str(folder))

@@ -12,7 +12,8 @@ import pytest
 
 from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.checkpoint.weights import load_weights
-from openspec.drafters import DrafterOption, DrafterSpec, register_drafter, unregister_drafter
+from openspec.drafters import register_drafter, unregister_drafter
+from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
 from tests.unit.draft_checkpoints import (
     Tensors,
@@ -195,7 +196,7 @@ def test_engine_loads_it(
             default_num_speculative_tokens=2,
             max_num_speculative_tokens=2,
             options=(DrafterOption(name="luck", default=0.5, help="How much."),),
-            read_draft_model=lambda config, target: model,
+            read_draft_model=lambda setup: model,
         )
     )
     try:

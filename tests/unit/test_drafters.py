@@ -10,8 +10,6 @@ import pytest
 from openspec import drafters
 from openspec.config import EngineConfig
 from openspec.drafters import (
-    DrafterOption,
-    DrafterSpec,
     available_drafters,
     default_method,
     get_drafter,
@@ -19,6 +17,7 @@ from openspec.drafters import (
     register_drafter,
     unregister_drafter,
 )
+from openspec.drafters.spec import DrafterOption, DrafterSpec, DraftSetup
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def test_spec_is_sound(name: str) -> None:
         for alias in option.aliases:
             assert spec.complete_options({alias: option.default}) == completed
     draft_model = str(EngineConfig().model_path) if spec.needs_draft_model else None
-    spec.validate(EngineConfig(method=name, draft_model=draft_model), MODEL)
+    spec.validate(EngineConfig(method=name, draft_model=draft_model).draft_setup(MODEL))
 
 
 def test_the_two_roles() -> None:
@@ -78,7 +77,7 @@ def test_alias_of_the_method() -> None:
 def test_validate_refuses(change: dict[str, object], message: str) -> None:
     config = dataclasses.replace(EngineConfig(), **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
-        get_drafter(config.method).validate(config, MODEL)
+        get_drafter(config.method).validate(config.draft_setup(MODEL))
 
 
 def test_one_bound_moves_the_default_of_the_other() -> None:
@@ -93,7 +92,7 @@ def test_one_bound_moves_the_default_of_the_other() -> None:
 def test_crossed_options() -> None:
     config = EngineConfig(method="ngram", method_options={"ngram_min": 5, "ngram_max": 3})
     with pytest.raises(ConfigError, match=r"ngram_min \(5\) must not exceed ngram_max \(3\)"):
-        get_drafter("ngram").validate(config, MODEL)
+        get_drafter("ngram").validate(config.draft_setup(MODEL))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_option_takes_an_integer_for_a_float() -> None:
     assert value == 2.0 and isinstance(value, float)
 
 
-def read_nothing(config: EngineConfig, model_config: ModelConfig) -> DraftModel:
+def read_nothing(setup: DraftSetup) -> DraftModel:
     raise AssertionError("validation opens no files")
 
 
@@ -135,13 +134,13 @@ def test_registered_drafter(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="exists already"):
             register_drafter(spec)
         with pytest.raises(ConfigError, match="needs --draft-model"):
-            spec.validate(EngineConfig(method="guess"), MODEL)
+            spec.validate(EngineConfig(method="guess").draft_setup(MODEL))
         # A folder of that name in the model's own is the default.
         config = EngineConfig(method="guess", model=str(tmp_path))
         assert config.draft_model_path is None
         (tmp_path / "guess").mkdir()
         assert config.draft_model_path == tmp_path / "guess"
-        spec.validate(config, MODEL)
+        spec.validate(config.draft_setup(MODEL))
         given = dataclasses.replace(config, draft_model="elsewhere")
         assert given.draft_model_path == Path("elsewhere")
         with pytest.raises(ConfigError, match="draft model folder elsewhere does not exist"):

@@ -14,8 +14,9 @@ from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import LayerIds, captured_layers
 from openspec.checkpoint.draft_model import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
-from openspec.draft_formats.eagle3 import default_layers
-from openspec.drafters import OptionValue, get_drafter
+from openspec.drafters import get_drafter
+from openspec.drafters.eagle3 import default_layers
+from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
@@ -60,9 +61,9 @@ def read(target: ModelConfig, folder: Path, layers: str = "") -> DraftModel:
         draft_model=str(folder),
         method_options={"capture_layers": layers} if layers else {},
     )
-    spec.validate(config, target)
+    spec.validate(config.draft_setup(target))
     assert spec.read_draft_model is not None
-    return spec.read_draft_model(config, target)
+    return spec.read_draft_model(config.draft_setup(target))
 
 
 def read_format(target: ModelConfig, make: Format, **changes: Any) -> DraftModel:
@@ -404,7 +405,9 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
     assert (config.draft_depth, config.draft_model) == (5, folder)
     with pytest.raises(ConfigError, match=r"num_speculative_tokens must be in \[0, 15\]"):
         get_drafter("eagle3").validate(
-            EngineConfig(method="eagle3", draft_model=folder, num_speculative_tokens=16), target
+            EngineConfig(
+                method="eagle3", draft_model=folder, num_speculative_tokens=16
+            ).draft_setup(target)
         )
 
 
@@ -412,11 +415,11 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
     spec = get_drafter("eagle3")
     config = EngineConfig(model=str(target.folder), method="eagle3")
     with pytest.raises(ConfigError, match=r"needs --draft-model DIR, or a folder .*/eagle3 beside"):
-        spec.validate(config, target)
+        spec.validate(config.draft_setup(target))
     write_draft(target.folder / "eagle3", *classic())
-    spec.validate(config, target)
+    spec.validate(config.draft_setup(target))
     assert spec.read_draft_model is not None
-    assert spec.read_draft_model(config, target).folder == target.folder / "eagle3"
+    assert spec.read_draft_model(config.draft_setup(target)).folder == target.folder / "eagle3"
 
 
 def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> None:
@@ -424,7 +427,7 @@ def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> No
     spec = get_drafter("eagle3")
     assert spec.plan_checkup is not None
     config = EngineConfig(method="eagle3", draft_model=str(folder))
-    checkup = spec.plan_checkup(config, target)
+    checkup = spec.plan_checkup(config.draft_setup(target))
     assert [variant.options for variant in checkup.variants] == [
         {"capture_layers": "0,8,16,24,32"},
         {"capture_layers": "2,10,18,26,34"},
@@ -438,7 +441,7 @@ def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> No
         draft_model=str(write_draft(tmp_path / "edge", *classic())),
         method_options={"capture_layers": "0,1,35"},
     )
-    assert spec.plan_checkup(edge, target).variants == ()
+    assert spec.plan_checkup(edge.draft_setup(target)).variants == ()
 
 
 @pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
@@ -489,7 +492,7 @@ def test_trees_that_cannot_be(
     folder = str(write_draft(tmp_path / "draft", *classic()))
     config = EngineConfig(method="eagle3", draft_model=folder, method_options=options)
     with pytest.raises(ConfigError, match=message):
-        get_drafter("eagle3").validate(config, target)
+        get_drafter("eagle3").validate(config.draft_setup(target))
 
 
 @pytest.mark.parametrize(
@@ -507,5 +510,6 @@ def test_rejection_that_cannot_be(
         method="eagle3", draft_model=folder, acceptance="rejection", method_options=options
     )
     with pytest.raises(ConfigError, match=message):
-        get_drafter("eagle3").validate(config, target)
-    get_drafter("eagle3").validate(dataclasses.replace(config, method_options={}), target)
+        get_drafter("eagle3").validate(config.draft_setup(target))
+    plain = dataclasses.replace(config, method_options={})
+    get_drafter("eagle3").validate(plain.draft_setup(target))

@@ -35,7 +35,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
 PYTHON_TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": ("errors", "settings", "_C", "messages")},
     {"checkpoint": ("checkpoint",), "ops": ("ops",)},
-    {"drafters": ("drafters", "draft_formats")},
+    {"drafters": ("drafters",)},
     {"config": ("config",)},  # checks a method's options against the drafter's declaration
     {"text": ("text",)},
     {"engine": ("engine", "llm", "")},
@@ -194,7 +194,9 @@ FAMILIES = ({"dflash", "dspark"},)  # methods that share their files
 def methods() -> list[str]:
     stems = {path.stem for path in (PACKAGE / "drafters").glob("*.py")}
     stems |= {path.stem for path in (CSRC / "runtime" / "drafters").glob("*.cpp")}
-    return sorted(stems - {"__init__", PLAIN})
+    return sorted(
+        stem for stem in stems - {"__init__", "spec", PLAIN} if not stem.endswith("_formats")
+    )
 
 
 def name_pattern(method: str) -> re.Pattern[str]:
@@ -227,7 +229,7 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
     for name in next((family for family in FAMILIES if method in family), {method}):
         own |= {
             PACKAGE / "drafters" / f"{name}.py",
-            PACKAGE / "draft_formats" / f"{name}.py",  # its published checkpoints
+            PACKAGE / "drafters" / f"{name}_formats.py",  # its published checkpoints
             CSRC / "runtime" / "drafters" / f"{name}.cpp",
             CSRC / "runtime" / "drafters" / f"{name}.h",
             CSRC / "model" / f"{name}.cpp",  # the forward pass of its draft model

@@ -1,7 +1,7 @@
 """Draft heads that read hidden states of the target: what their checkpoints have in common.
 
 They differ in keys, tensor names and in how they number the target's layers; which format is which
-is the business of the method (`draft_formats/`).
+is the business of the method (`drafters/`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint, read_draft_keys
-from openspec.draft_formats.dflash import (
+from openspec.checkpoint.draft_model import (
+    DraftModel,
+    opened_draft_checkpoint,
+    read_draft_keys,
+)
+from openspec.drafters.dflash_formats import (
     AUTO,
     CAUSAL,
     DRAFT_ANCHOR,
@@ -17,8 +20,9 @@ from openspec.draft_formats.dflash import (
     MAX_BLOCK,
     describe,
     num_drafts_of,
+    read_dialect,
 )
-from openspec.drafters import (
+from openspec.drafters.spec import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,
     DRAFT_TOP_K,
@@ -28,6 +32,7 @@ from openspec.drafters import (
     Checkup,
     DrafterOption,
     DrafterSpec,
+    DraftSetup,
     Options,
     OptionValue,
     Variant,
@@ -37,46 +42,34 @@ from openspec.drafters import (
 )
 from openspec.errors import ConfigError
 
-if TYPE_CHECKING:
-    from openspec.checkpoint.config import ModelConfig
-    from openspec.config import EngineConfig
-
 MAX_TREE_SIZE = 256
 
 
 def _num_drafts_of(folder: Path, options: Options) -> int:
-    return num_drafts_of(read_draft_keys(folder), options)
+    return num_drafts_of(read_dialect(read_draft_keys(folder)), options)
 
 
-def _read_draft_model(
-    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
-) -> DraftModel:
-    """The head in `config.draft_model_path`, checked against the target."""
-    folder = config.draft_model_path
-    assert folder is not None  # DrafterSpec.validate has seen to it
-    options = spec.complete_options(config.method_options)
-    with opened_draft_checkpoint(folder) as checkpoint:
-        model = describe(checkpoint, options, target, has_markov=has_markov)
-        most = num_drafts_of(checkpoint.keys, options)
-    if config.draft_depth > most:
+def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
+    with opened_draft_checkpoint(setup.draft_folder) as checkpoint:
+        model = describe(checkpoint, setup.options, setup.target, has_markov=has_markov)
+        most = num_drafts_of(read_dialect(checkpoint.keys), setup.options)
+    if setup.draft_depth > most:
         raise ConfigError(
-            f"num_speculative_tokens must be at most {most}, the drafts of a block that {folder} "
-            f"was trained on, got {config.draft_depth}"
+            f"num_speculative_tokens must be at most {most}, the drafts of a block that "
+            f"{setup.folder} was trained on, got {setup.draft_depth}"
         )
     return model
 
 
-def _plan_checkup(
-    config: EngineConfig, target: ModelConfig, spec: DrafterSpec, has_markov: bool
-) -> Checkup:
-    draft_model = _read_draft_model(config, target, spec, has_markov)
+def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
+    draft_model = _read_draft_model(setup, has_markov)
     model = draft_model.options
-    variants = [*layer_variants(draft_model, target)]
+    variants = [*layer_variants(draft_model, setup.target)]
     anchor = DROP if model["anchor_drafts"] else FIRST
-    given, block_size = config.num_speculative_tokens, int(model["block_size"])
+    given, block_size = setup.num_speculative_tokens, int(model["block_size"])
     options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
     also = ""
-    tree_size = int(spec.complete_options(config.method_options)[DRAFT_TREE_SIZE])
+    tree_size = int(setup.options[DRAFT_TREE_SIZE])
     if anchor == FIRST and given is None and 0 < tree_size < block_size:
         options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
     if anchor == DROP and given == block_size:
@@ -164,18 +157,11 @@ _OPTIONS = (
 def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> DrafterSpec:
     """A method of the family; `num_drafts` where no checkpoint says it."""
 
-    def read(config: EngineConfig, target: ModelConfig) -> DraftModel:
-        return _read_draft_model(config, target, spec, has_markov)
+    def check(setup: DraftSetup) -> None:
+        check_rejection(setup)
+        check_trees(setup)
 
-    def plan(config: EngineConfig, target: ModelConfig) -> Checkup:
-        return _plan_checkup(config, target, spec, has_markov)
-
-    def check(config: EngineConfig, _: ModelConfig) -> None:
-        options = spec.complete_options(config.method_options)
-        check_rejection(config, options)
-        check_trees(config, options)
-
-    spec = DrafterSpec(
+    return DrafterSpec(
         name=name,
         summary=summary,
         default_num_speculative_tokens=num_drafts,
@@ -185,10 +171,9 @@ def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> Dra
         supports_rejection=True,
         check=check,
         max_draft_tokens=_max_draft_tokens,
-        read_draft_model=read,
-        plan_checkup=plan,
+        read_draft_model=lambda setup: _read_draft_model(setup, has_markov),
+        plan_checkup=lambda setup: _plan_checkup(setup, has_markov),
     )
-    return spec
 
 
 SPEC = make_spec(

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from openspec.drafters import DrafterOption, DrafterSpec, Options, OptionValue
+from openspec.drafters.spec import DrafterOption, DrafterSpec, DraftSetup, Options, OptionValue
 from openspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from openspec.checkpoint.config import ModelConfig
-    from openspec.config import EngineConfig
 
 
 def _adjust_defaults(given: Options, defaults: dict[str, OptionValue]) -> None:
@@ -20,9 +14,8 @@ def _adjust_defaults(given: Options, defaults: dict[str, OptionValue]) -> None:
         defaults["ngram_max"] = max(int(defaults["ngram_max"]), int(given["ngram_min"]))
 
 
-def _check(config: EngineConfig, model_config: ModelConfig) -> None:
-    options = SPEC.complete_options(config.method_options)
-    shortest, longest = int(options["ngram_min"]), int(options["ngram_max"])
+def _check(setup: DraftSetup) -> None:
+    shortest, longest = int(setup.options["ngram_min"]), int(setup.options["ngram_max"])
     if shortest > longest:
         raise ConfigError(f"ngram_min ({shortest}) must not exceed ngram_max ({longest})")
 

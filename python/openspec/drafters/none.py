@@ -1,6 +1,6 @@
 """No drafts: plain decoding, the baseline that every other drafter must equal."""
 
-from openspec.drafters import DrafterSpec
+from openspec.drafters.spec import DrafterSpec
 
 SPEC = DrafterSpec(
     name="none",

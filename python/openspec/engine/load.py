@@ -17,7 +17,8 @@ from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel
 from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
-from openspec.drafters import DrafterSpec, OptionValue, get_drafter, plain_method
+from openspec.drafters import get_drafter, plain_method
+from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.engine.core import EngineCore
 from openspec.engine.memory import (
     CUDA,
@@ -99,10 +100,11 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     device = choose_device(config.device, _C.why_no_cuda())
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
-    spec.validate(config, model_config)
+    setup = config.draft_setup(model_config)
+    spec.validate(setup)
     method, options, draft_model = plain_method(), dict[str, OptionValue](), None
     if config.draft_depth > 0:
-        options = spec.complete_options(config.method_options)
+        options = dict(setup.options)
         if drafter is None and spec.build is not None:
             drafter = spec.build(config.draft_depth, options)
         if drafter is not None or spec.build is not None:
@@ -112,7 +114,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
             raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
         else:
             method = spec.name
-            draft_model = _read_draft_model(config, model_config, spec)
+            draft_model = _read_draft_model(spec, setup, is_given=config.draft_model is not None)
             if draft_model is not None:
                 options |= draft_model.options
 
@@ -156,14 +158,12 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     )
 
 
-def _read_draft_model(
-    config: EngineConfig, model_config: ModelConfig, spec: DrafterSpec
-) -> DraftModel | None:
+def _read_draft_model(spec: DrafterSpec, setup: DraftSetup, is_given: bool) -> DraftModel | None:
     if spec.read_draft_model is None:
         return None
-    draft_model = spec.read_draft_model(config, model_config)
+    draft_model = spec.read_draft_model(setup)
     logger.info("draft model: %s", draft_model.description)
-    if config.draft_model is None:
+    if not is_given:
         logger.info(
             "draft model: %s, which came with the model; --draft-model takes another",
             draft_model.folder,

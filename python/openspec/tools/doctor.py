@@ -20,7 +20,8 @@ from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
 from openspec.checkpoint.weights import LOADABLE_DTYPES, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
-from openspec.drafters import DrafterSpec, Variant, get_drafter
+from openspec.drafters import get_drafter
+from openspec.drafters.spec import DrafterSpec, Variant
 from openspec.errors import ConfigError, RequestError
 from openspec.messages import (
     SamplingParams,
@@ -134,7 +135,8 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
     """
     target = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
-    spec.validate(config, target)
+    setup = config.draft_setup(target)
+    spec.validate(setup)
     # Draft at every step, or a drafter that accepts little would soon not be asked.
     config = dataclasses.replace(config, adaptive_speculation=False, stats_interval_s=0.0)
     yield Line(
@@ -143,7 +145,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
     )
     yield Line(f"method: {spec.name}, {config.draft_depth} drafts per step")
     if spec.read_draft_model is not None:
-        draft_model = spec.read_draft_model(config, target)
+        draft_model = spec.read_draft_model(setup)
         yield Line(f"draft model: {draft_model.folder}")
         yield from (Line(f"  {detail}") for detail in draft_model.details)
         broken = _broken_tensors(draft_model)
@@ -193,7 +195,7 @@ def _judge(
     if spec.plan_checkup is None:
         yield Line("the method names no acceptance that it should reach")
         return
-    checkup = spec.plan_checkup(config, target)
+    checkup = spec.plan_checkup(config.draft_setup(target))
     usual = ", ".join(f"{100 * share:.0f}%" for share in checkup.usual)
     yield Line(f"usual: {usual} at positions 1 to {len(checkup.usual)} ({checkup.source})")
     if sample.total.num_drafts < MIN_DRAFTS:

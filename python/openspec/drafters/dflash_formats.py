@@ -6,8 +6,9 @@ Besides keys and numbering the formats differ in which rows of a block draft.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import (
     CAPTURE_LAYERS,
     EMBEDDING,
@@ -32,13 +33,16 @@ from openspec.checkpoint.draft_head import (
     speculators_layer,
     whose,
 )
-from openspec.checkpoint.draft_model import DraftCheckpoint, DraftModel
+from openspec.checkpoint.draft_model import (
+    DraftCheckpoint,
+    DraftModel,
+)
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.drafters.spec import (
+    Options,
+    OptionValue,
+)
 from openspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from openspec.checkpoint.config import ModelConfig
-    from openspec.drafters import Options, OptionValue
 
 AUTO = "auto"
 FIRST, DROP = "first", "drop"
@@ -100,12 +104,8 @@ def _anchor_drafts(dialect: _Dialect, options: Options) -> bool:
     return dialect.anchor_drafts if wanted == AUTO else wanted == FIRST
 
 
-def num_drafts_of(keys: JsonKeys, options: Options) -> int:
-    """Drafts of a block as the head of this config.json was trained."""
-    return _num_drafts(_read_dialect(keys), options)
-
-
-def _num_drafts(dialect: _Dialect, options: Options) -> int:
+def num_drafts_of(dialect: _Dialect, options: Options) -> int:
+    """Drafts of a block as the head was trained."""
     rows = dialect.block_size
     return rows if _anchor_drafts(dialect, options) else rows - 1
 
@@ -115,7 +115,7 @@ def _is_causal(dialect: _Dialect, options: Options) -> bool:
     return dialect.is_causal if wanted == AUTO else wanted == CAUSAL
 
 
-def _read_dialect(keys: JsonKeys) -> _Dialect:
+def read_dialect(keys: JsonKeys) -> _Dialect:
     """Recognises the format by its keys.
 
     | format | told by | layer ids | does the last known token's row draft? |
@@ -266,7 +266,7 @@ def describe(
     Raises:
         ConfigError: it cannot be run, or not with this target.
     """
-    dialect = _read_dialect(checkpoint.keys)
+    dialect = read_dialect(checkpoint.keys)
     keys, layer, block = dialect.keys, dialect.layer, dialect.block
     _check_layers(layer)
     check_target(keys, layer, target)
@@ -335,7 +335,7 @@ def describe(
 
 def _shown_block(dialect: _Dialect, options: Options) -> str:
     layout = "anchor-first" if _anchor_drafts(dialect, options) else "anchor-drop"
-    num_drafts = _num_drafts(dialect, options)
+    num_drafts = num_drafts_of(dialect, options)
     return f"blocks of {dialect.block_size} rows, {layout}, {num_drafts} drafts"
 
 

@@ -1,0 +1,304 @@
+"""What a drafter says about itself; an option is a flag, an environment variable, a YAML key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed, neighbouring_layers
+from openspec.errors import ConfigError
+from openspec.settings import nearest
+
+if TYPE_CHECKING:
+    from openspec import _C
+    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.draft_model import DraftModel
+
+OptionValue: TypeAlias = int | float | bool | str
+Options: TypeAlias = Mapping[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterOption:
+    """One setting of a drafter. Its type is the type of `default`."""
+
+    name: str
+    """Also the flag (`--name-with-dashes`), the YAML key and the key that C++ receives."""
+    default: OptionValue
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Names of the same thing in vLLM's speculative config."""
+
+    def check(self, value: OptionValue) -> OptionValue:
+        """Returns the value in the option's type.
+
+        Raises:
+            ConfigError: with the option, the value and what is allowed.
+        """
+        wanted = type(self.default)
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise ConfigError(f"{self.name} must be of type {wanted.__name__}, got {value!r}")
+        if self.choices and value not in self.choices:
+            raise ConfigError(
+                f"{self.name} must be one of {', '.join(self.choices)}; got {value!r}"
+            )
+        if isinstance(value, (int, float)):
+            if self.minimum is not None and not value >= self.minimum:
+                raise ConfigError(f"{self.name} must be at least {self.minimum}, got {value}")
+            if self.maximum is not None and not value <= self.maximum:
+                raise ConfigError(f"{self.name} must be at most {self.maximum}, got {value}")
+        return value
+
+
+CAPTURE_LAYERS_OPTION = DrafterOption(
+    name=CAPTURE_LAYERS,
+    default="",
+    help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. Default: "
+    "what the head's config.json says.",
+)
+DRAFT_TOP_K = "draft_top_k"
+"""The option that makes trees."""
+DRAFT_TREE_SIZE = "draft_tree_size"
+DRAFT_NOISE_OPTION = DrafterOption(
+    name="draft_noise",
+    default=True,
+    help="Draw the drafts of sampled requests with the noise that the target's choice will be "
+    "drawn with (with --acceptance rejection: with noise of their own); off: always the head's "
+    "best.",
+)
+DRAFT_WINDOW_OPTION = DrafterOption(
+    name="draft_window",
+    default=0,
+    minimum=0,
+    maximum=1 << 24,
+    help="Tokens of the context that the head attends to, the last ones; 0: all. For texts far "
+    "longer than those that it was trained on.",
+)
+"""Options that several drafters have are one flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A way of running the same checkpoint that may turn out to be the right one."""
+
+    label: str
+    options: Options
+    """Of the method, or `num_speculative_tokens`; over the configured ones."""
+    advice: str
+    """What to do if its drafts are accepted further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """What the drafter reaches where all is well, and what may be wrong where it does not.
+
+    Acceptance counts for each draft position the share of drafts that were accepted there.
+    """
+
+    usual: tuple[float, ...]
+    """Acceptance per position on ordinary text."""
+    source: str
+    """Where these figures are from."""
+    least_first: float
+    """Acceptance at the first position below which something is wrong."""
+    variants: tuple[Variant, ...] = ()
+    causes: tuple[str, ...] = ()
+    """What else lowers acceptance without an error, the likeliest first."""
+
+
+HEAD_CAUSES = (
+    "the head was trained for another target of the same size (base against instruct, 2504 against "
+    "2507), or for its quantised form",
+    "the head expects other layers; its card or training configuration names them "
+    "(--capture-layers takes outputs, counted from 0)",
+    "the head was trained on normed states; it has to read the residual stream as it is",
+)
+"""What may be wrong with any head on the target's states."""
+
+
+def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...]:
+    """The head with its layer ids read in the other numbering."""
+    layers = tuple(map(int, str(model.options[CAPTURE_LAYERS]).split(",")))
+    variants = []
+    for moved in neighbouring_layers(layers, target.num_layers):
+        text = ",".join(map(str, moved))
+        variants.append(
+            Variant(
+                label=f"outputs of layers {listed(moved)}",
+                options={CAPTURE_LAYERS: text},
+                advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
+                "or mend config.json",
+            )
+        )
+    return tuple(variants)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSetup:
+    """What a drafter may know of the engine's configuration."""
+
+    spec: DrafterSpec
+    target: ModelConfig
+    target_folder: Path
+    folder: Path | None
+    """Of the draft checkpoint, if one was given or came with the model."""
+    num_speculative_tokens: int | None
+    """K as it was given."""
+    options: Options
+    """Of the method, complete."""
+    acceptance: str
+
+    @property
+    def draft_depth(self) -> int:
+        """K, the default filled in, for which the draft checkpoint may have to be opened."""
+        return self.spec.draft_depth(self.num_speculative_tokens, self.folder, self.options)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Drafts per sequence and step: K, or as many as a tree of depth K has."""
+        count = self.spec.max_draft_tokens
+        return self.draft_depth if count is None else count(self.draft_depth, self.options)
+
+    @property
+    def draft_folder(self) -> Path:
+        """The draft checkpoint's folder, which `DrafterSpec.validate` has found to be there."""
+        assert self.folder is not None
+        return self.folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSpec:
+    """What a drafter says about itself to the rest of the engine."""
+
+    name: str
+    summary: str
+    """One line for `--help`."""
+    default_num_speculative_tokens: int
+    max_num_speculative_tokens: int
+    """0: this is plain decoding."""
+    options: tuple[DrafterOption, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Other names of the method in vLLM's speculative config."""
+    is_default: bool = False
+    supports_rejection: bool = False
+    """Whether it knows the probabilities of its drafts, which acceptance by rejection needs."""
+    read_draft_model: Callable[[DraftSetup], DraftModel] | None = None
+    """Checks the draft checkpoint against the target, loads nothing; raises ConfigError with the
+    remedy. None: the method has no draft model."""
+    plan_checkup: Callable[[DraftSetup], Checkup] | None = None
+    """For `python -m openspec.doctor`."""
+    adjust_defaults: Callable[[Options, dict[str, OptionValue]], None] | None = None
+    """Fits defaults (second argument, by name) to the options that were given (first)."""
+    check: Callable[[DraftSetup], None] | None = None
+    """Crosses the drafter's needs with the configuration; raises ConfigError with the remedy."""
+    num_drafts_of: Callable[[Path, Options], int] | None = None
+    """K by default where it depends on the draft checkpoint, from its folder and the completed
+    options; raises ConfigError if there is none in it."""
+    max_draft_tokens: Callable[[int, Options], int] | None = None
+    """Drafts of a sequence and step, from K and the completed options, where these are not K drafts
+    one after another but a tree of depth K."""
+    build: Callable[[int, Options], _C.Drafter] | None = None
+    """Makes a drafter written in Python, from K and the options. None: it is compiled in."""
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether there is a draft checkpoint to give."""
+        return self.read_draft_model is not None
+
+    def complete_options(self, given: Options) -> dict[str, OptionValue]:
+        """Options by their own names, checked, defaults filled in.
+
+        Raises:
+            ConfigError: for an unknown name or a value out of range.
+        """
+        by_name = {
+            name: option for option in self.options for name in (option.name, *option.aliases)
+        }
+        checked: dict[str, OptionValue] = {}
+        for name, value in given.items():
+            if name not in by_name:
+                raise ConfigError(
+                    f"method {self.name!r} has no option {name!r}{nearest(name, by_name)}"
+                )
+            checked[by_name[name].name] = by_name[name].check(value)
+        defaults = {option.name: option.default for option in self.options}
+        if self.adjust_defaults is not None:
+            self.adjust_defaults(checked, defaults)
+        return {**defaults, **checked}
+
+    def draft_depth(self, given: int | None, folder: Path | None, options: Options) -> int:
+        """K: as given, else the draft checkpoint's or the method's own."""
+        if given is not None:
+            return given
+        if self.num_drafts_of is not None and folder is not None:
+            return self.num_drafts_of(folder, options)
+        return self.default_num_speculative_tokens
+
+    def validate(self, setup: DraftSetup) -> None:
+        """Refuses what cannot work with this drafter.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        num_drafts = setup.num_speculative_tokens
+        if num_drafts is not None and not 0 <= num_drafts <= self.max_num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens must be in [0, {self.max_num_speculative_tokens}] "
+                f"for method {self.name!r}, got {num_drafts}"
+            )
+        if self.needs_draft_model and setup.folder is None:
+            raise ConfigError(
+                f"method {self.name!r} needs --draft-model DIR, or a folder "
+                f"{setup.target_folder / self.name} beside the model's files"
+            )
+        if not self.needs_draft_model and setup.folder is not None:
+            raise ConfigError(f"method {self.name!r} takes no draft model; drop --draft-model")
+        if self.check is not None:
+            self.check(setup)
+
+
+def check_rejection(setup: DraftSetup) -> None:
+    """Refuses what goes with no acceptance by rejection.
+
+    Raises:
+        ConfigError: for trees, and drafts that are not drawn.
+    """
+    options = setup.options
+    if setup.acceptance != "rejection":
+        return
+    if options.get(DRAFT_TOP_K, 1) != 1:
+        raise ConfigError(
+            "--acceptance rejection is for chains: drop it, or --draft-top-k "
+            f"{options[DRAFT_TOP_K]}"
+        )
+    if not options[DRAFT_NOISE_OPTION.name]:
+        raise ConfigError(
+            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
+
+
+def check_trees(setup: DraftSetup) -> None:
+    """Refuses trees that cannot be, and their options without trees.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    options = setup.options
+    if options[DRAFT_TOP_K] == 1:
+        if options[DRAFT_TREE_SIZE] != 0:
+            raise ConfigError(
+                "--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)"
+            )
+        return
+    if 0 < setup.draft_depth > setup.max_draft_tokens:
+        raise ConfigError(
+            f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
+            f"or lower --num-speculative-tokens ({setup.draft_depth})"
+        )
