@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 
+#include "bind/sampling_params.h"
 #include "core/check.h"
 #include "runtime/runner.h"
 
@@ -69,39 +70,6 @@ class PythonDrafter final : public Drafter {
   DrafterNeeds needs_;
   py::object drafter_;
 };
-
-SequenceParams make_sequence_params(double temperature, int top_k, double top_p, double min_p,
-                                    double presence_penalty, double frequency_penalty,
-                                    double repetition_penalty, py::int_ seed, int min_tokens,
-                                    int max_tokens, std::vector<int32_t> stop_token_ids,
-                                    const std::vector<std::pair<int32_t, float>>& logit_bias,
-                                    std::vector<int32_t> allowed_token_ids, int num_logprobs,
-                                    bool raw_logprobs, int num_prompt_logprobs) {
-  OPENSPEC_CHECK_ARG(num_logprobs <= kMaxLogprobs && num_prompt_logprobs <= kMaxLogprobs,
-                     "at most ", kMaxLogprobs, " logprobs");
-  SequenceParams params;
-  params.temperature = static_cast<float>(temperature);
-  params.top_k = std::max(top_k, 0);
-  params.top_p = static_cast<float>(top_p);
-  params.min_p = static_cast<float>(min_p);
-  params.presence_penalty = static_cast<float>(presence_penalty);
-  params.frequency_penalty = static_cast<float>(frequency_penalty);
-  params.repetition_penalty = static_cast<float>(repetition_penalty);
-  // Any integer is a seed: its low 64 bits.
-  params.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
-  params.min_tokens = min_tokens;
-  params.max_tokens = max_tokens;
-  params.lists.stop_ids = std::move(stop_token_ids);
-  for (const auto& [id, value] : logit_bias) {
-    params.lists.bias_ids.push_back(id);
-    params.lists.bias_values.push_back(value);
-  }
-  params.lists.allowed_ids = std::move(allowed_token_ids);
-  params.num_logprobs = num_logprobs;
-  params.raw_logprobs = raw_logprobs;
-  params.num_prompt_logprobs = num_prompt_logprobs;
-  return params;
-}
 
 Device parse_device(const std::string& name) {
   if (name == "cpu") return Device::kCpu;
@@ -286,14 +254,8 @@ void bind_values(py::module_& m) {
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
   py::class_<SequenceParams>(m, "SequenceParams")
-      .def(py::init(&make_sequence_params), py::kw_only(), py::arg("temperature") = 0.0,
-           py::arg("top_k") = 0, py::arg("top_p") = 1.0, py::arg("min_p") = 0.0,
-           py::arg("presence_penalty") = 0.0, py::arg("frequency_penalty") = 0.0,
-           py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0, py::arg("min_tokens") = 0,
-           py::arg("max_tokens") = 16, py::arg("stop_token_ids") = std::vector<int32_t>(),
-           py::arg("logit_bias") = std::vector<std::pair<int32_t, float>>(),
-           py::arg("allowed_token_ids") = std::vector<int32_t>(), py::arg("num_logprobs") = -1,
-           py::arg("raw_logprobs") = true, py::arg("num_prompt_logprobs") = -1);
+      .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
+           py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1);
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -314,9 +276,9 @@ void bind_values(py::module_& m) {
       .def_readonly("step_seconds", &RunnerStats::step_seconds);
   py::class_<PythonDrafterBase>(m, "Drafter")
       .def(py::init<>())
-      .def("propose", [](const PythonDrafterBase&, int, const std::vector<int32_t>&, int) {
-        return std::vector<int64_t>();
-      });
+      .def(
+          "propose", [](const PythonDrafterBase&, int, const py::list&, int) { return py::list(); },
+          py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
 }
 
 /// A lease and whose it is: in Python a step is driven by its lease alone.

@@ -5,6 +5,8 @@ from typing import final
 
 from typing_extensions import Buffer
 
+from openspec.messages import SamplingParams
+
 def has_cuda() -> bool:
     """Whether a runner can use CUDA, in this build and on this machine."""
 
@@ -59,7 +61,7 @@ class RunnerConfig:
         max_draft_tokens: int,
         draft_depth: int,
         method: str,
-        method_options: dict[str, int | float | bool | str],
+        method_options: dict[str, bool | int | float | str],
         acceptance: str,
         adaptive: bool,
         enable_prefix_caching: bool,
@@ -84,29 +86,12 @@ def drafter_names() -> list[str]:
 class SequenceParams:
     """What a sequence needs on the device: sampling, stops, budget.
 
-    `max_tokens` counts output tokens. `num_logprobs` and `num_prompt_logprobs`: -1 none, n the n
-    best beside the token itself.
+    `max_tokens` counts output tokens. `num_prompt_logprobs`: -1 none, n the n best beside the token
+    itself. All else is read from `sampling`.
     """
 
     def __init__(
-        self,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        min_tokens: int = 0,
-        max_tokens: int = 16,
-        stop_token_ids: Sequence[int] = (),
-        logit_bias: Sequence[tuple[int, float]] = (),
-        allowed_token_ids: Sequence[int] = (),
-        num_logprobs: int = -1,
-        raw_logprobs: bool = True,
-        num_prompt_logprobs: int = -1,
+        self, sampling: SamplingParams, *, max_tokens: int, num_prompt_logprobs: int = -1
     ) -> None: ...
 
 TokenLogprobs = tuple[list[int], list[float], int]

@@ -191,6 +191,7 @@ class LLM:
             prompt,
             sampling,
             self.model_config.eos_token_ids,
+            bad_word_ids=self.tokenizer.ids_of_bad_words(sampling.bad_words),
             default_seed=self.config.seed,
         )
         return [

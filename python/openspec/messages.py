@@ -13,6 +13,7 @@ are defined here and nowhere else:
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
@@ -26,6 +27,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
+MAX_BAD_WORDS = 1024
 MAX_N = 128
 MAX_ALLOWED_IDS_OF_ALL = 1 << 21
 """`allowed_token_ids` times `n`."""
@@ -50,6 +52,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = msgspec.field(default_factory=list)
+    """Texts that the output does not spell, at the start of a word or inside one."""
+    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
+    """The same as token ids: the last of them does not follow the others."""
     seed: int | None = None
     """64-bit; None draws one at random."""
     max_tokens: int = 16
@@ -116,6 +122,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}",
                     "stop",
                 )
+        if len(self.bad_words) > MAX_BAD_WORDS or len(self.bad_word_ids) > 2 * MAX_BAD_WORDS:
+            raise RequestError(
+                f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}; "
+                "allowed_token_ids lists what may be said instead",
+                "bad_words",
+            )
+        for text in self.bad_words:
+            if not 0 < len(text.strip()) <= len(text) <= MAX_STOP_STRING_CHARS:
+                raise RequestError(
+                    f"each of bad_words has 1 to {MAX_STOP_STRING_CHARS} characters and more than "
+                    f"spaces, got {text[:40]!r}",
+                    "bad_words",
+                )
+        if not all(self.bad_word_ids):
+            raise RequestError("bad_word_ids: each entry needs a token id", "bad_word_ids")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
                 f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}",
@@ -141,6 +162,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("stop_token_ids", self.stop_token_ids),
+            ("bad_word_ids", itertools.chain(*self.bad_word_ids)),
         ):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
@@ -266,6 +288,7 @@ def fan_out(
     sampling: SamplingParams,
     eos_token_ids: Collection[int],
     *,
+    bad_word_ids: Sequence[list[int]],
     default_seed: int | None = None,
     priority: int = 0,
     cache_salt: str = "",
@@ -274,7 +297,7 @@ def fan_out(
     """The `n` engine requests of one request, ids `request_id-0` ...; completion i has seed + i.
 
     The seed is the request's, else `default_seed` (the engine's setting), else random. EOS ids join
-    the stop ids unless the request ignores them.
+    the stop ids unless the request ignores them; `bad_word_ids` are its `bad_words` in tokens.
     """
     seed = sampling.seed if sampling.seed is not None else default_seed
     if seed is None:
@@ -291,6 +314,7 @@ def fan_out(
                 n=1,
                 seed=_signed_64(seed + index),
                 stop_token_ids=stop_token_ids,
+                bad_word_ids=[*sampling.bad_word_ids, *bad_word_ids],
                 # One sequence's prompt log-probabilities serve all n.
                 prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
             ),

@@ -19,6 +19,7 @@ import openspec
 from openspec import _C
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
+from openspec.messages import SamplingParams
 from openspec.text.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch")
@@ -190,7 +191,9 @@ class Subject:
 
     def add(self, token_ids: Sequence[int], **params: Any) -> int:
         return self.runner.add_sequence(
-            token_ids, len(token_ids), _C.SequenceParams(max_tokens=DECODE_TOKENS, **params)
+            token_ids,
+            len(token_ids),
+            _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=DECODE_TOKENS, **params),
         )
 
     def add_scored(self, token_ids: Sequence[int]) -> int:

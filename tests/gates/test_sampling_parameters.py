@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 
 import msgspec
 import pytest
@@ -42,6 +44,8 @@ def parameters() -> dict[str, dict[str, object]]:
         },
         "logit_bias": {"logit_bias": {common[0]: -100.0, common[1]: 4.0, common[3]: -3.5}},
         "allowed_token_ids": {"allowed_token_ids": sorted({*common, *range(300, 700)})},
+        "bad_words": {"bad_word_ids": [*([one, other] for one in common for other in common[:4])]},
+        "bad_words_of_one_token": {"bad_word_ids": [[token_id] for token_id in common[::2]]},
         "min_tokens": {"min_tokens": 25, "stop_token_ids": common},
         "stop_token_ids": {"stop_token_ids": common},
         "ignore_eos": {"ignore_eos": True, "max_tokens": 90},
@@ -99,6 +103,22 @@ def test_all_parameters_in_one_batch(drafter_name: str, reference: Reference) ->
     expected = reference(batch)
     assert texts(results) == texts(expected)
     assert [one.logprobs for one in results] == [one.logprobs for one in expected]
+
+
+def test_bad_words_are_never_said(drafter_name: str, reference: Reference) -> None:
+    """What each answer says most, two tokens after each other, is forbidden it."""
+    before = jobs("mixed", 8)
+    after: list[Job] = []
+    for job, said in zip(before, reference(before), strict=True):
+        pairs = Counter(itertools.pairwise([job.prompt[-1], *said.token_ids]))
+        words = [list(pair) for pair, _ in pairs.most_common(5)]
+        sampling = msgspec.structs.replace(job.sampling, bad_word_ids=words)
+        after.append(dataclasses.replace(job, sampling=sampling))
+    results = run(make_core(**drafter_settings(drafter_name)), after)
+    assert texts(results) == texts(reference(after))
+    for job, result in zip(after, results, strict=True):
+        pairs = Counter(itertools.pairwise([job.prompt[-1], *result.token_ids]))
+        assert not any(pairs[one, other] for one, other in job.sampling.bad_word_ids)
 
 
 def test_seed_alone_decides(drafter_name: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from openspec import _C
 from openspec.config import config_from_settings
 from openspec.engine.load import load_engine
+from openspec.messages import SamplingParams
 
 from .stored_cases import Stored
 
@@ -57,7 +58,9 @@ def make_runner(folders: Folders, method: str, num_drafts: int, **options: int |
 
 def add(runner: _C.Runner, tokens: list[int]) -> int:
     """The slot of a sequence with this prompt."""
-    return runner.add_sequence(tokens, len(tokens), _C.SequenceParams(max_tokens=64))
+    return runner.add_sequence(
+        tokens, len(tokens), _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=64)
+    )
 
 
 def step(runner: _C.Runner, slot: int, num_new: int, num_drafts: int) -> list[int]:

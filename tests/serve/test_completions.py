@@ -138,7 +138,6 @@ def test_unknown_fields_are_ignored(server: RunningServer) -> None:
         ("best_of", 2),
         ("use_beam_search", True),
         ("guided_json", {"type": "object"}),
-        ("bad_words", ["x"]),
         ("prompt_embeds", "AAAA"),
         ("length_penalty", 0.5),
         ("logits_processors", ["x"]),
@@ -181,6 +180,8 @@ def test_unknown_fields_are_ignored(server: RunningServer) -> None:
         ("stop_token_ids", [10**6]),
         ("stop_token_ids", [*range(1025)]),
         ("allowed_token_ids", []),
+        ("bad_words", [""]),
+        ("bad_words", "it"),
         ("min_tokens", 17),
         ("prompt_logprobs", -1),
         ("stream", "yes"),
@@ -342,6 +343,7 @@ def test_sampling_reaches_the_engine(server: RunningServer) -> None:
         repetition_penalty=1.2,
         logit_bias={"3": -100, "4": 1.5},
         allowed_token_ids=[1, 2, 1, 3, 4, 4],
+        bad_words=["it"],
         min_tokens=2,
         stop_token_ids=[9],
         logprobs=0,
@@ -362,6 +364,7 @@ def test_sampling_reaches_the_engine(server: RunningServer) -> None:
     assert sampling.repetition_penalty == 1.2
     assert sampling.logit_bias == {3: -100.0, 4: 1.5}
     assert sampling.allowed_token_ids == [1, 2, 3, 4]
+    assert server.ids("it") in sampling.bad_word_ids
     assert sampling.stop_token_ids[0] == 9
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (9, 2, -5)
     assert (sampling.logprobs, sampling.logprobs_mode) == (0, "processed")

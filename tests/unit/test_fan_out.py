@@ -8,7 +8,7 @@ from openspec.messages import SamplingParams, SpeculativeOptions, fan_out
 
 def test_n_sequences() -> None:
     sampling = SamplingParams(n=3, seed=5, stop_token_ids=[8], prompt_logprobs=1)
-    requests = fan_out("r", [1, 2], sampling, (7, 8), priority=2, cache_salt="s")
+    requests = fan_out("r", [1, 2], sampling, (7, 8), bad_word_ids=[], priority=2, cache_salt="s")
     assert [request.request_id for request in requests] == ["r-0", "r-1", "r-2"]
     assert [request.sampling.seed for request in requests] == [5, 6, 7]
     assert [request.sampling.prompt_logprobs for request in requests] == [1, None, None]
@@ -22,7 +22,10 @@ def test_n_sequences() -> None:
 def test_seeds() -> None:
     def seeds(seed: int | None, default: int | None = None) -> list[int | None]:
         sampling = SamplingParams(n=2, seed=seed)
-        return [r.sampling.seed for r in fan_out("r", [1], sampling, (), default_seed=default)]
+        return [
+            r.sampling.seed
+            for r in fan_out("r", [1], sampling, (), bad_word_ids=[], default_seed=default)
+        ]
 
     assert seeds(None) != seeds(None)
     assert seeds(None, 3) == [3, 4] and seeds(1, 3) == [1, 2]
@@ -33,10 +36,33 @@ def test_seeds() -> None:
 
 def test_ignore_eos() -> None:
     sampling = SamplingParams(ignore_eos=True, stop_token_ids=[8])
-    assert fan_out("r", [1], sampling, (7,))[0].sampling.stop_token_ids == [8]
+    assert fan_out("r", [1], sampling, (7,), bad_word_ids=[])[0].sampling.stop_token_ids == [8]
 
 
 def test_what_is_sent_with_every_completion_has_a_limit() -> None:
     SamplingParams(n=128, allowed_token_ids=[0] * (1 << 14)).check(1)
     with pytest.raises(RequestError, match="at most 2097152 allowed_token_ids"):
         SamplingParams(n=128, allowed_token_ids=[0] * ((1 << 14) + 1)).check(1)
+
+
+def test_bad_words_join_those_in_ids() -> None:
+    sampling = SamplingParams(bad_words=["no"], bad_word_ids=[[7]])
+    [request] = fan_out("r", [1], sampling, (), bad_word_ids=[[1, 2], [3, 2]])
+    assert request.sampling.bad_word_ids == [[7], [1, 2], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bad_words": [""]},
+        {"bad_words": ["  "]},
+        {"bad_words": ["x" * 1025]},
+        {"bad_words": ["x"] * 1025},
+        {"bad_word_ids": [[]]},
+        {"bad_word_ids": [[100]]},
+        {"bad_word_ids": [[1, -1]]},
+    ],
+)
+def test_bad_words_that_cannot_be(fields: dict[str, list[str]]) -> None:
+    with pytest.raises(RequestError, match=next(iter(fields))):
+        SamplingParams(**fields).check(100)  # type: ignore[arg-type]

@@ -279,7 +279,7 @@ def test_no_drafts_is_plain() -> None:
 def test_engine_process(plain: list[object]) -> None:
     async def tokens_of(client: EngineClient, name: str, prompt: list[int]) -> list[int]:
         sampling = SamplingParams(temperature=0, max_tokens=24, seed=0)
-        [request] = fan_out(name, prompt, sampling, [])
+        [request] = fan_out(name, prompt, sampling, [], bad_word_ids=[])
         stream = client.submit(request)
         return [token async for output in stream for token in output.token_ids]
 

@@ -189,3 +189,11 @@ def test_no_template(tmp_path: Path) -> None:
     assert not tokenizer.has_chat_template
     with pytest.raises(RequestError, match="no chat template"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
+def test_bad_words_inside_words_and_at_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {"no": [1, 2], " no": [3, 2], "go": [4], " go": [5, 4], "x": [6], " x": [6]}
+    tokenizer = toy_tokenizer()
+    monkeypatch.setattr(tokenizer, "encode", lambda text: ids[text])
+    # With a space another first token, more tokens, and the same ones.
+    assert tokenizer.ids_of_bad_words(["  no", "go", "x"]) == [[1, 2], [3, 2], [4], [6]]

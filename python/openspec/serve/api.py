@@ -70,6 +70,8 @@ class GenerationFields(Model):
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     """Keys are token ids."""
     allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    """Texts that the answer does not spell."""
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None

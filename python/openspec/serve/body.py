@@ -202,7 +202,7 @@ _UNSUPPORTED = {
         "n_predict prompt_embeds regex samplers session_params structural_tag structured_outputs "
         "thinking_token_budget"
     ),
-    **_fields("bad_words bad_words_ids logits_processors stop_regex", []),
+    **_fields("bad_words_ids logits_processors stop_regex", []),
     **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),
     **_fields("use_beam_search", False),
     **_fields("dry_multiplier dynatemp_range min_new_tokens mirostat no_repeat_ngram_size", 0),

@@ -62,12 +62,14 @@ class Job:
         self._is_aborted = False
         stops = StopStrings(sampling.stop) if sampling.stop else None
         speculative = _speculative(context, body.speculative)
+        bad_word_ids = context.tokenizer.ids_of_bad_words(sampling.bad_words)
         for number, prompt in enumerate(prompts):
             for request in fan_out(
                 f"{self.request_id}-{number}",
                 prompt.token_ids,
                 sampling,
                 context.model.eos_token_ids,
+                bad_word_ids=bad_word_ids,
                 default_seed=context.engine_config.seed,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",

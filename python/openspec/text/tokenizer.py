@@ -127,6 +127,20 @@ class Tokenizer:
             ids += self._suffix
         return ids
 
+    def ids_of_bad_words(self, words: Iterable[str]) -> list[list[int]]:
+        """Token ids of each word inside another, and with a space before it as a word's start.
+
+        The second where it has another first token and as many: vLLM's rule. A word has more than
+        spaces.
+        """
+        result: list[list[int]] = []
+        for word in words:
+            inside, start = self.encode(word.lstrip()), self.encode(" " + word.lstrip())
+            result.append(inside)
+            if start[0] != inside[0] and len(start) == len(inside):
+                result.append(start)
+        return result
+
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         data = b"".join(self.output_bytes(token_id, skip_special_tokens) for token_id in token_ids)
