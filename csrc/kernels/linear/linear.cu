@@ -114,24 +114,26 @@ int shared_limit() {
 }
 
 /// The kernel with activations in registers, if it does this.
-Variant fixed_variant(const LinearParams& params) {
-  const PackedLinear& weight = params.weight;
+Variant fixed_variant(const PackedLinear& weight, int num_rows, bool is_apart) {
   const int num_steps = weight.num_inputs / kLinearStep;
   const int num_chains = weight.num_splits * kLinearChains;
-  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
-  if (!has_one_split || num_steps % num_chains != 0) return {};
-  const bool is_wide = params.partials != nullptr &&
-                       device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
-  const Variant found =
-      fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains, is_wide);
+  if ((!is_apart && weight.num_splits > 1) || num_steps % num_chains != 0) return {};
+  const bool is_wide =
+      is_apart && device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
+  const Variant found = fixed_variant(ceil_div(num_rows, 8), num_steps / num_chains, is_wide);
   return found.shared_bytes <= shared_limit() ? found : Variant{};
 }
 
-}  // namespace
-
-bool linear_stream_has_registers(const LinearParams& params) {
-  return fixed_variant(params).kernel != nullptr;
+bool uses_wgmma(const PackedLinear& weight, int num_rows, bool is_apart) {
+  // Rows up to which nothing is faster than streaming with the activations in registers. For a
+  // tile more there are registers too, but then no other block fits beside these.
+  constexpr int kStreamRows = 24;
+  const bool streams =
+      num_rows <= kStreamRows && fixed_variant(weight, num_rows, is_apart).kernel != nullptr;
+  return !streams && linear_wgmma_takes(weight, num_rows);
 }
+
+}  // namespace
 
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
   constexpr int kMaxTiles = 4;
@@ -143,7 +145,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
   StreamGeometry geometry = {};
-  Variant variant = fixed_variant(params);
+  Variant variant = fixed_variant(weight, params.num_rows, is_apart);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
     const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
@@ -199,6 +201,11 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
 }  // namespace cuda
 
+int linear_num_partials_cuda(const PackedLinear& weight, int num_rows) {
+  return cuda::uses_wgmma(weight, num_rows, true) ? linear_num_leaves(weight.num_splits)
+                                                  : weight.num_splits;
+}
+
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
@@ -209,14 +216,9 @@ int linear_cuda(const LinearParams& params, void* stream) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
-  // Rows up to which nothing is faster than streaming with the activations in registers. For a
-  // tile more there are registers too, but then no other block fits beside these.
-  constexpr int kStreamRows = 24;
-  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
-  if (!streams && cuda::linear_wgmma_takes(weight, params.num_rows)) {
-    return cuda::linear_wgmma(params, stream);
-  }
-  return cuda::linear_stream(params, stream);
+  return cuda::uses_wgmma(weight, params.num_rows, params.partials != nullptr)
+             ? cuda::linear_wgmma(params, stream)
+             : cuda::linear_stream(params, stream);
 }
 
 }  // namespace openspec

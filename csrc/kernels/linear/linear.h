@@ -66,8 +66,8 @@ struct LinearParams {
   // kLinearWorkspaceBytesCuda, zero before the first launch and not shared by launches that may
   // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
   float* workspace = nullptr;
-  // CUDA, without epilogue: where given, the sums of the splits are written here instead of `out`,
-  // for the next op to add as a tree: [weight.num_splits, num_rows, num_outputs].
+  // CUDA, without epilogue: where given, sums of parts of the inputs are written here instead of
+  // `out`, for the next op to add as a tree: [linear_num_partials_cuda(..), num_rows, num_outputs].
   float* partials = nullptr;
 };
 
@@ -98,16 +98,24 @@ constexpr int linear_split_leaves(int num_splits) {
   return num_splits == 4 ? kLinearLeaves / 4 : 1;
 }
 
+constexpr int linear_num_leaves(int num_splits) {
+  return num_splits * linear_split_leaves(num_splits);
+}
+
 /// Who owns which inputs: leaf `leaf` begins with this step of inputs and ends where the next leaf
 /// begins; the one after the last begins at num_steps. Of the 8 leaves of a matrix with splits,
 /// rank r of n = 2, 4 or 8 owns [8 r / n, 8 (r + 1) / n), a whole subtree: the ranks' sums, added
 /// as a tree, have the bits of one device. The shares are equal if 8 divides num_steps.
 constexpr int linear_leaf_begin(int num_steps, int num_splits, int leaf) {
-  return num_splits == 1 ? num_steps * leaf : num_steps * leaf / kLinearLeaves;
+  return num_steps * leaf / linear_num_leaves(num_splits);
 }
 
 #ifdef OPENSPEC_CUDA
 inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
+
+/// Partials of a product of so many rows: a sum for each split, or for each leaf where the kernel
+/// for many rows works on one leaf at a time. As a tree both add up to the same bits.
+int linear_num_partials_cuda(const PackedLinear& weight, int num_rows);
 
 /// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
 /// SwiGLU unit holds 8 gate rows, then the 8 up rows of the same outputs.

@@ -99,10 +99,6 @@ struct StreamPlan {
 /// not take.
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan = {});
 
-/// Whether linear_stream keeps these activations in registers, as for up to 32 rows with most of
-/// the Qwen3 models' matrices. Up to 24 nothing is faster.
-bool linear_stream_has_registers(const LinearParams& params);
-
 /// linear_cuda by wgmma: the shapes and numbers of rows that linear_wgmma_takes. The same bits.
 int linear_wgmma(const LinearParams& params, void* stream);
 

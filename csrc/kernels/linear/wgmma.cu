@@ -64,9 +64,14 @@ bool adds_splits(const LinearParams& params) {
 }
 
 int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
-  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, params.weight.num_splits,
-                                               params.partials != nullptr, writes_f32(params),
+  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits(params),
+                                               writes_f32(params),
                                                params.weight.epilogue == LinearEpilogue::kSwiGlu);
+}
+
+/// Sums of a product that are written apart.
+int num_parts(const LinearParams& params) {
+  return params.partials != nullptr ? linear_num_leaves(params.weight.num_splits) : 1;
 }
 
 /// Whether the tiles are such that the sums have room while they wait.
@@ -89,8 +94,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   static const int prepared = prepare_shared(kernel, kSharedKib * 1024);
   if (prepared != cudaSuccess) return prepared;
   Job job = {};
-  job.is_split = params.partials != nullptr;
-  job.out = job.is_split ? params.partials : params.out;
+  job.out = params.partials != nullptr ? params.partials : params.out;
   job.num_rows = params.num_rows;
   job.num_units = params.weight.num_outputs / kLinearUnit;
   job.num_steps = params.weight.num_inputs / kLinearStep;
@@ -102,7 +106,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   // A stage is given back while the next one is read.
   if (job.num_stages < 2) return cudaErrorInvalidValue;
 
-  const int num_splits = job.is_split ? job.num_splits : 1;
+  job.num_parts = num_parts(params);
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
@@ -110,12 +114,12 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
     job.num_runs = std::min(plan.num_runs, job.num_units);
     job.last_units = last_units(ceil_div(job.num_units, job.num_runs), plan.tile_units);
     shorter_units = last_units(job.num_units / job.num_runs, plan.tile_units);
-    num_clusters = job.num_runs * job.num_row_tiles * num_splits;
+    num_clusters = job.num_runs * job.num_row_tiles * job.num_parts;
   } else {
     job.last_units = plan.tile_units;
     job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
     job.band = std::max(1, kBandRows / (kRows * kCluster));
-    job.num_tiles = job.num_unit_tiles * job.num_row_tiles * num_splits;
+    job.num_tiles = job.num_unit_tiles * job.num_row_tiles * job.num_parts;
     num_clusters = std::min(num_clusters, job.num_tiles);
   }
   WeightMaps weights;
@@ -159,9 +163,8 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
   const int num_units = weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? weight.num_splits : 1;
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
-  const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
+  const double num_inputs = static_cast<double>(weight.num_inputs) / num_parts(params);
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
   const double unit_bytes = 2.0 * num_inputs * kLinearUnit;
   const auto tile_ns = [&](int units) {
@@ -171,7 +174,7 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   };
 
   double block_ns = 0;
-  double num_tiles = static_cast<double>(num_row_tiles) * num_splits;  // of clusters
+  double num_tiles = static_cast<double>(num_row_tiles) * num_parts(params);  // of clusters
   if (plan.num_runs > 0) {
     const int run_units = ceil_div(num_units, plan.num_runs);
     const int last = last_units(run_units, plan.tile_units);
@@ -181,8 +184,9 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
     num_tiles *= ceil_div(num_units, plan.tile_units);
     block_ns = std::ceil(num_tiles / (num_sms() / plan.cluster)) * tile_ns(plan.tile_units);
   }
-  const double all_bytes = num_tiles * plan.cluster * row_bytes +
-                           static_cast<double>(num_row_tiles) * num_splits * num_units * unit_bytes;
+  const double all_bytes =
+      num_tiles * plan.cluster * row_bytes +
+      static_cast<double>(num_row_tiles) * num_parts(params) * num_units * unit_bytes;
   return std::max(block_ns, all_bytes / kAllBytesPerNs);
 }
 
@@ -194,24 +198,21 @@ constexpr struct RunForm {
 /// Shared memory of a block with a run. Of few rows, so much that no two blocks share an SM: stages
 /// under way are worth more than an early start, and where two of a kind might meet, another SM
 /// would have none.
-/// Leaves that wait get room of their own, as far as attention's block of few rows still fits.
-int run_shared_kib(const WgmmaPlan& plan, const LinearParams& params) {
-  const bool has_waiting = params.partials != nullptr && buffer_bytes(plan, params) > 0;
+int run_shared_kib(const WgmmaPlan& plan) {
   if (plan.tile_rows > 64) return kSharedKib;
-  if (plan.tile_units <= 2 * kGroupUnits) return has_waiting ? 144 : 128;
-  return has_waiting ? 216 : 168;
+  return plan.tile_units <= 2 * kGroupUnits ? 128 : 168;
 }
 
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
 WgmmaPlan many_rows_plan(const LinearParams& params) {
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
   WgmmaPlan best;
   double best_time = 0;
   for (const int tile_rows : {96, 128}) {
     for (const int cluster : {1, 2}) {
       const int num_row_tiles = ceil_div(params.num_rows, tile_rows * cluster);
-      const int num_runs = std::min(num_units, num_sms() / cluster / (num_row_tiles * num_splits));
+      const int num_runs =
+          std::min(num_units, num_sms() / cluster / (num_row_tiles * num_parts(params)));
       for (int tile_units = 1; tile_units <= kMaxUnits; ++tile_units) {
         for (const int runs : {0, num_runs}) {
           const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
@@ -241,9 +242,8 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   plan.tile_rows = form->tile_rows;
   plan.cluster = form->cluster;
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
-  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
+  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_parts(params), 1,
                              std::max(1, ceil_div(num_units, min_units)));
   const int run_units = ceil_div(num_units, plan.num_runs);
   const int num_tiles = ceil_div(run_units, kMaxUnits);
@@ -251,7 +251,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   if (plan.tile_rows > 64 && num_tiles > 1) {  // multiplying takes the time: whole warpgroups
     plan.tile_units = ceil_div(plan.tile_units, kGroupUnits) * kGroupUnits;
   }
-  plan.shared_kib = run_shared_kib(plan, params);
+  plan.shared_kib = run_shared_kib(plan);
   return plan;
 }
 

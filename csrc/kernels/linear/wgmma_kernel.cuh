@@ -113,13 +113,15 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
                                                int rank, uint32_t shared) {
   const int thread = threadIdx.x % kGroupThreads;
   const uint32_t waiting_sums = shared + thread * 16;
-  const int leaf_chains = kLinearChains / linear_split_leaves(job.num_splits);
+  const int leaf_share = linear_split_leaves(job.num_splits);  // of a split's chains, 1 / it
   ChainReader<kRows, kCluster> reader(ring, group, thread % 32, job.tile_units * kUnitBytes);
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
+    const auto leaf_begin = [&](int leaf) {
+      return linear_leaf_begin(job.num_steps, job.num_splits, leaf);
+    };
     if (group * kGroupUnits >= tile.num_units) {
-      reader.skip(split_begin(job.num_steps, job.num_splits, tile.last_split) -
-                  split_begin(job.num_steps, job.num_splits, tile.first_split));
+      reader.skip(leaf_begin(tile.last_leaf) - leaf_begin(tile.first_leaf));
       continue;
     }
     float sums[kRows / 2];
@@ -127,41 +129,38 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     // and without a value here they would take registers from one tile to the next.
     float chain_sums[kRows / 2] = {};
     reader.begin_tile(tile.box_units);
-    int chain = kAddsSplits ? 0 : tile.first_split * kLinearChains;
-    const int last_chain = (kAddsSplits ? job.num_splits : tile.last_split) * kLinearChains;
-    int step = chain_begin(job.num_steps, job.num_splits, chain);
-    const auto multiply_leaf = [&](float (&leaf_sums)[kRows / 2]) {
+    const auto multiply_leaf = [&](float (&leaf_sums)[kRows / 2], int leaf) {
+      const int num_steps = leaf_begin(leaf + 1) - leaf_begin(leaf);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) leaf_sums[i] = 0.0f;
 #pragma unroll 1
-      for (int i = 0; i < leaf_chains; ++i) {
-        const int end = chain_begin(job.num_steps, job.num_splits, ++chain);
-        reader.multiply(chain_sums, end - step);
-        step = end;
+      for (int eighth = 0; eighth < kLinearChains; eighth += leaf_share) {  // as chain_begin
+        reader.multiply(chain_sums, num_steps * (eighth + leaf_share) / kLinearChains -
+                                        num_steps * eighth / kLinearChains);
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) leaf_sums[i] = __fadd_rn(leaf_sums[i], chain_sums[i]);
       }
     };
+    if constexpr (kAddsSplits) {
 #pragma unroll 1
-    for (unsigned index = 0; chain < last_chain; ++index) {
-      if constexpr (kAddsSplits) {
+      for (unsigned pair = 0; pair < kLinearLeaves / 2; ++pair) {
         float left_sums[kRows / 2];
-        multiply_leaf(left_sums);
-        multiply_leaf(sums);
+        multiply_leaf(left_sums, 2 * pair);
+        multiply_leaf(sums, 2 * pair + 1);
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(left_sums[i], sums[i]);
-      } else {
-        multiply_leaf(sums);
-      }
-      // The sum joins the left neighbours that wait for it, a level after the other, then waits for
-      // a right one itself.
-      uint32_t waiting = waiting_sums;
+        // The sum joins the left neighbours that wait for it, a level after the other, then waits
+        // for a right one itself.
+        uint32_t waiting = waiting_sums;
 #pragma unroll 1
-      for (unsigned at = index; at % 2 == 1; at /= 2) {
-        add_stored(sums, waiting);
-        waiting += group_sum_bytes(kRows);
+        for (unsigned at = pair; at % 2 == 1; at /= 2) {
+          add_stored(sums, waiting);
+          waiting += group_sum_bytes(kRows);
+        }
+        if (pair + 1 < kLinearLeaves / 2) store(sums, waiting);
       }
-      if (chain < last_chain) store(sums, waiting);
+    } else {
+      multiply_leaf(sums, tile.first_leaf);
     }
     reader.finish_tile();
 
@@ -176,9 +175,9 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     to.shared = shared;
     to.group = group;
     to.out = job.out;
-    if (!kAddsSplits && job.is_split) {
+    if (!kAddsSplits && job.num_parts > 1) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(job.num_rows, num_outputs, tile.first_split, 0, 0);
+               partial_index(job.num_rows, num_outputs, tile.first_leaf, 0, 0);
     }
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
@@ -246,8 +245,7 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
       wgmma::take_registers<Threads::kMultiplyingRegisters>();
     }
     wait_for_previous_kernel();
-    const int buffer_bytes =
-        group_buffer_bytes(kRows, job.num_splits, job.is_split, job.is_f32, job.is_swiglu);
+    const int buffer_bytes = group_buffer_bytes(kRows, kAddsSplits, job.is_f32, job.is_swiglu);
     multiply_tiles<kRows, kCluster, kAddsSplits>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);

@@ -59,9 +59,9 @@ struct Job {
   int num_units;
   int num_steps;
   int num_splits;
+  int num_parts;  // leaves whose sums are written apart: out is [num_parts, num_rows, num_outputs]
   bool is_swiglu;
   bool is_f32;
-  bool is_split;  // out is [num_splits, num_rows, num_outputs]
   int num_stages;
   int tile_units;
   int num_runs;    // of a split and tile of rows; 0: bands of tiles
@@ -78,26 +78,24 @@ __host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
   return tile_rows / 2 * kGroupThreads * 4;
 }
 
-/// Shared memory of a warpgroup beside the ring: the sums of subtrees that wait for their right
-/// neighbours, then its output on the way to memory where that is bf16. Of the 8 leaves of all
-/// splits those of three levels wait, the lowest level's in registers; of the leaves of a split at
-/// most the first.
-__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, int num_splits, bool is_split,
-                                                     bool is_f32, bool is_swiglu) {
-  const int num_waiting = is_split ? linear_split_leaves(num_splits) - 1 : num_splits > 1 ? 2 : 0;
-  const int sum_bytes = num_waiting * group_sum_bytes(tile_rows);
+/// Shared memory of a warpgroup beside the ring: where it adds splits, the sums of subtrees that
+/// wait for their right neighbours, then its output on the way to memory where that is bf16. Of the
+/// 8 leaves those of three levels wait, the lowest level's in registers.
+__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
+                                                     bool is_swiglu) {
+  const int sum_bytes = adds_splits ? 2 * group_sum_bytes(tile_rows) : 0;
   const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
   return sum_bytes > out_bytes ? sum_bytes : out_bytes;
 }
 
-/// Units of 16 outputs, rows of x and splits that a block works on together.
+/// Units of 16 outputs, rows of x and leaves that a block works on together.
 struct ProductTile {
   int first_unit;
   int num_units;
   int box_units;  // that are loaded: in a band always as many
   int first_row;
-  int first_split;
-  int last_split;  // one past
+  int first_leaf;
+  int last_leaf;  // one past
 };
 
 #ifdef OPENSPEC_HAS_WGMMA
@@ -111,11 +109,11 @@ class TileCursor {
     if (job.num_runs > 0) {
       const int row_tile = index_ % job.num_row_tiles;
       const int run = index_ / job.num_row_tiles % job.num_runs;
-      const int split = index_ / (job.num_row_tiles * job.num_runs);
+      const int part = index_ / (job.num_row_tiles * job.num_runs);
       tile.first_unit = job.num_units * run / job.num_runs;
       last_unit_ = job.num_units * (run + 1) / job.num_runs;
       tile.first_row = (row_tile * kCluster + rank) * kRows;
-      find_splits(split);
+      find_leaves(part);
       tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
     } else {
       find_tile();
@@ -135,15 +133,14 @@ class TileCursor {
   ProductTile tile;
 
  private:
-  __device__ __forceinline__ void find_splits(int split) {
-    tile.first_split = split;
-    tile.last_split = job_.is_split ? split + 1 : job_.num_splits;
+  __device__ __forceinline__ void find_leaves(int part) {
+    tile.first_leaf = part;
+    tile.last_leaf = job_.num_parts > 1 ? part + 1 : linear_num_leaves(job_.num_splits);
   }
   __device__ __forceinline__ void find_tile() {
     tile.num_units = 0;
     if (index_ >= job_.num_tiles) return;
-    const int num_splits = job_.is_split ? job_.num_splits : 1;
-    const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
+    const int band_tiles = job_.band * job_.num_unit_tiles * job_.num_parts;
     const int first_of_band = index_ / band_tiles * job_.band;
     const int in_band = index_ % band_tiles;
     const int width = min(job_.band, job_.num_row_tiles - first_of_band);
@@ -153,7 +150,7 @@ class TileCursor {
     tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
     tile.box_units = job_.tile_units;
     tile.first_row = (row_tile * kCluster + rank_) * kRows;
-    find_splits(in_band / width / job_.num_unit_tiles);
+    find_leaves(in_band / width / job_.num_unit_tiles);
   }
 
   const Job& job_;
@@ -193,8 +190,8 @@ class StageCursor {
  private:
   __device__ __forceinline__ void enter_tile() {
     if (at_end()) return;
-    step = split_begin(job_.num_steps, job_.num_splits, tile().first_split);
-    last_step_ = split_begin(job_.num_steps, job_.num_splits, tile().last_split);
+    step = linear_leaf_begin(job_.num_steps, job_.num_splits, tile().first_leaf);
+    last_step_ = linear_leaf_begin(job_.num_steps, job_.num_splits, tile().last_leaf);
   }
 
   const Job& job_;

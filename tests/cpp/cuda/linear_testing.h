@@ -96,6 +96,39 @@ inline const std::vector<Shape>& shapes() {
 
 constexpr int kMaxRows = 256;
 
+/// Adds `count` vectors of `size` floats, one after the other in `values`, as a balanced binary
+/// tree until `left` are left, and returns the bytes of these.
+inline std::vector<uint8_t> sum_tree(const std::vector<uint8_t>& values, int count, size_t size,
+                                     int left = 1) {
+  std::vector<float> sums(static_cast<size_t>(count) * size);
+  std::memcpy(sums.data(), values.data(), sums.size() * 4);
+  for (; count > left; count /= 2) {
+    for (size_t i = 0; i < static_cast<size_t>(count) / 2 * size; ++i) {
+      const size_t pair = i / size * 2 * size + i % size;
+      sums[i] = sums[pair] + sums[pair + size];
+    }
+  }
+  std::vector<uint8_t> bytes(static_cast<size_t>(left) * size * 4);
+  std::memcpy(bytes.data(), sums.data(), bytes.size());
+  return bytes;
+}
+
+inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
+  if (out == Out::kBF16) {
+    uint16_t bits;
+    std::memcpy(&bits, &bytes[2 * index], 2);
+    return from_bf16(bits);
+  }
+  float value;
+  std::memcpy(&value, &bytes[4 * index], 4);
+  return value;
+}
+
+inline std::vector<Out> outs(const Shape& shape) {
+  if (shape.epilogue == kSwiGlu) return {Out::kBF16};
+  return {Out::kBF16, Out::kF32, Out::kPartials};
+}
+
 /// A matrix on both sides, activations for kMaxRows rows, and room for their outputs.
 class Problem {
  public:
@@ -105,7 +138,8 @@ class Problem {
         x_(random_bf16(elements(kMaxRows), 1.5f, 2)),
         packed_(linear_packed_bytes_cuda(shape.num_outputs, shape.num_inputs)),
         device_x_(x_),
-        out_(static_cast<size_t>(kMaxRows) * shape.num_outputs * 4 * shape.num_splits) {
+        out_(static_cast<size_t>(kMaxRows) * shape.num_outputs * 4 *
+             linear_num_leaves(shape.num_splits)) {
     const DeviceBuffer rows(weights_);
     CHECK_CUDA(
         linear_pack_cuda(weight(), rows.data(), 0, shape.num_outputs, packed_.data(), nullptr));
@@ -133,6 +167,7 @@ class Problem {
   }
 
   /// Rows [first_row, first_row + num_rows) of x(): the output's bytes, and nothing behind them.
+  /// Partials are those of the splits, added up where the kernel leaves those of the leaves.
   std::vector<uint8_t> run(int first_row, int num_rows, Out out, By by = By::kDispatch,
                            const cuda::StreamPlan& plan = {}) {
     return run(params(num_rows, out, device_x_.as<uint16_t>() + elements(first_row)), out, by,
@@ -141,6 +176,10 @@ class Problem {
   std::vector<uint8_t> run(const LinearParams& params, Out out, By by,
                            const cuda::StreamPlan& plan = {}) {
     poison(params.num_rows, out);
+    const bool by_leaves =
+        by == By::kWgmma ||
+        (by == By::kDispatch &&
+         linear_num_partials_cuda(params.weight, params.num_rows) != shape_.num_splits);
     switch (by) {
       case By::kDispatch:
         CHECK_CUDA(linear_cuda(params, nullptr));
@@ -152,14 +191,14 @@ class Problem {
         CHECK_CUDA(cuda::linear_wgmma(params, nullptr));
         break;
     }
-    return output(params.num_rows, out);
+    return output(params.num_rows, out, by_leaves);
   }
   /// Before launches that `output` reads the result of.
   void poison(int num_rows, Out out) {
-    CHECK_CUDA(cudaMemset(out_.data(), 0xff, output_bytes(num_rows, out) + kGuard));
+    CHECK_CUDA(cudaMemset(out_.data(), 0xff, output_bytes(num_rows, out, true) + kGuard));
   }
-  std::vector<uint8_t> output(int num_rows, Out out) const {
-    const size_t bytes = output_bytes(num_rows, out);
+  std::vector<uint8_t> output(int num_rows, Out out, bool by_leaves = false) const {
+    const size_t bytes = output_bytes(num_rows, out, by_leaves);
     CHECK_CUDA(cudaDeviceSynchronize());
     std::vector<uint8_t> result(bytes + kGuard);
     CHECK_CUDA(cudaMemcpy(result.data(), out_.data(), result.size(), cudaMemcpyDeviceToHost));
@@ -167,7 +206,10 @@ class Problem {
       if (result[i] != 0xff) fail("written behind the last row", num_rows);
     }
     result.resize(bytes);
-    return result;
+    if (out != Out::kPartials || !by_leaves) return result;
+    return sum_tree(result, linear_num_leaves(shape_.num_splits),
+                    static_cast<size_t>(num_rows) * static_cast<size_t>(num_columns()),
+                    shape_.num_splits);
   }
   const void* device_x() const { return device_x_.data(); }
 
@@ -211,9 +253,10 @@ class Problem {
  private:
   static constexpr size_t kGuard = 256;
 
-  size_t output_bytes(int num_rows, Out out) const {
+  size_t output_bytes(int num_rows, Out out, bool by_leaves) const {
+    const int num_sums = by_leaves ? linear_num_leaves(shape_.num_splits) : shape_.num_splits;
     return row_bytes(out) * static_cast<size_t>(num_rows) *
-           static_cast<size_t>(out == Out::kPartials ? shape_.num_splits : 1);
+           static_cast<size_t>(out == Out::kPartials ? num_sums : 1);
   }
   size_t elements(int rows) const {
     return static_cast<size_t>(rows) * static_cast<size_t>(shape_.num_inputs);
@@ -239,38 +282,6 @@ inline Problem& problem_named(const std::string& name) {
     if (name == shape.name) return problem_of(shape);
   }
   throw check_test::Failure("no shape " + name);
-}
-
-/// Adds `count` vectors of `size` floats, one after the other in `values`, as a balanced binary
-/// tree and returns the bytes of the sum.
-inline std::vector<uint8_t> sum_tree(const std::vector<uint8_t>& values, int count, size_t size) {
-  std::vector<float> sums(static_cast<size_t>(count) * size);
-  std::memcpy(sums.data(), values.data(), sums.size() * 4);
-  for (; count > 1; count /= 2) {
-    for (size_t i = 0; i < static_cast<size_t>(count) / 2 * size; ++i) {
-      const size_t pair = i / size * 2 * size + i % size;
-      sums[i] = sums[pair] + sums[pair + size];
-    }
-  }
-  std::vector<uint8_t> bytes(size * 4);
-  std::memcpy(bytes.data(), sums.data(), bytes.size());
-  return bytes;
-}
-
-inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
-  if (out == Out::kBF16) {
-    uint16_t bits;
-    std::memcpy(&bits, &bytes[2 * index], 2);
-    return from_bf16(bits);
-  }
-  float value;
-  std::memcpy(&value, &bytes[4 * index], 4);
-  return value;
-}
-
-inline std::vector<Out> outs(const Shape& shape) {
-  if (shape.epilogue == kSwiGlu) return {Out::kBF16};
-  return {Out::kBF16, Out::kF32, Out::kPartials};
 }
 
 }  // namespace openspec::testing

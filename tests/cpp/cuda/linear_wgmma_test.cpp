@@ -61,18 +61,18 @@ class Matrix {
   std::vector<uint16_t> host_;
 };
 
-size_t out_bytes(const Matrix& matrix, int num_rows, Out out) {
+size_t out_bytes(const Matrix& matrix, int num_rows, Out out, int num_partials) {
   const size_t count = static_cast<size_t>(num_rows) * matrix.num_columns();
-  if (out == Out::kPartials) return count * matrix.shape().num_splits * 4;
+  if (out == Out::kPartials) return count * num_partials * 4;
   return count * (out == Out::kF32 ? 4 : 2);
 }
 
-/// Runs `launch(params)` and returns the bytes that it wrote. Device memory is poisoned before, and
-/// a guard behind the output checked.
+/// Runs `launch(params)` and returns the bytes that it wrote, of partials the splits' sums. Device
+/// memory is poisoned before, and a guard behind the output checked.
 template <typename Launch>
 std::vector<uint8_t> run(const Matrix& matrix, const void* x, int num_rows, Out out,
-                         const Launch& launch) {
-  DeviceBuffer buffer(out_bytes(matrix, num_rows, out));
+                         int num_partials, const Launch& launch) {
+  DeviceBuffer buffer(out_bytes(matrix, num_rows, out, num_partials));
   LinearParams params;
   params.weight = matrix.weight();
   params.x = x;
@@ -84,20 +84,23 @@ std::vector<uint8_t> run(const Matrix& matrix, const void* x, int num_rows, Out 
   CHECK_CUDA(launch(params));
   std::vector<uint8_t> bytes = buffer.download<uint8_t>();
   CHECK(buffer.guard_is_whole());
-  return bytes;
+  if (out != Out::kPartials) return bytes;
+  return sum_tree(bytes, num_partials, static_cast<size_t>(num_rows) * matrix.num_columns(),
+                  matrix.shape().num_splits);
 }
 
 std::vector<uint8_t> run_stream(const Matrix& matrix, const void* x, int num_rows, Out out) {
-  return run(matrix, x, num_rows, out,
+  return run(matrix, x, num_rows, out, matrix.shape().num_splits,
              [](const LinearParams& params) { return cuda::linear_stream(params, nullptr); });
 }
 std::vector<uint8_t> run_wgmma(const Matrix& matrix, const void* x, int num_rows, Out out) {
-  return run(matrix, x, num_rows, out,
+  return run(matrix, x, num_rows, out, linear_num_leaves(matrix.shape().num_splits),
              [](const LinearParams& params) { return cuda::linear_wgmma(params, nullptr); });
 }
 std::vector<uint8_t> run_wgmma(const Matrix& matrix, const void* x, int num_rows, Out out,
                                const cuda::WgmmaPlan& plan) {
-  return run(matrix, x, num_rows, out, [&](const LinearParams& params) {
+  const int num_partials = linear_num_leaves(matrix.shape().num_splits);
+  return run(matrix, x, num_rows, out, num_partials, [&](const LinearParams& params) {
     return cuda::linear_wgmma_as(plan, params, nullptr);
   });
 }
