@@ -33,6 +33,9 @@ def step_times(program: str, methods: list[str], into: Figures) -> None:
         for requests in (1, 4, 16, 64):
             value = report[method][f"c{requests}"]["step_ms"]
             into.setdefault(f"{method} step_ms at {requests} requests", []).append(value)
+        for tokens in (2048, 8192):
+            value = report[method][f"prompt{tokens}_first_token_ms"]
+            into.setdefault(f"{method} prompt of {tokens} tokens", []).append(value)
 
 
 def main() -> None:
