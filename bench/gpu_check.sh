@@ -35,7 +35,7 @@ build() {
   say "build for $ARCHS"
   "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps --no-index --upgrade \
     --target "$SITE" -C build-dir="$BUILD" -C cmake.define.OPENSPEC_CUDA=ON \
-    -C cmake.define.OPENSPEC_WERROR=ON -C cmake.define.OPENSPEC_TESTS=ON \
+    -C cmake.define.OPENSPEC_WERROR=OFF -C cmake.define.OPENSPEC_TESTS=ON \
     "-Ccmake.define.OPENSPEC_CUDA_ARCHS=$ARCHS" .
   cmake --build "$BUILD" --target cuda_tests bench_cuda
 }
