@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.draft_model import DraftModel
+from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import Checkup, OptionValue

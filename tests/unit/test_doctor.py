@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openspec.checkpoint.draft_model import DraftModel
+from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant

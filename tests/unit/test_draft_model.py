@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
-from openspec.checkpoint.weights import load_weights
+from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError

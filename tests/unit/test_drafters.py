@@ -22,7 +22,7 @@ from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from openspec.checkpoint.config import ModelConfig
-    from openspec.checkpoint.draft_model import DraftModel
+    from openspec.checkpoint.weights import DraftModel
 
 MODEL: ModelConfig = None  # type: ignore[assignment] # no built-in drafter looks at it
 

@@ -12,7 +12,7 @@ import pytest
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import LayerIds, captured_layers
-from openspec.checkpoint.draft_model import DraftModel
+from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.drafters import get_drafter
 from openspec.drafters.eagle3 import default_layers

@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,17 +30,28 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "drafts": ("choose", "linear", "steps"),
 }
 
-# Groups of one tier do not know each other.
-PYTHON_TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {"values": ("errors", "settings", "_C", "messages")},
-    {"checkpoint": ("checkpoint",), "ops": ("ops",)},
-    {"drafters": ("drafters",)},
-    {"config": ("config",)},  # checks a method's options against the drafter's declaration
-    {"text": ("text",)},
-    {"engine": ("engine", "llm", "")},
-    {"serve": ("serve",), "bench": ("bench",)},
-    {"tools": ("tools", "demo", "doctor", "convert_drafter")},
-)
+# The rooms of the package, lowest first, and what each may import, for types as well. A room is a
+# folder or a module at the root.
+PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "settings": ("errors",),
+    "messages": ("errors",),
+    "_C": ("messages",),
+    "ops": ("_C",),
+    "checkpoint": ("_C", "errors"),
+    "drafters": ("_C", "errors", "settings", "checkpoint"),
+    "config": ("errors", "settings", "checkpoint", "drafters"),
+    "text": ("errors", "messages", "checkpoint"),
+    "engine": ("_C", "errors", "settings", "messages", "checkpoint", "drafters", "config"),
+    "llm": ("_C", "errors", "settings", "messages", "checkpoint", "config", "text", "engine"),
+    "serve": ("errors", "settings", "messages", "checkpoint", "config", "text", "engine"),
+    "bench": ("errors", "settings", "messages", "drafters", "config"),
+    "tools": ("errors", "settings", "messages", "checkpoint", "drafters", "config", "llm", "bench"),
+    "demo": ("bench", "tools"),
+    "doctor": ("tools",),
+    "convert_drafter": ("tools",),
+}
+MAX_ROOT_MODULES = 10
 
 
 def cpp_files(*layers: str) -> list[Path]:
@@ -127,62 +137,76 @@ def test_nobody_includes_torch_extension() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def group_of(module: str) -> tuple[int, str]:
-    """(tier, group) of a top-level module of the package; "" is the package itself."""
-    for tier, groups in enumerate(PYTHON_TIERS):
-        for group, patterns in groups.items():
-            if any(fnmatch(module, pattern) for pattern in patterns):
-                return tier, group
-    raise AssertionError(f"no tier has openspec.{module}")
+def module_paths() -> dict[str, Path]:
+    """Files by dotted name; that of a package is its `__init__.py`."""
+    return {
+        ".".join(("openspec", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in python_files()
+    }
 
 
-def top_module(dotted: str) -> str:
-    """ "scheduler" of "openspec.engine.core"; "" of the package or a name defined in it."""
-    first = dotted.removeprefix("openspec").removeprefix(".").split(".")[0]
-    exists = (PACKAGE / first).is_dir() or any(PACKAGE.glob(f"{first}.py*"))
-    return first if first and exists else ""
+MODULES = module_paths()
 
 
-def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those below `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from running_nodes(child)
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    """Top-level modules of the package that a file imports when it runs."""
-    package = ["openspec", *path.relative_to(PACKAGE).parent.parts]
-    for node in running_nodes(ast.parse(path.read_text(), str(path))):
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports, also below `if TYPE_CHECKING:`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            prefix = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{prefix}.{alias.name}" for alias in node.names]
+            assert not node.level, f"{relative(path)} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
-            if name.split(".")[0] == "openspec":
-                yield top_module(name)
+            while name and name not in MODULES:  # what a module defines belongs to it
+                name = name.rpartition(".")[0]
+            if name:
+                found.add(name)
+    return found
 
 
-def test_python_imports_point_one_way() -> None:
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_python_rooms_use_what_they_name() -> None:
+    rooms = {room_of(module) for module in MODULES if module != "openspec"}
+    assert rooms == set(PYTHON_ROOMS), "PYTHON_ROOMS places a new module or folder"
     wrong = []
-    for path in python_files():
-        own = path.relative_to(PACKAGE).parts[0].removesuffix(".pyi").removesuffix(".py")
-        if own == "__init__":
-            continue  # the package's face shows names of every layer
-        tier, group = group_of(own)
-        for module in imported_modules(path):
-            other_tier, other_group = group_of(module)
-            if other_tier > tier or (other_tier == tier and other_group != group):
-                wrong.append(
-                    f"{relative(path)} ({group}) imports openspec.{module} ({other_group})"
-                )
-    assert not wrong, "\n".join(wrong) + "\n(PYTHON_TIERS places a new module)"
+    for place, (room, others) in enumerate(PYTHON_ROOMS.items()):
+        assert set(others) <= set(list(PYTHON_ROOMS)[:place]), room
+    for name, path in MODULES.items():
+        if name == "openspec":
+            continue  # the package's face shows names of every room
+        for module in imported_modules(path) - {"openspec"}:  # for its version
+            room, other = room_of(name), room_of(module)
+            if other != room and other not in PYTHON_ROOMS[room]:
+                wrong.append(f"{relative(path)} imports {module}, which {room} may not use")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_python_imports_have_no_circle() -> None:
+    """`openspec` is left out: others take its version, and its names load on first use."""
+    imports = {
+        name: imported_modules(path) - {"openspec", name}
+        for name, path in MODULES.items()
+        if name != "openspec"
+    }
+    while True:
+        free = {name for name, others in imports.items() if not others}
+        if not free:
+            break
+        imports = {name: others - free for name, others in imports.items() if name not in free}
+    assert not imports, f"these import each other, or those that do: {sorted(imports)}"
+
+
+def test_few_modules_at_the_root() -> None:
+    modules = [path.name for path in PACKAGE.glob("*.py")]
+    assert len(modules) <= MAX_ROOT_MODULES, sorted(modules)
 
 
 # ---- A method's name appears only in its own files ----------------------------------------------
@@ -294,17 +318,6 @@ def test_nothing_runs_data(path: Path) -> None:
         ):
             wrong.append(f"{node.value.id}.{node.attr}")
     assert not wrong, f"{relative(path)} uses {', '.join(wrong)}"
-
-
-def test_only_people_run_the_converter() -> None:
-    importing = [
-        relative(path)
-        for path in python_files()
-        if "tools" in imported_modules(path)
-        and path.parent != PACKAGE
-        and "tools" not in path.parts
-    ]
-    assert not importing
 
 
 def test_no_paths_of_somebodys_machine() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,23 +26,6 @@ if TYPE_CHECKING:
 
 KIND = "draft model"
 PICKLED_WEIGHTS = "pytorch_model.bin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModel:
-    """A draft checkpoint that fits the target, as the method describes it to the engine."""
-
-    folder: Path
-    description: str
-    """One line for the log: format, size, what it reads of the target."""
-    options: Mapping[str, int | float | bool | str]
-    """Its geometry, for the compiled drafter, beside the method's options and over them."""
-    tensor_names: Mapping[str, str]
-    """Tensor in the files -> the name under which the runner expects it. All have to be there."""
-    ignored_tensors: Mapping[str, str]
-    """Tensors in the files that are not loaded -> why."""
-    details: tuple[str, ...] = ()
-    """More lines, for whoever looks closer."""
 
 
 class DraftCheckpoint:

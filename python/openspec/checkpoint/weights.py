@@ -25,7 +25,6 @@ from openspec.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     import torch
 
-    from openspec.checkpoint.draft_model import DraftModel
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +126,23 @@ class _Part:
     remedy: str
     """For a tensor of another type."""
     load: Callable[[str, memoryview, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """A draft checkpoint that fits the target, as the method describes it to the engine."""
+
+    folder: Path
+    description: str
+    """One line for the log: format, size, what it reads of the target."""
+    options: Mapping[str, int | float | bool | str]
+    """Its geometry, for the compiled drafter, beside the method's options and over them."""
+    tensor_names: Mapping[str, str]
+    """Tensor in the files -> the name under which the runner expects it. All have to be there."""
+    ignored_tensors: Mapping[str, str]
+    """Tensors in the files that are not loaded -> why."""
+    details: tuple[str, ...] = ()
+    """More lines, for whoever looks closer."""
 
 
 def load_weights(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openspec.checkpoint.draft_model import (
-    DraftModel,
-    opened_draft_checkpoint,
-    read_draft_keys,
-)
+from openspec.checkpoint.draft_model import opened_draft_checkpoint, read_draft_keys
+from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.dflash_formats import (
     AUTO,
     CAUSAL,

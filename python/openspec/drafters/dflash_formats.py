@@ -33,11 +33,9 @@ from openspec.checkpoint.draft_head import (
     speculators_layer,
     whose,
 )
-from openspec.checkpoint.draft_model import (
-    DraftCheckpoint,
-    DraftModel,
-)
+from openspec.checkpoint.draft_model import DraftCheckpoint
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.spec import (
     Options,
     OptionValue,

@@ -31,8 +31,9 @@ from openspec.checkpoint.draft_head import (
     speculators_layer,
     whose,
 )
-from openspec.checkpoint.draft_model import DraftCheckpoint, DraftModel, opened_draft_checkpoint
+from openspec.checkpoint.draft_model import DraftCheckpoint, opened_draft_checkpoint
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.spec import (
     CAPTURE_LAYERS_OPTION,
     DRAFT_NOISE_OPTION,

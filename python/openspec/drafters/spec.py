@@ -14,7 +14,7 @@ from openspec.settings import nearest
 if TYPE_CHECKING:
     from openspec import _C
     from openspec.checkpoint.config import ModelConfig
-    from openspec.checkpoint.draft_model import DraftModel
+    from openspec.checkpoint.weights import DraftModel
 
 OptionValue: TypeAlias = int | float | bool | str
 Options: TypeAlias = Mapping[str, OptionValue]

@@ -14,8 +14,7 @@ except ImportError as error:
         "with: pip install torch, then pip install openspec again"
     ) from error
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.draft_model import DraftModel
-from openspec.checkpoint.weights import load_weights
+from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter, plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue

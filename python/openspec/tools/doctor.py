@@ -17,8 +17,8 @@ from enum import IntEnum
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.draft_model import DraftModel, opened_draft_checkpoint
-from openspec.checkpoint.weights import LOADABLE_DTYPES, is_finite, shown_name
+from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import DrafterSpec, Variant
