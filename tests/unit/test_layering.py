@@ -320,6 +320,26 @@ def test_nothing_runs_data(path: Path) -> None:
     assert not wrong, f"{relative(path)} uses {', '.join(wrong)}"
 
 
+SOURCE_SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
+MAX_README_LINES = 40
+
+
+def source_folders() -> list[Path]:
+    return sorted(
+        folder
+        for top in (CSRC, PACKAGE, ROOT / "tests")
+        for folder in (top, *top.rglob("*/"))
+        if folder.is_dir() and any(path.suffix in SOURCE_SUFFIXES for path in folder.iterdir())
+    )
+
+
+@pytest.mark.parametrize("folder", source_folders(), ids=relative)
+def test_folder_says_what_it_is(folder: Path) -> None:
+    readme = folder / "README.md"
+    assert readme.is_file(), f"{relative(readme)}: what is here, what it may use, where to start"
+    assert len(readme.read_text().splitlines()) <= MAX_README_LINES, relative(readme)
+
+
 def test_no_paths_of_somebodys_machine() -> None:
     git = subprocess.run(
         ["git", "grep", "-nIE", r"(^|[^A-Za-z0-9_./$-])/(root|work|home/[a-z]+|Users/[A-Za-z]+)/"],
