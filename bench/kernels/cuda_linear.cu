@@ -169,7 +169,7 @@ class Bench {
     for (Matrix& matrix : matrices_) {
       matrix.weights = at;
       at += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
-      matrix.out = allocate(static_cast<size_t>(linear_num_leaves(matrix.num_splits())) * kMaxRows *
+      matrix.out = allocate(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
                             static_cast<size_t>(matrix.num_outputs) * sizeof(float));
     }
     draft_matrices_ = {{"fc_7680", 2560, 7680, kNone, true, DType::kBF16, kNumLayers},
@@ -419,9 +419,8 @@ std::vector<cuda::WgmmaPlan> wgmma_plans(const Matrix& matrix, int num_rows) {
       const int covered = tile_rows * cluster;
       if ((cluster == 2 && tile_rows < 96) || covered >= 2 * num_rows) continue;
       if (covered < num_rows && covered < 128) continue;
-      const int num_parts =
-          num_rows <= kMaxPartialRows ? linear_num_leaves(matrix.num_splits()) : 1;
-      const int max_runs = num_sms() / cluster / num_parts;
+      const int num_splits = num_rows <= kMaxPartialRows ? matrix.num_splits() : 1;
+      const int max_runs = num_sms() / cluster / num_splits;
       for (int units = 1; units <= 12; ++units) {
         // Runs: bands of tiles, all multiprocessors, one tile each, two tiles each.
         for (int runs : {0, max_runs, (num_units + units - 1) / units,

@@ -117,13 +117,12 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
       take(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(g.head_dim) * sizeof(float));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
-    int num_partials = 1;  // at most
+    int num_splits = 1;
     for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
-      num_partials =
-          std::max(num_partials, linear_num_leaves(linear_num_splits_cuda(g.hidden_size, inputs)));
+      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
     }
     at.linear = take(kLinearWorkspaceBytesCuda);
-    at.partials = take(static_cast<size_t>(num_partials) *
+    at.partials = take(static_cast<size_t>(num_splits) *
                        static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
                        static_cast<size_t>(g.hidden_size) * sizeof(float));
     at.attention = take(span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
@@ -164,11 +163,7 @@ Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight,
   void* out = buffer_.at(at_.delta);
   auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
   linear(exec, weight, x, out, num_rows, dtype_, partials);
-#ifdef OPENSPEC_CUDA
-  if (is_apart) {
-    return {.partials = partials, .num_partials = linear_num_partials_cuda(weight, num_rows)};
-  }
-#endif
+  if (is_apart) return {.partials = partials, .num_partials = weight.num_splits};
   return {.rows = out};
 }
 

@@ -86,7 +86,11 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
                        ": a matrix of ", linear.num_outputs, " x ", inputs,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
+#ifdef OPENSPEC_CUDA
     if (may_split) linear.num_splits = linear_num_splits_cuda(linear.num_outputs, inputs);
+#else
+    (void)may_split;
+#endif
   } else {
     linear.layout = linear_layout_cpu(inputs);
   }

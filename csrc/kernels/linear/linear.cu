@@ -68,14 +68,13 @@ Variant fixed_variant(int num_steps, bool is_wide) {
 Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   switch (num_tiles) {
     case 1:
-      return fixed_variant<1, 4, 6, 8, 10, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps,
-                                                                                   is_wide);
+      return fixed_variant<1, 4, 6, 8, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps, is_wide);
     case 2:
-      return fixed_variant<2, 4, 6, 8, 10, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+      return fixed_variant<2, 4, 6, 8, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
     case 3:
-      return fixed_variant<3, 4, 6, 8, 10, 15, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<3, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
     case 4:
-      return fixed_variant<4, 4, 6, 8, 10, 15, 16, 19, 20>(num_steps, is_wide);
+      return fixed_variant<4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
   }
   return {};
 }
@@ -114,26 +113,24 @@ int shared_limit() {
 }
 
 /// The kernel with activations in registers, if it does this.
-Variant fixed_variant(const PackedLinear& weight, int num_rows, bool is_apart) {
+Variant fixed_variant(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
   const int num_steps = weight.num_inputs / kLinearStep;
   const int num_chains = weight.num_splits * kLinearChains;
-  if ((!is_apart && weight.num_splits > 1) || num_steps % num_chains != 0) return {};
-  const bool is_wide =
-      is_apart && device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
-  const Variant found = fixed_variant(ceil_div(num_rows, 8), num_steps / num_chains, is_wide);
+  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
+  if (!has_one_split || num_steps % num_chains != 0) return {};
+  const bool is_wide = params.partials != nullptr &&
+                       device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
+  const Variant found =
+      fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains, is_wide);
   return found.shared_bytes <= shared_limit() ? found : Variant{};
 }
 
-bool uses_wgmma(const PackedLinear& weight, int num_rows, bool is_apart) {
-  // Rows up to which nothing is faster than streaming with the activations in registers. For a
-  // tile more there are registers too, but then no other block fits beside these.
-  constexpr int kStreamRows = 24;
-  const bool streams =
-      num_rows <= kStreamRows && fixed_variant(weight, num_rows, is_apart).kernel != nullptr;
-  return !streams && linear_wgmma_takes(weight, num_rows);
-}
-
 }  // namespace
+
+bool linear_stream_has_registers(const LinearParams& params) {
+  return fixed_variant(params).kernel != nullptr;
+}
 
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
   constexpr int kMaxTiles = 4;
@@ -145,7 +142,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
   StreamGeometry geometry = {};
-  Variant variant = fixed_variant(weight, params.num_rows, is_apart);
+  Variant variant = fixed_variant(params);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
     const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
@@ -201,24 +198,39 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
 }  // namespace cuda
 
-int linear_num_partials_cuda(const PackedLinear& weight, int num_rows) {
-  return cuda::uses_wgmma(weight, num_rows, true) ? linear_num_leaves(weight.num_splits)
-                                                  : weight.num_splits;
+int linear_num_splits_cuda(int num_outputs, int num_inputs) {
+  constexpr int kItems = 600;                    // units times splits that fill the device evenly
+  constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
+  constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
+  const int num_units = num_outputs / kLinearUnit;
+  const int num_steps = num_inputs / cuda::kLinearStep;
+  if (num_inputs < 2048 || num_units >= kItems) return 1;
+  int num_splits = 1;
+  while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
+         (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
+    num_splits *= 2;
+  }
+  return num_splits;
 }
 
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
-      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % kLinearStep != 0 ||
-      (weight.num_splits != 1 && weight.num_splits != 4 && weight.num_splits != 8) ||
+      weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
+      weight.num_splits < 1 ||
       (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
-  return cuda::uses_wgmma(weight, params.num_rows, params.partials != nullptr)
-             ? cuda::linear_wgmma(params, stream)
-             : cuda::linear_stream(params, stream);
+  // Rows up to which nothing is faster than streaming with the activations in registers. For a
+  // tile more there are registers too, but then no other block fits beside these.
+  constexpr int kStreamRows = 24;
+  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
+  if (!streams && cuda::linear_wgmma_takes(weight, params.num_rows)) {
+    return cuda::linear_wgmma(params, stream);
+  }
+  return cuda::linear_stream(params, stream);
 }
 
 }  // namespace openspec

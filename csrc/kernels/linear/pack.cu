@@ -44,7 +44,7 @@ size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs) {
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream) {
   if (shape.layout != LinearLayout::kTiles || shape.num_outputs % kLinearUnit != 0 ||
-      shape.num_inputs % kLinearStep != 0) {
+      shape.num_inputs % cuda::kLinearStep != 0) {
     return cudaErrorInvalidValue;
   }
   if (num_rows == 0) return cudaSuccess;

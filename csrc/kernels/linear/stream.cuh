@@ -54,9 +54,10 @@ __host__ __device__ constexpr int barrier_bytes(int num_slots) {
 
 __device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
   const int num_steps = weight.num_inputs / kLinearStep;
-  const int at = split * kLinearChains + chain;
-  const int first_step = chain_begin(num_steps, weight.num_splits, at);
-  return {first_step, chain_begin(num_steps, weight.num_splits, at + 1) - first_step};
+  const int begin = split_begin(num_steps, weight.num_splits, split);
+  const int end = split_begin(num_steps, weight.num_splits, split + 1);
+  const int first_step = chain_begin(begin, end, chain);
+  return {first_step, chain_begin(begin, end, chain + 1) - first_step};
 }
 
 /// What a block works on, in this order: the splits of a unit, then the next unit.
@@ -129,20 +130,6 @@ __device__ __forceinline__ void write_output(bool is_swiglu, bool is_f32, void* 
   }
 }
 
-/// Adds up 4 or 8 splits in order as a balanced tree, `sum` being that of split `split`: returns
-/// the sum of the largest subtree that ends with it. `waiting`: left subtrees, by level.
-__device__ __forceinline__ float add_split(float (&waiting)[3], int split, float sum) {
-  bool is_right = true;  // on all levels below
-#pragma unroll
-  for (int level = 0; level < 3; ++level) {
-    const bool has_left = is_right && (split >> level & 1) != 0;
-    if (is_right && !has_left) waiting[level] = sum;
-    if (has_left) sum = waiting[level] + sum;
-    is_right = has_left;
-  }
-  return sum;
-}
-
 /// The outputs as bytes: where they are, how large a row and an element are.
 struct OutputLayout {
   bool is_swiglu, is_f32;
@@ -211,7 +198,7 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
 
   constexpr int kElements = Sums::kRows * kLinearUnit;
   constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
-  float waiting[kPasses][3];
+  float totals[kPasses];
   int buffer = 0;
   for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
     for (int split = items.first_split; split < items.last_split; ++split) {
@@ -258,18 +245,17 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
         float sum = 0.0f;
         if (is_row) {
           const float* from = sums + buffer * Sums::kBufferFloats + row * Sums::kPitch + output;
-          float chains[kLinearChains];
+          sum = from[0];
 #pragma unroll
-          for (int c = 0; c < kLinearChains; ++c) chains[c] = from[c * Sums::kChainFloats];
-          sum = add_chains(chains, linear_split_leaves(weight.num_splits) == 2);
+          for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
         }
-        sum = add_split(waiting[pass], split - items.first_split, sum);
+        totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
         if (split + 1 == items.last_split) {
           const int64_t first_row =
               is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
           const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
           write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
-                       is_row && layout.has(output), sum);
+                       is_row && layout.has(output), totals[pass]);
         }
       }
       if constexpr (Sums::kBuffers == 1) {

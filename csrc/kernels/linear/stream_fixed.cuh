@@ -225,12 +225,11 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
     for (int pass = 0; pass < kPasses; ++pass) {
       if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
       const uint32_t from = from_sums + buffer + pass * kPassRows * Sums::kPitch * 4;
-      float chains[kLinearChains];
+      float sum = load_shared(from);
 #pragma unroll
-      for (int c = 0; c < kLinearChains; ++c) {
-        chains[c] = load_shared(from + c * Sums::kChainFloats * 4);
+      for (int c = 1; c < kLinearChains; ++c) {
+        sum += load_shared(from + c * Sums::kChainFloats * 4);
       }
-      const float sum = add_chains(chains, linear_split_leaves(weight.num_splits) == 2);
       const bool is_written = row + pass * kPassRows < params.num_rows && layout.has(output);
       const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
       write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written, sum);

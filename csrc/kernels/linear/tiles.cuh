@@ -19,6 +19,7 @@ namespace openspec::cuda {
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+inline constexpr int kLinearStep = 16;  // inputs of a step: the k of one matrix instruction
 inline constexpr int kLinearStepElements = kLinearUnit * kLinearStep;  // of a unit, contiguous
 inline constexpr int kLinearStepBytes = 2 * kLinearStepElements;
 inline constexpr int kLinearGateRows = kLinearUnit / 2;  // of a SwiGLU unit; then as many up rows
@@ -28,13 +29,10 @@ OPENSPEC_HOST_DEVICE constexpr int split_begin(int num_steps, int num_splits, in
   return num_steps * split / num_splits;
 }
 
-/// First step of chain `chain`, kLinearChains to a split; the one after the last begins at
-/// num_steps. A chain may be empty: its sum is zero.
-OPENSPEC_HOST_DEVICE constexpr int chain_begin(int num_steps, int num_splits, int chain) {
-  const int at = chain * linear_split_leaves(num_splits);  // in eighths of a leaf
-  const int begin = linear_leaf_begin(num_steps, num_splits, at / kLinearChains);
-  const int end = linear_leaf_begin(num_steps, num_splits, at / kLinearChains + 1);
-  return begin + (end - begin) * (at % kLinearChains) / kLinearChains;
+/// First step of chain `chain` of the split that covers steps [begin, end); chain kLinearChains is
+/// the end of the last. A chain may be empty: its sum is zero.
+OPENSPEC_HOST_DEVICE constexpr int chain_begin(int begin, int end, int chain) {
+  return begin + (end - begin) * chain / kLinearChains;
 }
 
 /// Where output `output` of the (fused) matrix lies: unit * kLinearUnit + row of the unit.
@@ -62,19 +60,6 @@ OPENSPEC_HOST_DEVICE constexpr int64_t partial_index(int num_rows, int num_outpu
 }
 
 #ifdef __CUDACC__
-/// A split's sum from those of its chains.
-__device__ __forceinline__ float add_chains(const float (&chains)[kLinearChains],
-                                            bool has_two_leaves) {
-  constexpr int kHalf = kLinearChains / 2;
-  float left = chains[0];
-#pragma unroll
-  for (int c = 1; c < kHalf; ++c) left += chains[c];
-  float sum = has_two_leaves ? chains[kHalf] : left + chains[kHalf];
-#pragma unroll
-  for (int c = kHalf + 1; c < kLinearChains; ++c) sum += chains[c];
-  return has_two_leaves ? left + sum : sum;
-}
-
 /// silu(gate) * up, with every intermediate that the reference stores rounded to bf16. The
 /// intrinsics keep the compiler from contracting multiplications and additions differently in two
 /// kernels.
@@ -98,6 +83,10 @@ struct StreamPlan {
 /// newer. Made for up to 24 rows, without wgmma 32; beyond, it is there for what linear_wgmma does
 /// not take.
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan = {});
+
+/// Whether linear_stream keeps these activations in registers, as for up to 32 rows with most of
+/// the Qwen3 models' matrices. Up to 24 nothing is faster.
+bool linear_stream_has_registers(const LinearParams& params);
 
 /// linear_cuda by wgmma: the shapes and numbers of rows that linear_wgmma_takes. The same bits.
 int linear_wgmma(const LinearParams& params, void* stream);

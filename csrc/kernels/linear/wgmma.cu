@@ -59,25 +59,10 @@ bool writes_f32(const LinearParams& params) {
   return params.partials != nullptr || params.out_dtype == DType::kF32;
 }
 
-bool adds_splits(const LinearParams& params) {
-  return params.weight.num_splits > 1 && params.partials == nullptr;
-}
-
 int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
-  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits(params),
-                                               writes_f32(params),
+  const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
+  return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, writes_f32(params),
                                                params.weight.epilogue == LinearEpilogue::kSwiGlu);
-}
-
-/// Sums of a product that are written apart.
-int num_parts(const LinearParams& params) {
-  return params.partials != nullptr ? linear_num_leaves(params.weight.num_splits) : 1;
-}
-
-/// Whether the tiles are such that the sums have room while they wait.
-bool has_room(const WgmmaPlan& plan, const LinearParams& params) {
-  return !adds_splits(params) ||
-         (plan.tile_rows == kAddingRows && num_groups(plan) <= kAddingGroups);
 }
 
 int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
@@ -88,13 +73,14 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
 /// Units of the last tile of a run.
 int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
 
-template <int kRows, int kCluster, bool kAddsSplits = false>
+template <int kRows, int kCluster>
 int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  constexpr auto kernel = wgmma_kernel<kRows, kCluster, kAddsSplits>();
+  constexpr auto kernel = wgmma_kernel<kRows, kCluster>();
   static const int prepared = prepare_shared(kernel, kSharedKib * 1024);
   if (prepared != cudaSuccess) return prepared;
   Job job = {};
-  job.out = params.partials != nullptr ? params.partials : params.out;
+  job.is_split = params.partials != nullptr;
+  job.out = job.is_split ? params.partials : params.out;
   job.num_rows = params.num_rows;
   job.num_units = params.weight.num_outputs / kLinearUnit;
   job.num_steps = params.weight.num_inputs / kLinearStep;
@@ -106,7 +92,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   // A stage is given back while the next one is read.
   if (job.num_stages < 2) return cudaErrorInvalidValue;
 
-  job.num_parts = num_parts(params);
+  const int num_splits = job.is_split ? job.num_splits : 1;
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
@@ -114,12 +100,12 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
     job.num_runs = std::min(plan.num_runs, job.num_units);
     job.last_units = last_units(ceil_div(job.num_units, job.num_runs), plan.tile_units);
     shorter_units = last_units(job.num_units / job.num_runs, plan.tile_units);
-    num_clusters = job.num_runs * job.num_row_tiles * job.num_parts;
+    num_clusters = job.num_runs * job.num_row_tiles * num_splits;
   } else {
     job.last_units = plan.tile_units;
     job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
     job.band = std::max(1, kBandRows / (kRows * kCluster));
-    job.num_tiles = job.num_unit_tiles * job.num_row_tiles * job.num_parts;
+    job.num_tiles = job.num_unit_tiles * job.num_row_tiles * num_splits;
     num_clusters = std::min(num_clusters, job.num_tiles);
   }
   WeightMaps weights;
@@ -133,7 +119,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
 
   cudaLaunchConfig_t config = {};
   config.gridDim = num_clusters * kCluster;
-  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows, kAddsSplits>::kCopying;
+  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
   config.dynamicSmemBytes = plan.shared_kib * 1024;
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
@@ -149,7 +135,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
 }
 
 bool has_wgmma() {
-  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1, false>());
+  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1>());
   return has;
 }
 
@@ -163,8 +149,9 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
   const int num_units = weight.num_outputs / kLinearUnit;
+  const int num_splits = params.partials != nullptr ? weight.num_splits : 1;
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
-  const double num_inputs = static_cast<double>(weight.num_inputs) / num_parts(params);
+  const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
   const double unit_bytes = 2.0 * num_inputs * kLinearUnit;
   const auto tile_ns = [&](int units) {
@@ -174,7 +161,7 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   };
 
   double block_ns = 0;
-  double num_tiles = static_cast<double>(num_row_tiles) * num_parts(params);  // of clusters
+  double num_tiles = static_cast<double>(num_row_tiles) * num_splits;  // of clusters
   if (plan.num_runs > 0) {
     const int run_units = ceil_div(num_units, plan.num_runs);
     const int last = last_units(run_units, plan.tile_units);
@@ -184,9 +171,8 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
     num_tiles *= ceil_div(num_units, plan.tile_units);
     block_ns = std::ceil(num_tiles / (num_sms() / plan.cluster)) * tile_ns(plan.tile_units);
   }
-  const double all_bytes =
-      num_tiles * plan.cluster * row_bytes +
-      static_cast<double>(num_row_tiles) * num_parts(params) * num_units * unit_bytes;
+  const double all_bytes = num_tiles * plan.cluster * row_bytes +
+                           static_cast<double>(num_row_tiles) * num_splits * num_units * unit_bytes;
   return std::max(block_ns, all_bytes / kAllBytesPerNs);
 }
 
@@ -206,17 +192,17 @@ int run_shared_kib(const WgmmaPlan& plan) {
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
 WgmmaPlan many_rows_plan(const LinearParams& params) {
   const int num_units = params.weight.num_outputs / kLinearUnit;
+  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
   WgmmaPlan best;
   double best_time = 0;
   for (const int tile_rows : {96, 128}) {
     for (const int cluster : {1, 2}) {
       const int num_row_tiles = ceil_div(params.num_rows, tile_rows * cluster);
-      const int num_runs =
-          std::min(num_units, num_sms() / cluster / (num_row_tiles * num_parts(params)));
+      const int num_runs = std::min(num_units, num_sms() / cluster / (num_row_tiles * num_splits));
       for (int tile_units = 1; tile_units <= kMaxUnits; ++tile_units) {
         for (const int runs : {0, num_runs}) {
           const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
-          if (!has_room(plan, params) || num_stages(plan, params) < kMinStages) continue;
+          if (num_stages(plan, params) < kMinStages) continue;
           const double time = estimate(plan, params);
           if (best.tile_rows == 0 || time < best_time) {
             best = plan;
@@ -234,7 +220,7 @@ WgmmaPlan many_rows_plan(const LinearParams& params) {
 WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   const RunForm* form = kRunForms;
   while (form != std::end(kRunForms) && form->tile_rows * form->cluster < params.num_rows) ++form;
-  if (form == std::end(kRunForms) || adds_splits(params)) return many_rows_plan(params);
+  if (form == std::end(kRunForms)) return many_rows_plan(params);
 
   // One run for every multiprocessor. With many rows it has at least what a warpgroup multiplies
   // anyway: otherwise reading the rows, which every block does, is what takes the time.
@@ -242,8 +228,9 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   plan.tile_rows = form->tile_rows;
   plan.cluster = form->cluster;
   const int num_units = params.weight.num_outputs / kLinearUnit;
+  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
-  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_parts(params), 1,
+  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
                              std::max(1, ceil_div(num_units, min_units)));
   const int run_units = ceil_div(num_units, plan.num_runs);
   const int num_tiles = ceil_div(run_units, kMaxUnits);
@@ -256,11 +243,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
 }
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  if (!has_room(plan, params)) return cudaErrorInvalidValue;
-  if (adds_splits(params)) {
-    if (plan.cluster == 1) return launch_tiles<kAddingRows, 1, true>(plan, params, stream);
-    if (plan.cluster == 2) return launch_tiles<kAddingRows, 2, true>(plan, params, stream);
-  } else if (plan.cluster == 2) {
+  if (plan.cluster == 2) {
     if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, stream);
     if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, stream);
   } else {

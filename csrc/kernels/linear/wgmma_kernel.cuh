@@ -22,6 +22,10 @@ namespace openspec::cuda {
 
 #ifdef OPENSPEC_HAS_WGMMA
 
+// Where registers move; every thread begins with 128.
+inline constexpr int kCopyingRegisters = 32;
+inline constexpr int kMultiplyingRegisters = 160;
+
 /// Calls copy(cursor, stage) for every stage that the block's tiles need, each once its place in
 /// the ring is free. Two threads of a block do this, so that neither holds up the other: one for
 /// the weights, one for the rows.
@@ -89,7 +93,7 @@ __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& jo
   });
 }
 
-/// A group's sums that wait in shared memory, each thread's by itself.
+/// The sums of a group's splits so far, in shared memory, each thread's by itself.
 template <int kCount>
 __device__ __forceinline__ void add_stored(float (&sums)[kCount], uint32_t at) {
 #pragma unroll
@@ -107,21 +111,18 @@ __device__ __forceinline__ void store(const float (&sums)[kCount], uint32_t at) 
   for (int i = 0; i < kCount; i += 4) wgmma::store_floats(at + i * (kGroupThreads * 4), &sums[i]);
 }
 
-/// A warpgroup's part. `shared`: its own buffer, for sums that wait and then for the output.
-template <int kRows, int kCluster, bool kAddsSplits>
+/// A warpgroup's part. `shared`: its own buffer, for split sums and then for the output.
+template <int kRows, int kCluster>
 __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring, int group,
                                                int rank, uint32_t shared) {
   const int thread = threadIdx.x % kGroupThreads;
-  const uint32_t waiting_sums = shared + thread * 16;
-  const int leaf_share = linear_split_leaves(job.num_splits);  // of a split's chains, 1 / it
+  const uint32_t stored_sums = shared + thread * 16;
   ChainReader<kRows, kCluster> reader(ring, group, thread % 32, job.tile_units * kUnitBytes);
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
-    const auto leaf_begin = [&](int leaf) {
-      return linear_leaf_begin(job.num_steps, job.num_splits, leaf);
-    };
     if (group * kGroupUnits >= tile.num_units) {
-      reader.skip(leaf_begin(tile.last_leaf) - leaf_begin(tile.first_leaf));
+      reader.skip(split_begin(job.num_steps, job.num_splits, tile.last_split) -
+                  split_begin(job.num_steps, job.num_splits, tile.first_split));
       continue;
     }
     float sums[kRows / 2];
@@ -129,43 +130,25 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     // and without a value here they would take registers from one tile to the next.
     float chain_sums[kRows / 2] = {};
     reader.begin_tile(tile.box_units);
-    const auto multiply_leaf = [&](float (&leaf_sums)[kRows / 2], int leaf) {
-      const int num_steps = leaf_begin(leaf + 1) - leaf_begin(leaf);
+    for (int split = tile.first_split; split < tile.last_split; ++split) {
+      const int begin = split_begin(job.num_steps, job.num_splits, split);
+      const int end = split_begin(job.num_steps, job.num_splits, split + 1);
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) leaf_sums[i] = 0.0f;
+      for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
 #pragma unroll 1
-      for (int eighth = 0; eighth < kLinearChains; eighth += leaf_share) {  // as chain_begin
-        reader.multiply(chain_sums, num_steps * (eighth + leaf_share) / kLinearChains -
-                                        num_steps * eighth / kLinearChains);
+      for (int chain = 0; chain < kLinearChains; ++chain) {
+        reader.multiply(chain_sums,
+                        chain_begin(begin, end, chain + 1) - chain_begin(begin, end, chain));
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) leaf_sums[i] = __fadd_rn(leaf_sums[i], chain_sums[i]);
+        for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], chain_sums[i]);
       }
-    };
-    if constexpr (kAddsSplits) {
-#pragma unroll 1
-      for (unsigned pair = 0; pair < kLinearLeaves / 2; ++pair) {
-        float left_sums[kRows / 2];
-        multiply_leaf(left_sums, 2 * pair);
-        multiply_leaf(sums, 2 * pair + 1);
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(left_sums[i], sums[i]);
-        // The sum joins the left neighbours that wait for it, a level after the other, then waits
-        // for a right one itself.
-        uint32_t waiting = waiting_sums;
-#pragma unroll 1
-        for (unsigned at = pair; at % 2 == 1; at /= 2) {
-          add_stored(sums, waiting);
-          waiting += group_sum_bytes(kRows);
-        }
-        if (pair + 1 < kLinearLeaves / 2) store(sums, waiting);
-      }
-    } else {
-      multiply_leaf(sums, tile.first_leaf);
+      if (split > tile.first_split) add_stored(sums, stored_sums);
+      if (split + 1 < tile.last_split) store(sums, stored_sums);
     }
     reader.finish_tile();
 
     GroupOutput to;
-    const int num_outputs = job.num_units * kLinearUnit / (!kAddsSplits && job.is_swiglu ? 2 : 1);
+    const int num_outputs = job.num_units * kLinearUnit / (job.is_swiglu ? 2 : 1);
     to.row_stride = num_outputs;
     to.first_row = tile.first_row;
     to.num_rows = job.num_rows;
@@ -175,16 +158,16 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     to.shared = shared;
     to.group = group;
     to.out = job.out;
-    if (!kAddsSplits && job.num_parts > 1) {
+    if (job.is_split) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(job.num_rows, num_outputs, tile.first_leaf, 0, 0);
+               partial_index(job.num_rows, num_outputs, tile.first_split, 0, 0);
     }
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
     wgmma::sync_group(group);
     if (job.is_f32) {
       write_f32<kRows>(to, sums);
-    } else if (!kAddsSplits && job.is_swiglu) {
+    } else if (job.is_swiglu) {
       write_bf16<kRows, true>(to, sums);
     } else {
       write_bf16<kRows, false>(to, sums);
@@ -195,16 +178,15 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <int kRows, int kCluster, bool kAddsSplits>
+template <int kRows, int kCluster>
 __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUtensorMap& rows,
                                           const Job& job) {
 #ifdef OPENSPEC_HAS_WGMMA
   allow_next_kernel();
-  using Threads = Threads<kRows, kAddsSplits>;
   // Their place in static shared memory also tells the host that the kernel has a body.
   __shared__ uint64_t barriers[2 * kMaxStages];
   extern __shared__ uint8_t dynamic_shared[];
-  const int num_groups = (blockDim.x - Threads::kCopying) / kGroupThreads;
+  const int num_groups = (blockDim.x - Threads<kRows>::kCopying) / kGroupThreads;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // in a uniform register
   const int rank = kCluster == 1 ? 0 : wgmma::cluster_rank();
   Ring ring;
@@ -231,9 +213,7 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   }
 
   if (warp >= num_groups * 4) {
-    if constexpr (Threads::kMovesRegisters) {
-      wgmma::give_registers<Threads::kCopyingRegisters>();
-    }
+    if constexpr (Threads<kRows>::kMovesRegisters) wgmma::give_registers<kCopyingRegisters>();
     if (threadIdx.x % 32 != 0) return;
     if (warp == num_groups * 4) {
       copy_weights<kRows, kCluster>(weights, job, ring, rank);
@@ -241,12 +221,11 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
       copy_rows<kRows, kCluster>(rows, job, ring, rank);
     }
   } else {
-    if constexpr (Threads::kMovesRegisters) {
-      wgmma::take_registers<Threads::kMultiplyingRegisters>();
-    }
+    if constexpr (Threads<kRows>::kMovesRegisters) wgmma::take_registers<kMultiplyingRegisters>();
     wait_for_previous_kernel();
-    const int buffer_bytes = group_buffer_bytes(kRows, kAddsSplits, job.is_f32, job.is_swiglu);
-    multiply_tiles<kRows, kCluster, kAddsSplits>(
+    const int buffer_bytes =
+        group_buffer_bytes(kRows, job.num_splits > 1 && !job.is_split, job.is_f32, job.is_swiglu);
+    multiply_tiles<kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);
   }
@@ -262,21 +241,21 @@ template <int kRows, int kCluster>
 __global__ void __maxnreg__(few_rows_registers(kRows))
     wgmma_kernel_beside(const __grid_constant__ WeightMaps weights,
                         const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
-  run_block<kRows, kCluster, false>(weights, rows, job);
+  run_block<kRows, kCluster>(weights, rows, job);
 }
-template <int kRows, int kCluster, bool kAddsSplits>
-__global__ void __launch_bounds__(Threads<kRows, kAddsSplits>::kMost, 1)
+template <int kRows, int kCluster>
+__global__ void __launch_bounds__(kMaxGroups* kGroupThreads + Threads<kRows>::kCopying, 1)
     wgmma_kernel_alone(const __grid_constant__ WeightMaps weights,
                        const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
-  run_block<kRows, kCluster, kAddsSplits>(weights, rows, job);
+  run_block<kRows, kCluster>(weights, rows, job);
 }
 
-template <int kRows, int kCluster, bool kAddsSplits>
+template <int kRows, int kCluster>
 constexpr auto wgmma_kernel() {
   if constexpr (kRows <= 64) {
     return wgmma_kernel_beside<kRows, kCluster>;
   } else {
-    return wgmma_kernel_alone<kRows, kCluster, kAddsSplits>;
+    return wgmma_kernel_alone<kRows, kCluster>;
   }
 }
 

@@ -27,20 +27,12 @@ inline constexpr int kRowBytes = kStageInputs * 2;                 // of a stage
 inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;        // a unit's weights of 8 k
 inline constexpr int kAlignment = 1024;                            // of the swizzle
 
-// Of a kernel that adds splits, whose sums of subtrees wait beside the tile's.
-inline constexpr int kAddingRows = 128;
-inline constexpr int kAddingGroups = 2;
-
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
 /// their own, which hands over its registers.
-template <int kRows, bool kAddsSplits>
+template <int kRows>
 struct Threads {
   static constexpr bool kMovesRegisters = kRows > 64;
   static constexpr int kCopying = kMovesRegisters ? 128 : 64;
-  static constexpr int kMost = (kAddsSplits ? kAddingGroups : kMaxGroups) * 128 + kCopying;
-  // Where registers move: every thread begins with an even share of 64 Ki.
-  static constexpr int kCopyingRegisters = kAddsSplits ? 24 : 32;
-  static constexpr int kMultiplyingRegisters = kAddsSplits ? 240 : 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.
@@ -59,9 +51,9 @@ struct Job {
   int num_units;
   int num_steps;
   int num_splits;
-  int num_parts;  // leaves whose sums are written apart: out is [num_parts, num_rows, num_outputs]
   bool is_swiglu;
   bool is_f32;
+  bool is_split;  // out is [num_splits, num_rows, num_outputs]
   int num_stages;
   int tile_units;
   int num_runs;    // of a split and tile of rows; 0: bands of tiles
@@ -73,29 +65,23 @@ struct Job {
   int num_tiles;
 };
 
-/// Bytes of a warpgroup's sums.
-__host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
-  return tile_rows / 2 * kGroupThreads * 4;
-}
-
-/// Shared memory of a warpgroup beside the ring: where it adds splits, the sums of subtrees that
-/// wait for their right neighbours, then its output on the way to memory where that is bf16. Of the
-/// 8 leaves those of three levels wait, the lowest level's in registers.
+/// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
+/// up, then its output on the way to memory where that is bf16.
 __host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
                                                      bool is_swiglu) {
-  const int sum_bytes = adds_splits ? 2 * group_sum_bytes(tile_rows) : 0;
+  const int sum_bytes = adds_splits ? tile_rows / 2 * kGroupThreads * 4 : 0;
   const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
   return sum_bytes > out_bytes ? sum_bytes : out_bytes;
 }
 
-/// Units of 16 outputs, rows of x and leaves that a block works on together.
+/// Units of 16 outputs, rows of x and splits that a block works on together.
 struct ProductTile {
   int first_unit;
   int num_units;
   int box_units;  // that are loaded: in a band always as many
   int first_row;
-  int first_leaf;
-  int last_leaf;  // one past
+  int first_split;
+  int last_split;  // one past
 };
 
 #ifdef OPENSPEC_HAS_WGMMA
@@ -109,11 +95,11 @@ class TileCursor {
     if (job.num_runs > 0) {
       const int row_tile = index_ % job.num_row_tiles;
       const int run = index_ / job.num_row_tiles % job.num_runs;
-      const int part = index_ / (job.num_row_tiles * job.num_runs);
+      const int split = index_ / (job.num_row_tiles * job.num_runs);
       tile.first_unit = job.num_units * run / job.num_runs;
       last_unit_ = job.num_units * (run + 1) / job.num_runs;
       tile.first_row = (row_tile * kCluster + rank) * kRows;
-      find_leaves(part);
+      find_splits(split);
       tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
     } else {
       find_tile();
@@ -133,14 +119,15 @@ class TileCursor {
   ProductTile tile;
 
  private:
-  __device__ __forceinline__ void find_leaves(int part) {
-    tile.first_leaf = part;
-    tile.last_leaf = job_.num_parts > 1 ? part + 1 : linear_num_leaves(job_.num_splits);
+  __device__ __forceinline__ void find_splits(int split) {
+    tile.first_split = split;
+    tile.last_split = job_.is_split ? split + 1 : job_.num_splits;
   }
   __device__ __forceinline__ void find_tile() {
     tile.num_units = 0;
     if (index_ >= job_.num_tiles) return;
-    const int band_tiles = job_.band * job_.num_unit_tiles * job_.num_parts;
+    const int num_splits = job_.is_split ? job_.num_splits : 1;
+    const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
     const int first_of_band = index_ / band_tiles * job_.band;
     const int in_band = index_ % band_tiles;
     const int width = min(job_.band, job_.num_row_tiles - first_of_band);
@@ -150,7 +137,7 @@ class TileCursor {
     tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
     tile.box_units = job_.tile_units;
     tile.first_row = (row_tile * kCluster + rank_) * kRows;
-    find_leaves(in_band / width / job_.num_unit_tiles);
+    find_splits(in_band / width / job_.num_unit_tiles);
   }
 
   const Job& job_;
@@ -190,8 +177,8 @@ class StageCursor {
  private:
   __device__ __forceinline__ void enter_tile() {
     if (at_end()) return;
-    step = linear_leaf_begin(job_.num_steps, job_.num_splits, tile().first_leaf);
-    last_step_ = linear_leaf_begin(job_.num_steps, job_.num_splits, tile().last_leaf);
+    step = split_begin(job_.num_steps, job_.num_splits, tile().first_split);
+    last_step_ = split_begin(job_.num_steps, job_.num_splits, tile().last_split);
   }
 
   const Job& job_;

@@ -21,9 +21,10 @@ constexpr int max_warps(int columns) { return columns < 16 ? 10 : kMaxWidth / 16
 // an SM: three of ten warps with 40 (width 2560), two of eight with 64 (width 4096).
 constexpr int max_registers(int columns) { return columns < 16 ? 40 : 64; }
 
-// What is added to the residual: a bf16 delta or partials.
-enum class Delta { kNone, kRow, kPartials };
-constexpr int kAtOnce = 4;  // partials
+// What is added to the residual: nothing, a bf16 delta, or partials, so many of them loaded at
+// once.
+constexpr int kNoDelta = 0;
+constexpr int kRowDelta = -1;
 
 template <int kColumns>
 __device__ __forceinline__ void add(FloatPack<kColumns>& sum, const FloatPack<kColumns>& term) {
@@ -57,21 +58,35 @@ __device__ __forceinline__ float block_sum(float sum) {
   return total;
 }
 
-/// kAtOnce partials of the thread's columns, added as a balanced tree.
-template <int kColumns>
-__device__ __forceinline__ FloatPack<kColumns> sum_tree(const float* first, int64_t stride) {
-  FloatPack<kColumns> partial[kAtOnce];
+/// partial[i] = the partials at first + i * stride.
+template <int kColumns, int kAtOnce>
+__device__ __forceinline__ void load_partials(const float* first, int64_t stride,
+                                              FloatPack<kColumns> (&partial)[kAtOnce]) {
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
     partial[i] = cuda::load_pack<FloatPack<kColumns>>(first + i * stride);
   }
-#pragma unroll
-  for (int i = 0; i < kAtOnce; i += 2) add(partial[i], partial[i + 1]);
-  add(partial[0], partial[2]);
-  return partial[0];
 }
 
-template <int kColumns, Delta kDelta, bool kStarts>
+/// The partials of the thread's columns, added in order.
+template <int kColumns, int kAtOnce>
+__device__ __forceinline__ FloatPack<kColumns> sum_partials(const float* first, int64_t stride,
+                                                            int num_partials) {
+  FloatPack<kColumns> partial[kAtOnce];
+  load_partials(first, stride, partial);
+  FloatPack<kColumns> sum = partial[0];
+#pragma unroll
+  for (int i = 1; i < kAtOnce; ++i) add(sum, partial[i]);
+#pragma unroll 1
+  for (int at = kAtOnce; at < num_partials; at += kAtOnce) {
+    load_partials(first + at * stride, stride, partial);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) add(sum, partial[i]);
+  }
+  return sum;
+}
+
+template <int kColumns, int kDelta, bool kStarts>
 __global__ void __maxnreg__(max_registers(kColumns))
     rms_norm_kernel(RmsNormParams params, float inverse_width) {
   cuda::allow_next_kernel();
@@ -88,18 +103,15 @@ __global__ void __maxnreg__(max_registers(kColumns))
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
   Bf16Pack<kColumns> bits = negative_zeros<kColumns>();
   if constexpr (!kStarts) bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
-  if constexpr (kDelta != Delta::kNone) {
+  if constexpr (kDelta != kNoDelta) {
     FloatPack<kColumns> delta;
-    if constexpr (kDelta == Delta::kRow) {
+    if constexpr (kDelta == kRowDelta) {
       const uint16_t* from = static_cast<const uint16_t*>(params.delta) + at;
       delta = cuda::to_floats(cuda::load_pack<Bf16Pack<kColumns>>(from));
     } else {
       const int64_t stride = static_cast<int64_t>(params.num_rows) * width;
-      delta = sum_tree<kColumns>(params.delta_partials + at, stride);
-      if (params.num_partials > kAtOnce) {
-        add(delta, sum_tree<kColumns>(params.delta_partials + at + kAtOnce * stride, stride));
-      }
-      delta = cuda::round_to_bf16(delta);
+      delta = cuda::round_to_bf16(
+          sum_partials<kColumns, kDelta>(params.delta_partials + at, stride, params.num_partials));
     }
     FloatPack<kColumns> sum = cuda::to_floats(bits);
 #pragma unroll
@@ -128,13 +140,15 @@ __global__ void __maxnreg__(max_registers(kColumns))
 
 template <int kColumns, bool kStarts>
 auto kernel_with_delta(const RmsNormParams& params) {
-  if (params.delta != nullptr) return rms_norm_kernel<kColumns, Delta::kRow, kStarts>;
-  return rms_norm_kernel<kColumns, Delta::kPartials, kStarts>;
+  if (params.delta != nullptr) return rms_norm_kernel<kColumns, kRowDelta, kStarts>;
+  if (params.num_partials % 4 == 0) return rms_norm_kernel<kColumns, 4, kStarts>;
+  if (params.num_partials % 2 == 0) return rms_norm_kernel<kColumns, 2, kStarts>;
+  return rms_norm_kernel<kColumns, 1, kStarts>;
 }
 
 template <int kColumns>
 int launch_rms_norm(const RmsNormParams& params, void* stream) {
-  auto* kernel = rms_norm_kernel<kColumns, Delta::kNone, false>;
+  auto* kernel = rms_norm_kernel<kColumns, kNoDelta, false>;
   if (params.delta != nullptr || params.delta_partials != nullptr) {
     kernel = params.starts_residual ? kernel_with_delta<kColumns, true>(params)
                                     : kernel_with_delta<kColumns, false>(params);
@@ -154,8 +168,7 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
       params.width > kMaxWidth || has_both || params.out_stride < params.width ||
       params.out_stride % 8 != 0 ||
       (params.starts_residual && params.delta == nullptr && params.delta_partials == nullptr) ||
-      (params.delta_partials != nullptr && params.num_partials != kAtOnce &&
-       params.num_partials != 2 * kAtOnce) ||
+      (params.delta_partials != nullptr && params.num_partials < 1) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
                          params.out)) {
     return cudaErrorInvalidValue;

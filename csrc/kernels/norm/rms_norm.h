@@ -9,16 +9,15 @@ namespace openspec {
 ///
 /// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
 /// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
-/// `delta` may come as partial sums of a split linear: their sum as a balanced binary tree, rounded
-/// to `dtype`.
+/// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
   void* residual = nullptr;     // [num_rows, width] dtype, updated in place when delta is given
   const void* delta = nullptr;  // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
-  int num_partials = 0;                   // a power of two; CUDA: 4 or 8
-  bool starts_residual = false;           // residual = delta: what it was is not read
-  const float* weight = nullptr;          // [width]
-  void* out = nullptr;                    // [num_rows, width] dtype; may not alias residual
+  int num_partials = 0;
+  bool starts_residual = false;   // residual = delta: what it was is not read
+  const float* weight = nullptr;  // [width]
+  void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
   // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at
   // multiples of 16 bytes); 0: width. Two norms write the halves of one [num_rows, 2 * width]
   // buffer so; nothing between the rows is touched.

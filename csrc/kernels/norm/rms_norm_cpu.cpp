@@ -7,17 +7,12 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
-// `count` partials from `from` on, added as a balanced tree.
-float sum_tree(const float* from, int64_t stride, int count) {
-  if (count == 1) return *from;
-  const int half = count / 2;
-  return sum_tree(from, stride, half) + sum_tree(from + half * stride, stride, half);
-}
-
 // Element `at` of delta that comes as partials, before rounding.
 OPENSPEC_INLINE float sum_partials(const RmsNormParams& params, int64_t at) {
   const int64_t stride = static_cast<int64_t>(params.num_rows) * params.width;
-  return sum_tree(params.delta_partials + at, stride, params.num_partials);
+  float sum = params.delta_partials[at];
+  for (int64_t i = 1; i < params.num_partials; ++i) sum += params.delta_partials[i * stride + at];
+  return sum;
 }
 
 int64_t out_stride(const RmsNormParams& params) {

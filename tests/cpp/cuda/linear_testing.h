@@ -67,7 +67,6 @@ inline const std::vector<Shape>& shapes() {
       {"0.6B gate_up", 6144, 1024, kSwiGlu},
       {"0.6B down", 1024, 3072, kNone, 4},
       {"1.7B qkv", 4096, 2048},
-      {"1.7B down", 2048, 6144, kNone, 8},
       {"4B qkv", 6144, 2560},
       {"4B o", 2560, 4096, kNone, 4},
       {"4B gate_up", 19456, 2560, kSwiGlu},
@@ -76,9 +75,9 @@ inline const std::vector<Shape>& shapes() {
       {"8B qkv", 1536, 4096},
       {"8B down", 1024, 12288, kNone, 4},
       {"14B gate_up", 2048, 5120, kSwiGlu},
-      {"14B o", 1280, 5120, kNone, 4},
+      {"14B o", 1280, 5120, kNone, 2},
       {"14B down", 640, 17408, kNone, 4},
-      {"32B o", 640, 8192, kNone, 4},
+      {"32B o", 640, 8192, kNone, 2},
       {"32B down", 640, 25600, kNone, 8},
       {"4B fc of three", 640, 7680, kNone, 4},
       {"4B fc of five", 640, 12800, kNone, 4},
@@ -86,8 +85,7 @@ inline const std::vector<Shape>& shapes() {
       {"one step", 16, 16},
       {"empty chains", 48, 80},
       {"empty chains, swiglu", 48, 48, kSwiGlu},
-      {"uneven splits", 176, 944, kNone, 4},
-      {"uneven, eight splits", 176, 1616, kNone, 8},
+      {"three uneven splits", 176, 944, kNone, 3},
       {"more splits than steps", 32, 32, kNone, 4},
       {"activations in phases", 320, 17408},
   };
@@ -95,39 +93,6 @@ inline const std::vector<Shape>& shapes() {
 }
 
 constexpr int kMaxRows = 256;
-
-/// Adds `count` vectors of `size` floats, one after the other in `values`, as a balanced binary
-/// tree until `left` are left, and returns the bytes of these.
-inline std::vector<uint8_t> sum_tree(const std::vector<uint8_t>& values, int count, size_t size,
-                                     int left = 1) {
-  std::vector<float> sums(static_cast<size_t>(count) * size);
-  std::memcpy(sums.data(), values.data(), sums.size() * 4);
-  for (; count > left; count /= 2) {
-    for (size_t i = 0; i < static_cast<size_t>(count) / 2 * size; ++i) {
-      const size_t pair = i / size * 2 * size + i % size;
-      sums[i] = sums[pair] + sums[pair + size];
-    }
-  }
-  std::vector<uint8_t> bytes(static_cast<size_t>(left) * size * 4);
-  std::memcpy(bytes.data(), sums.data(), bytes.size());
-  return bytes;
-}
-
-inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
-  if (out == Out::kBF16) {
-    uint16_t bits;
-    std::memcpy(&bits, &bytes[2 * index], 2);
-    return from_bf16(bits);
-  }
-  float value;
-  std::memcpy(&value, &bytes[4 * index], 4);
-  return value;
-}
-
-inline std::vector<Out> outs(const Shape& shape) {
-  if (shape.epilogue == kSwiGlu) return {Out::kBF16};
-  return {Out::kBF16, Out::kF32, Out::kPartials};
-}
 
 /// A matrix on both sides, activations for kMaxRows rows, and room for their outputs.
 class Problem {
@@ -138,8 +103,7 @@ class Problem {
         x_(random_bf16(elements(kMaxRows), 1.5f, 2)),
         packed_(linear_packed_bytes_cuda(shape.num_outputs, shape.num_inputs)),
         device_x_(x_),
-        out_(static_cast<size_t>(kMaxRows) * shape.num_outputs * 4 *
-             linear_num_leaves(shape.num_splits)) {
+        out_(static_cast<size_t>(kMaxRows) * shape.num_outputs * 4 * shape.num_splits) {
     const DeviceBuffer rows(weights_);
     CHECK_CUDA(
         linear_pack_cuda(weight(), rows.data(), 0, shape.num_outputs, packed_.data(), nullptr));
@@ -167,7 +131,6 @@ class Problem {
   }
 
   /// Rows [first_row, first_row + num_rows) of x(): the output's bytes, and nothing behind them.
-  /// Partials are those of the splits, added up where the kernel leaves those of the leaves.
   std::vector<uint8_t> run(int first_row, int num_rows, Out out, By by = By::kDispatch,
                            const cuda::StreamPlan& plan = {}) {
     return run(params(num_rows, out, device_x_.as<uint16_t>() + elements(first_row)), out, by,
@@ -176,10 +139,6 @@ class Problem {
   std::vector<uint8_t> run(const LinearParams& params, Out out, By by,
                            const cuda::StreamPlan& plan = {}) {
     poison(params.num_rows, out);
-    const bool by_leaves =
-        by == By::kWgmma ||
-        (by == By::kDispatch &&
-         linear_num_partials_cuda(params.weight, params.num_rows) != shape_.num_splits);
     switch (by) {
       case By::kDispatch:
         CHECK_CUDA(linear_cuda(params, nullptr));
@@ -191,14 +150,14 @@ class Problem {
         CHECK_CUDA(cuda::linear_wgmma(params, nullptr));
         break;
     }
-    return output(params.num_rows, out, by_leaves);
+    return output(params.num_rows, out);
   }
   /// Before launches that `output` reads the result of.
   void poison(int num_rows, Out out) {
-    CHECK_CUDA(cudaMemset(out_.data(), 0xff, output_bytes(num_rows, out, true) + kGuard));
+    CHECK_CUDA(cudaMemset(out_.data(), 0xff, output_bytes(num_rows, out) + kGuard));
   }
-  std::vector<uint8_t> output(int num_rows, Out out, bool by_leaves = false) const {
-    const size_t bytes = output_bytes(num_rows, out, by_leaves);
+  std::vector<uint8_t> output(int num_rows, Out out) const {
+    const size_t bytes = output_bytes(num_rows, out);
     CHECK_CUDA(cudaDeviceSynchronize());
     std::vector<uint8_t> result(bytes + kGuard);
     CHECK_CUDA(cudaMemcpy(result.data(), out_.data(), result.size(), cudaMemcpyDeviceToHost));
@@ -206,10 +165,7 @@ class Problem {
       if (result[i] != 0xff) fail("written behind the last row", num_rows);
     }
     result.resize(bytes);
-    if (out != Out::kPartials || !by_leaves) return result;
-    return sum_tree(result, linear_num_leaves(shape_.num_splits),
-                    static_cast<size_t>(num_rows) * static_cast<size_t>(num_columns()),
-                    shape_.num_splits);
+    return result;
   }
   const void* device_x() const { return device_x_.data(); }
 
@@ -253,10 +209,9 @@ class Problem {
  private:
   static constexpr size_t kGuard = 256;
 
-  size_t output_bytes(int num_rows, Out out, bool by_leaves) const {
-    const int num_sums = by_leaves ? linear_num_leaves(shape_.num_splits) : shape_.num_splits;
+  size_t output_bytes(int num_rows, Out out) const {
     return row_bytes(out) * static_cast<size_t>(num_rows) *
-           static_cast<size_t>(out == Out::kPartials ? num_sums : 1);
+           static_cast<size_t>(out == Out::kPartials ? shape_.num_splits : 1);
   }
   size_t elements(int rows) const {
     return static_cast<size_t>(rows) * static_cast<size_t>(shape_.num_inputs);
@@ -282,6 +237,22 @@ inline Problem& problem_named(const std::string& name) {
     if (name == shape.name) return problem_of(shape);
   }
   throw check_test::Failure("no shape " + name);
+}
+
+inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
+  if (out == Out::kBF16) {
+    uint16_t bits;
+    std::memcpy(&bits, &bytes[2 * index], 2);
+    return from_bf16(bits);
+  }
+  float value;
+  std::memcpy(&value, &bytes[4 * index], 4);
+  return value;
+}
+
+inline std::vector<Out> outs(const Shape& shape) {
+  if (shape.epilogue == kSwiGlu) return {Out::kBF16};
+  return {Out::kBF16, Out::kF32, Out::kPartials};
 }
 
 }  // namespace openspec::testing

@@ -61,18 +61,18 @@ class Matrix {
   std::vector<uint16_t> host_;
 };
 
-size_t out_bytes(const Matrix& matrix, int num_rows, Out out, int num_partials) {
+size_t out_bytes(const Matrix& matrix, int num_rows, Out out) {
   const size_t count = static_cast<size_t>(num_rows) * matrix.num_columns();
-  if (out == Out::kPartials) return count * num_partials * 4;
+  if (out == Out::kPartials) return count * matrix.shape().num_splits * 4;
   return count * (out == Out::kF32 ? 4 : 2);
 }
 
-/// Runs `launch(params)` and returns the bytes that it wrote, of partials the splits' sums. Device
-/// memory is poisoned before, and a guard behind the output checked.
+/// Runs `launch(params)` and returns the bytes that it wrote. Device memory is poisoned before, and
+/// a guard behind the output checked.
 template <typename Launch>
 std::vector<uint8_t> run(const Matrix& matrix, const void* x, int num_rows, Out out,
-                         int num_partials, const Launch& launch) {
-  DeviceBuffer buffer(out_bytes(matrix, num_rows, out, num_partials));
+                         const Launch& launch) {
+  DeviceBuffer buffer(out_bytes(matrix, num_rows, out));
   LinearParams params;
   params.weight = matrix.weight();
   params.x = x;
@@ -84,23 +84,20 @@ std::vector<uint8_t> run(const Matrix& matrix, const void* x, int num_rows, Out 
   CHECK_CUDA(launch(params));
   std::vector<uint8_t> bytes = buffer.download<uint8_t>();
   CHECK(buffer.guard_is_whole());
-  if (out != Out::kPartials) return bytes;
-  return sum_tree(bytes, num_partials, static_cast<size_t>(num_rows) * matrix.num_columns(),
-                  matrix.shape().num_splits);
+  return bytes;
 }
 
 std::vector<uint8_t> run_stream(const Matrix& matrix, const void* x, int num_rows, Out out) {
-  return run(matrix, x, num_rows, out, matrix.shape().num_splits,
+  return run(matrix, x, num_rows, out,
              [](const LinearParams& params) { return cuda::linear_stream(params, nullptr); });
 }
 std::vector<uint8_t> run_wgmma(const Matrix& matrix, const void* x, int num_rows, Out out) {
-  return run(matrix, x, num_rows, out, linear_num_leaves(matrix.shape().num_splits),
+  return run(matrix, x, num_rows, out,
              [](const LinearParams& params) { return cuda::linear_wgmma(params, nullptr); });
 }
 std::vector<uint8_t> run_wgmma(const Matrix& matrix, const void* x, int num_rows, Out out,
                                const cuda::WgmmaPlan& plan) {
-  const int num_partials = linear_num_leaves(matrix.shape().num_splits);
-  return run(matrix, x, num_rows, out, num_partials, [&](const LinearParams& params) {
+  return run(matrix, x, num_rows, out, [&](const LinearParams& params) {
     return cuda::linear_wgmma_as(plan, params, nullptr);
   });
 }
@@ -136,7 +133,7 @@ double silu(double x) { return x / (1.0 + std::exp(-x)); }
 TEST(small_matrices_are_close_to_double_precision) {
   need_wgmma();
   const Shape shapes[] = {{"plain", 80, 144},
-                          {"four splits", 208, 592, kNone, 4},
+                          {"three splits", 208, 432, kNone, 3},
                           {"one unit", 16, 128},
                           {"swiglu", 160, 208, kSwiGlu},
                           {"thirteen units", 208, 1040}};
@@ -189,8 +186,7 @@ TEST(small_matrices_are_close_to_double_precision) {
 TEST(every_plan_has_the_bits_of_the_streaming_kernel) {
   need_wgmma();
   const Shape shapes[] = {{"65 units", 1040, 336},
-                          {"uneven chains, four splits", 272, 16 * 85, kNone, 4},
-                          {"uneven chains, eight splits", 272, 16 * 101, kNone, 8},
+                          {"uneven chains, three splits", 272, 16 * 85, kNone, 3},
                           {"uneven chains, swiglu", 512, 16 * 37, kSwiGlu},
                           {"aligned chains, four splits", 320, 2048, kNone, 4}};
   for (const Shape& shape : shapes) {
@@ -205,8 +201,6 @@ TEST(every_plan_has_the_bits_of_the_streaming_kernel) {
             for (int tile_units = 1; tile_units <= 12; ++tile_units) {
               for (const int num_runs : {0, 7}) {
                 const cuda::WgmmaPlan plan = {tile_rows, tile_units, cluster, num_runs};
-                const bool adds_splits = shape.num_splits > 1 && out != Out::kPartials;
-                if (adds_splits && (tile_rows != 128 || tile_units > 8)) continue;
                 check_same(run_wgmma(matrix, x.data(), num_rows, out, plan), want, matrix, out,
                            std::to_string(num_rows) + " rows, " + name(plan));
               }
@@ -370,7 +364,7 @@ TEST(takes_what_it_can_do) {
   CHECK(!cuda::linear_wgmma_takes(weight, 128));
   // Chains without a step.
   CHECK(!cuda::linear_wgmma_takes(packed({"", 64, 112}, nullptr), 128));
-  CHECK(!cuda::linear_wgmma_takes(packed({"", 64, 512, kNone, 8}, nullptr), 128));
+  CHECK(!cuda::linear_wgmma_takes(packed({"", 64, 512, kNone, 5}, nullptr), 128));
   CHECK(cuda::linear_wgmma_takes(packed({"", 64, 512, kNone, 4}, nullptr), 128));
 }
 

@@ -4,7 +4,6 @@
 
 #include "kernel_testing.h"
 #include "kernels/isa_cpu.h"
-#include "kernels/linear/tiles.cuh"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -193,53 +192,6 @@ TEST(packing_pads_with_zeros) {
         const size_t at = static_cast<size_t>((panel * 5 + k) * kLinearPanel + i) * 2;
         CHECK_EQ(matrix.packed[at], 0);
         CHECK_EQ(matrix.packed[at + 1], 0);
-      }
-    }
-  }
-}
-
-// The order of summation on CUDA: what the leaves of a matrix are, for every published size.
-TEST(leaves_are_equal_contiguous_shares_of_the_inputs) {
-  struct Size {
-    const char* name;
-    int hidden, q_width, inner;
-  };
-  const Size sizes[] = {
-      {"Qwen3 0.6B", 1024, 2048, 3072},       {"Qwen3 1.7B", 2048, 2048, 6144},
-      {"Qwen3 4B", 2560, 4096, 9728},         {"Qwen3 8B", 4096, 4096, 12288},
-      {"Qwen3 14B", 5120, 5120, 17408},       {"Qwen3 32B", 5120, 8192, 25600},
-      {"Llama 3 1B", 2048, 2048, 8192},       {"Llama 3 3B", 3072, 3072, 8192},
-      {"Llama 3 8B", 4096, 4096, 14336},      {"Llama 3 70B", 8192, 8192, 28672},
-      {"Llama 3 405B", 16384, 16384, 53248},  {"Qwen2.5 3B", 2048, 2048, 11008},
-      {"Qwen2.5 7B", 3584, 3584, 18944},      {"Qwen2.5 32B", 5120, 5120, 27648},
-      {"Qwen2.5 72B", 8192, 8192, 29568},     {"Mistral 7B", 4096, 4096, 14336},
-      {"Mistral Large", 12288, 12288, 28672},
-  };
-  for (const Size& size : sizes) {
-    for (const int num_inputs : {size.q_width, size.inner}) {
-      const int num_steps = num_inputs / kLinearStep;
-      const int num_splits = linear_num_splits_cuda(size.hidden, num_inputs);
-      const int num_leaves = num_splits * linear_split_leaves(num_splits);
-      CHECK_EQ(num_leaves, kLinearLeaves);
-      CHECK(num_leaves >= 8 && (num_leaves & (num_leaves - 1)) == 0);
-      CHECK_EQ(linear_leaf_begin(num_steps, num_splits, 0), 0);
-      for (int leaf = 0; leaf < num_leaves; ++leaf) {
-        const int begin = linear_leaf_begin(num_steps, num_splits, leaf);
-        const int end = linear_leaf_begin(num_steps, num_splits, leaf + 1);
-        if (num_inputs % 128 == 0) {
-          CHECK_EQ(end - begin, num_steps / num_leaves);
-        } else {
-          CHECK(end - begin == num_steps / num_leaves || end - begin == num_steps / num_leaves + 1);
-        }
-        // Chains and splits begin and end with leaves.
-        const int leaf_chains = num_splits * kLinearChains / num_leaves;
-        CHECK_EQ(cuda::chain_begin(num_steps, num_splits, leaf * leaf_chains), begin);
-        CHECK_EQ(cuda::chain_begin(num_steps, num_splits, (leaf + 1) * leaf_chains), end);
-      }
-      CHECK_EQ(linear_leaf_begin(num_steps, num_splits, num_leaves), num_steps);
-      for (int split = 0; split <= num_splits; ++split) {
-        CHECK_EQ(cuda::split_begin(num_steps, num_splits, split),
-                 linear_leaf_begin(num_steps, num_splits, split * num_leaves / num_splits));
       }
     }
   }
