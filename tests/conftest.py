@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gates import harness
+from tests.gates import harness, pairs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,9 +12,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where the engines of tests/gates run",
+        help="where the engines of tests/gates run; cuda implies --full",
+    )
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="run the gates with every combination of drafter and parameters, on two threads each",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     harness.DEVICE = config.getoption("--device")
+    harness.NUM_THREADS = 2 if config.getoption("--full") else 1
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full") or harness.DEVICE == "cuda":
+        return
+    items[:], left_out = pairs.split(items)
+    config.hook.pytest_deselected(items=left_out)

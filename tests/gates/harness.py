@@ -16,6 +16,8 @@ from openspec.text.tokenizer import Tokenizer
 
 DEVICE = "cpu"
 """Set by the option --device."""
+NUM_THREADS = 1
+"""Of each engine; set by the option --full. Two workers with an engine each fill two cores."""
 PAGE_SIZE = 16
 PLAIN: dict[str, object] = {"method": "none", "enable_prefix_caching": False}
 
@@ -64,7 +66,7 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
         "max_num_batched_tokens": 256,
         "max_model_len": 512,
         "page_size": PAGE_SIZE,
-        "num_threads": 2,
+        "num_threads": NUM_THREADS,
         "stats_interval_s": 0.0,
         **settings,
     }

@@ -17,6 +17,7 @@ from openspec import _C
 from openspec.config import config_from_settings
 from openspec.engine.load import load_engine
 from openspec.messages import SamplingParams
+from tests.gates import harness
 
 from .stored_cases import Stored
 
@@ -45,7 +46,7 @@ def make_runner(folders: Folders, method: str, num_drafts: int, **options: int |
                 "device": "cpu",
                 "max_model_len": 128,
                 "max_num_seqs": 2,
-                "num_threads": 2,
+                "num_threads": harness.NUM_THREADS,
                 "stats_interval_s": 0.0,
                 **options,
             }

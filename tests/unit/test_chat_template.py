@@ -75,6 +75,7 @@ def test_ordinary_text_gives_the_reference_ids(
     assert chat.token_ids == reference.apply_chat_template(messages, **arguments)["input_ids"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(chats(HOSTILE), chats(PLAIN))
 def test_user_text_makes_no_special_tokens(hostile: Any, harmless: Any) -> None:

@@ -197,6 +197,7 @@ def test_layers_off_by_one_are_found(
     assert ("the drafter fits the model" in shown) == (status == 0)
 
 
+@pytest.mark.slow
 @needs_engine
 @pytest.mark.parametrize(
     ("flags", "advice"),
@@ -217,6 +218,7 @@ def test_a_wrong_layout_is_found(
     assert advice is None or advice in shown
 
 
+@pytest.mark.slow
 @needs_engine
 def test_a_layout_with_fewer_drafts_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded head has 15 rows, which all draft; in the other layout it is one fewer."""

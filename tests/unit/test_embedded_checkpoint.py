@@ -56,6 +56,7 @@ def test_chats_are_the_reference(reference: Any, tokenizer: Tokenizer, messages:
     assert chat.token_ids == expected["input_ids"]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(chats(HOSTILE))
 def test_only_the_template_makes_turns(reference: Any, tokenizer: Tokenizer, messages: Any) -> None:

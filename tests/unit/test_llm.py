@@ -97,23 +97,30 @@ def plain() -> Iterator[list[object]]:
     yield essence(outputs)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"adaptive_speculation": False},
-        {"max_num_seqs": 1},
-        {"max_num_seqs": 5, "max_num_batched_tokens": 21, "adaptive_speculation": False},
-        {"page_size": 3, "max_num_seqs": 7},
-        {"max_model_len": 128, "num_pages": 8, "adaptive_speculation": False},
-        # At an unlucky pace of the machine a single draft never seems to pay.
-        {"num_speculative_tokens": 1, "adaptive_speculation": False},
-        {"num_speculative_tokens": 8, "adaptive_speculation": False},
-        {"enable_prefix_caching": False},
-    ],
-    ids=str,
-)
+SETTINGS: list[dict[str, int]] = [
+    {},
+    {"adaptive_speculation": False},
+    {"max_num_seqs": 1},
+    {"max_num_seqs": 5, "max_num_batched_tokens": 21, "adaptive_speculation": False},
+    {"page_size": 3, "max_num_seqs": 7},
+    {"max_model_len": 128, "num_pages": 8, "adaptive_speculation": False},
+    # At an unlucky pace of the machine a single draft never seems to pay.
+    {"num_speculative_tokens": 1, "adaptive_speculation": False},
+    {"num_speculative_tokens": 8, "adaptive_speculation": False},
+    {"enable_prefix_caching": False},
+]
+CASES = [
+    # Per commit each setting with one method, in turn; the gates cross them through the core.
+    pytest.param(
+        method, settings, marks=[pytest.mark.full] if (row - column) % len(METHODS) else []
+    )
+    for row, settings in enumerate(SETTINGS)
+    for column, method in enumerate(METHODS)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "settings"), CASES, ids=str)
 def test_speculation_changes_nothing(
     plain: list[object], method: str, settings: dict[str, int]
 ) -> None:
@@ -177,6 +184,7 @@ def test_ctrl_c_within_a_drafter_is_no_failure_of_it(plain: list[object]) -> Non
         assert essence(generate(llm)) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_cuts_no_call_in_two() -> None:
     with LLM(method="none", max_num_seqs=1) as llm:

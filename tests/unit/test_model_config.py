@@ -336,6 +336,7 @@ ROPE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=1000,
     deadline=None,

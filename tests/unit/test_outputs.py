@@ -112,6 +112,7 @@ STOPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(
     st.one_of(TEXTS.map(encode), RANDOM_IDS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,6 +130,7 @@ REQUEST = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     specs=st.lists(st.builds(Spec, **REQUEST), min_size=1, max_size=12),
@@ -164,6 +166,7 @@ def test_any_schedule_gives_the_plain_text(
     check_schedule(runner, max_num_seqs, specs, failures)
 
 
+@pytest.mark.slow
 @both_depths
 def test_scarce_pages_and_rows(num_steps_ahead: int) -> None:
     """The same under a load that hypothesis seldom makes up: preemption in most runs."""

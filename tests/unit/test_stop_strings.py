@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def first_match(text: str, stop: list[str], ignore: int) -> tuple[int, str] | No
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(WORDS, PIECES, st.integers(0, 6))
 def test_advance_is_the_definition(stop: list[str], pieces: list[str], num_deaf: int) -> None:

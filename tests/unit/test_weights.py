@@ -319,6 +319,7 @@ def mutated_file(rng: random.Random) -> bytes:
     return bytes(whole)
 
 
+@pytest.mark.slow
 def test_fuzz_only_config_errors(tmp_path: Path) -> None:
     """A file is refused with ConfigError, or its tensors cover its data."""
     rng = random.Random(2024)

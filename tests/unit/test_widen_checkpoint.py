@@ -26,6 +26,8 @@ SHAPES = {
     for tied in (True, False)
 }
 
+pytestmark = pytest.mark.slow
+
 
 def load_shards(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     weights: dict[str, Tensor] = {}
