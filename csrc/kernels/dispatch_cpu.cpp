@@ -34,6 +34,8 @@ Isa& current_isa() {
 const CpuOps& ops() {
 #ifdef OPENSPEC_X86_ISAS
   if (current_isa() == Isa::kAvx512) return isa_avx512::kOps;
+#endif
+#ifdef OPENSPEC_AVX2
   if (current_isa() == Isa::kAvx2) return isa_avx2::kOps;
 #endif
   return isa_baseline::kOps;
@@ -57,7 +59,11 @@ bool has_isa(Isa isa) {
     case Isa::kBaseline:
       return true;
     case Isa::kAvx2:
+#ifdef OPENSPEC_AVX2
       return has_avx2;
+#else
+      return false;
+#endif
     case Isa::kAvx512:
       return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
