@@ -42,11 +42,17 @@ build() {
 
 cpp_tests() {
   say "C++ tests on the GPU"
-  local test
+  local test output failed=0
   for test in "$BUILD"/tests/cpp/test.cuda.*; do
     printf '%s: ' "$(basename "$test")"
-    "$test" | tail -n 1
+    if output=$("$test" 2>&1); then
+      tail -n 1 <<<"$output"
+    else
+      failed=1
+      printf 'failed\n%s\n' "$output"
+    fi
   done
+  return $failed
 }
 
 py_tests() {
