@@ -199,6 +199,11 @@ inline Outputs choose_on_cpu(Batch batch, const Asked& asked = {}) {
 /// graph can be given other inputs.
 class DeviceCall {
  public:
+  explicit DeviceCall(const Batch& batch)
+      : DeviceCall(batch.num_samples(), batch.vocab_size,
+                   std::max(batch.tokens.size() / 64,
+                            batch.ids.size() + batch.row_token.size() + batch.num_samples()) +
+                       1) {}
   DeviceCall(size_t num_samples, int vocab_size, size_t capacity)
       : num_samples_(num_samples),
         logits_(num_samples * static_cast<size_t>(vocab_size) * 4),
@@ -326,10 +331,7 @@ inline void check_same(const Outputs& found, const Outputs& expected, const char
 
 /// Calls the op twice with one workspace: it may leave anything there but must expect nothing.
 inline Outputs choose_on_cuda(const Batch& batch, const Asked& asked = {}) {
-  DeviceCall call(batch.num_samples(), batch.vocab_size,
-                  std::max(batch.tokens.size() / 64,
-                           batch.ids.size() + batch.row_token.size() + batch.num_samples()) +
-                      1);
+  DeviceCall call(batch);
   const ChooseParams params = call.upload(batch, asked);
   CHECK_CUDA(choose_cuda(params, nullptr));
   const Outputs outputs = call.download();

@@ -410,7 +410,7 @@ TEST(some_samples_of_many) {
     if (sample < 0) continue;
     expected.chosen[static_cast<size_t>(sample)] = all.chosen[static_cast<size_t>(sample)];
   }
-  DeviceCall call(batch.num_samples(), batch.vocab_size, 4096);
+  DeviceCall call(batch);
   const DeviceBuffer samples(list);
   ChooseParams params = call.upload(batch);
   params.samples = samples.as<int32_t>();
@@ -423,7 +423,7 @@ TEST(a_table_of_tokens_is_for_drafts_alone) {
   Rng rng(13);
   Batch batch = flatten(random_requests(rng, 40, 2, 0));
   batch.token_of = random_tokens(rng, 40);
-  DeviceCall call(batch.num_samples(), batch.vocab_size, 4096);
+  DeviceCall call(batch);
   const ChooseParams params = call.upload(batch);
   CHECK_EQ(choose_cuda(params, nullptr), static_cast<int>(cudaErrorInvalidValue));
   check_same(call.download(), Outputs(batch.num_samples()), "refused");
