@@ -23,48 +23,43 @@ GraphBook::GraphBook(const Limits& limits) : limits_(limits) {
 void GraphBook::add_shapes(int num_rows) {
   const int most_spans = std::min(num_rows, limits_.max_num_seqs);
   const bool is_on_device = limits_.proposes_on_device();
-  std::vector<StepShape> shapes;
+  const auto add_spans = [&](StepShape shape) {
+    shapes_.insert(shape);
+    if (num_rows < kMinRowsOfLongSpans) return;
+    shape.has_long_spans = false;
+    shapes_.insert(shape);
+  };
+  // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
+  const auto add_lengths = [&](StepShape shape) {
+    add_spans(shape);
+    if (num_rows < kMinRowsOfFewSpans || num_rows > kMaxRowsOfFewSpans) return;
+    if (shape.has_trees && !(shape.proposes && limits_.is_costly)) return;
+    shape.is_general = false;
+    shape.num_spans = std::min(shape.num_spans, kFewSpans);
+    add_spans(shape);
+    shape.num_spans = 1;
+    if (num_rows <= kMaxRowsOfOneSpan) add_spans(shape);
+  };
+  const auto add = [&](StepShape shape) {
+    add_lengths(shape);
+    if (shape.proposes || !limits_.is_costly || !limits_.works_on_arrays) return;
+    // Where the drafter is left out it may learn later.
+    shape.keeps_rows = true;
+    add_lengths(shape);
+  };
   // A drafter that costs nothing is always asked.
-  if (!is_on_device || limits_.is_costly) shapes.push_back({num_rows, most_spans, false, false});
-  if (limits_.max_draft_tokens > 0 && !is_on_device) {
-    shapes.push_back({num_rows, most_spans, false, true});
-  }
-  if (is_on_device && !limits_.is_costly) {
-    shapes.push_back({num_rows, most_spans, true, limits_.makes_trees});
-  }
+  if (!is_on_device || limits_.is_costly) add({num_rows, most_spans, false, false});
+  if (limits_.max_draft_tokens > 0 && !is_on_device) add({num_rows, most_spans, false, true});
+  if (is_on_device && !limits_.is_costly) add({num_rows, most_spans, true, limits_.makes_trees});
   if (is_on_device && limits_.is_costly) {
     // Drafts cost time per sequence: each has two rows at least, and all its drafts at most.
     const int least_spans = std::min(std::max(1, num_rows / limits_.most_draft_rows()), most_spans);
     for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
-      shapes.push_back({num_rows, num_spans, true, limits_.makes_trees});
+      add({num_rows, num_spans, true, limits_.makes_trees});
       if (num_spans <= least_spans) break;
       num_spans = std::max(least_spans, num_spans / 2);
     }
   }
-  const auto add_variants = [&](bool is_wanted, const auto& add) {
-    for (size_t i = 0, count = shapes.size(); is_wanted && i < count; ++i)
-      add(StepShape(shapes[i]));
-  };
-  // Where the drafter is left out it may learn later.
-  add_variants(limits_.is_costly && limits_.works_on_arrays, [&](StepShape shape) {
-    shape.keeps_rows = true;
-    if (!shape.proposes) shapes.push_back(shape);
-  });
-  // Chains of few short sequences are attended to faster, and blocks that are drafted for them.
-  const bool has_short = num_rows >= kMinRowsOfFewSpans && num_rows <= kMaxRowsOfFewSpans;
-  add_variants(has_short, [&](StepShape shape) {
-    if (shape.has_trees && !(shape.proposes && limits_.is_costly)) return;
-    shape.is_general = false;
-    shape.num_spans = std::min(shape.num_spans, kFewSpans);
-    shapes.push_back(shape);
-    shape.num_spans = 1;
-    if (num_rows <= kMaxRowsOfOneSpan) shapes.push_back(shape);
-  });
-  add_variants(num_rows >= kMinRowsOfLongSpans, [&](StepShape shape) {
-    shape.has_long_spans = false;
-    shapes.push_back(shape);
-  });
-  shapes_.insert(shapes.begin(), shapes.end());
 }
 
 const StepShape* GraphBook::find(const StepShape& least) const {
