@@ -64,7 +64,7 @@ py_tests() {
 # Several engines at a time: one alone waits for its host most of the time.
 gates() {
   say "exactness gates on the GPU"
-  "$PYTHON" -m pytest tests/gates --device cuda -q -p no:cacheprovider -x -n 4
+  "$PYTHON" -m pytest tests/gates --device cuda --full -q -p no:cacheprovider -x -n 4
 }
 
 tests() {
