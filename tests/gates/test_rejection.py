@@ -38,7 +38,7 @@ def settings(method: str, **others: object) -> dict[str, Any]:
     "sampling",
     [
         {"temperature": 1.0},
-        {"temperature": 1.5, "top_k": 12},
+        pytest.param({"temperature": 1.5, "top_k": 12}, marks=pytest.mark.full),
         {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.5},
     ],
     ids=str,

@@ -6,29 +6,32 @@ from itertools import product
 
 import pytest
 
-from tests.gates.pairs import Values, cover_pairs, pairs_of, split
+from tests.gates.pairs import Values, cover_pairs, method_of, needs_of, split
 
-DRAFTERS = [("none", ""), ("ngram", ""), ("eagle3", ""), ("eagle3", "tree"), ("dflash", "tree")]
-FULL = [
-    (*drafter, *values) for drafter, *values in product(DRAFTERS, "abc", range(4), (True, False))
-]
+DRAFTERS = ["none", "ngram", "eagle3", "eagle3 tree", "eagle3 long", "dflash", "(echo)", "(bush)"]
+FULL: list[Values] = list(product(DRAFTERS, "abc", range(4), (True, False)))
 
 
 @pytest.mark.parametrize(
     "cases",
-    [FULL, FULL[::-1], FULL[::7], [("one", 1)], []],
-    ids=["full", "reversed", "sparse", "single", "empty"],
+    [FULL, FULL[::-1], FULL[::7], [(drafter,) for drafter in DRAFTERS], [("none", 1)], []],
+    ids=["full", "reversed", "sparse", "drafters only", "single", "empty"],
 )
-def test_every_pair_of_values_that_occurs_is_covered(cases: list[Values]) -> None:
+def test_all_that_any_case_shows_is_shown(cases: list[Values]) -> None:
     chosen = cover_pairs(cases)
-    covered = {pair for place in chosen for pair in pairs_of(cases[place])}
-    assert covered == {pair for values in cases for pair in pairs_of(values)}
+    shown = set().union(*(needs_of(cases[place]) for place in chosen))
+    assert shown == set().union(*(needs_of(values) for values in cases))
     assert chosen == sorted(set(chosen))
     assert chosen == cover_pairs(cases), "the choice is the same in every process"
 
 
-def test_the_choice_is_much_smaller_than_the_product() -> None:
-    assert len(cover_pairs(FULL)) * 4 < len(FULL)
+def test_every_parameter_meets_every_method_and_every_other() -> None:
+    chosen = [FULL[place] for place in cover_pairs(FULL)]
+    assert {drafter for drafter, *_ in chosen} == set(DRAFTERS)
+    methods = {"none", "ngram", "eagle3", "dflash", "python"}
+    assert {(method_of(case[0]), case[1]) for case in chosen} == set(product(methods, "abc"))
+    assert {case[1:3] for case in chosen} == set(product("abc", range(4)))
+    assert len(chosen) * 5 < len(FULL)
 
 
 def test_only_gates_and_what_is_marked_are_left_out(request: pytest.FixtureRequest) -> None:
