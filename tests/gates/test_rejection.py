@@ -37,7 +37,7 @@ def settings(method: str, **others: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "sampling",
     [
-        {"temperature": 1.0},
+        pytest.param({"temperature": 1.0}, marks=pytest.mark.full),
         pytest.param({"temperature": 1.5, "top_k": 12}, marks=pytest.mark.full),
         {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.5},
     ],
