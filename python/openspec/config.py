@@ -113,8 +113,6 @@ class EngineConfig:
     def max_draft_tokens(self) -> int:
         """Drafts per sequence and step: K, or as many as a tree of depth K has."""
         spec = drafters.get_drafter(self.method)
-        if spec.max_draft_tokens is None:
-            return self.draft_depth
         return spec.max_draft_tokens(self.draft_depth, spec.complete_options(self.method_options))
 
     def draft_setup(self, target: ModelConfig) -> DraftSetup:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.errors import ConfigError
 from openspec.tools import convert_drafter
 from tests.unit.draft_checkpoints import tensor, write_json, write_safetensors
@@ -30,13 +30,13 @@ def source(tmp_path: Path) -> Path:
 def converted(source: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     target = source.parent / "new"
     assert convert_drafter.main([str(source), str(target)]) == 0
-    with opened_draft_checkpoint(target) as checkpoint:
-        assert checkpoint.keys.get("draft_vocab_size") == 3
-        result = {}
-        for name, info in checkpoint.tensors.items():
-            values = checkpoint.values(name).flatten().view(torch.uint8)
-            result[name] = (info.dtype, info.shape, bytes(values.tolist()))
-        return result
+    checkpoint = open_draft_checkpoint(target)
+    assert checkpoint.keys.get("draft_vocab_size") == 3
+    result = {}
+    for name, info in checkpoint.tensors.items():
+        values = checkpoint.values(name).flatten().view(torch.uint8)
+        result[name] = (info.dtype, info.shape, bytes(values.tolist()))
+    return result
 
 
 def test_state_dict(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -387,7 +387,7 @@ def test_refused_blocks(
         (
             "zlab",
             {"target_layer_ids": [0, 8, 16, 24, 32]},
-            r"dflash_config: target_layer_ids says \[1, .*json: target_layer_ids \[0, .*different",
+            r"dflash_config: target_layer_ids says \[1, .*: target_layer_ids says \[0, .*different",
         ),
         ("speculators", {"speculators_model_type": "dflash2"}, "other methods' heads"),
         ("speculators", {"transformer_layer_config": None}, "transformer_layer_config"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
@@ -142,12 +142,12 @@ def test_module_and_core_disagree(
 
 def test_odd_integers(tmp_path: Path) -> None:
     folder = write_draft(tmp_path, {}, {"a": vector("I32", [-1, 5]), "b": tensor("I64", [2, 2])})
-    with opened_draft_checkpoint(folder) as checkpoint:
-        assert checkpoint.integers("a") == [-1, 5]
-        with pytest.raises(ConfigError, match=r"b: expected a vector .* found I64 \[2, 2\]"):
-            checkpoint.integers("b")
-        with pytest.raises(ConfigError, match="missing tensor c; the tensors there are a, b"):
-            checkpoint.tensor("c")
+    checkpoint = open_draft_checkpoint(folder)
+    assert checkpoint.integers("a") == [-1, 5]
+    with pytest.raises(ConfigError, match=r"b: expected a vector .* found I64 \[2, 2\]"):
+        checkpoint.integers("b")
+    with pytest.raises(ConfigError, match="missing tensor c; the tensors there are a, b"):
+        checkpoint.tensor("c")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")

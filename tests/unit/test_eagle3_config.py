@@ -159,7 +159,7 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
 
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     spec = get_drafter("eagle3")
-    names = ["capture_layers", "draft_top_k", "draft_tree_size", "draft_noise", "draft_window"]
+    names = ["capture_layers", "draft_noise", "draft_window", "draft_top_k", "draft_tree_size"]
     assert [option.name for option in spec.options] == names
     assert spec.needs_draft_model
 
@@ -216,7 +216,7 @@ def test_ids_in_both_places(target: ModelConfig) -> None:
     same = {"eagle_aux_hidden_state_layer_ids": [3, 17, 31]}
     assert read_format(target, specforge, **same).options["capture_layers"] == "2,16,30"
     other = {"eagle_aux_hidden_state_layer_ids": [2, 16, 30]}
-    with pytest.raises(ConfigError, match=r"\[2, 16, 30\] \(outputs\).*different layers"):
+    with pytest.raises(ConfigError, match=r"\[2, 16, 30\] \(output\).*different layers"):
         read_format(target, specforge, **other)
 
 
@@ -253,7 +253,11 @@ def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixt
         (classic, {"attention_bias": True}, "attention_bias: expected false"),
         (classic, {"hidden_act": "gelu"}, "hidden_act"),
         (classic, {"quantization_config": {}}, "quantization_config: .*unquantised"),
-        (classic, {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling: exp"),
+        (
+            classic,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
+            "rope_scaling: rope_type",
+        ),
         (classic, {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
         (classic, {"draft_vocab_size": 41}, "d2t: expected 41 entries, found 40"),
         (classic, {"draft_vocab_size": 161}, r"draft_vocab_size: expected an integer in \[1, 160"),

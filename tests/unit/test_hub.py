@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.folder import downloaded, hub_id_of, is_hub_id
 from openspec.config import EMBEDDED_MODEL, EngineConfig, config_from_settings
 from openspec.errors import ConfigError
@@ -85,8 +85,7 @@ def test_a_head_beside_the_model(hub: FakeHub, method: str) -> None:
     config = given.with_folders()
     assert hub.wanted() == OWN | {f"{method}/config.json", f"{method}/model.safetensors"}
     assert config.draft_model_path == config.model_path / method
-    with opened_draft_checkpoint(config.model_path / method) as checkpoint:
-        assert checkpoint.tensors
+    assert open_draft_checkpoint(config.model_path / method).tensors
 
 
 def test_a_draft_model_of_the_hub(hub: FakeHub) -> None:
@@ -216,8 +215,7 @@ def test_a_cache_laid_out_by_hand(hub: FakeHub, monkeypatch: pytest.MonkeyPatch)
     config = EngineConfig(model="org/copied", method=HEADS[0]).with_folders()
     assert config.model_path == repo / "snapshots" / commit
     assert ModelConfig.from_folder(config.model_path).num_layers == 4
-    with opened_draft_checkpoint(config.model_path / HEADS[0]) as checkpoint:
-        assert checkpoint.tensors
+    assert open_draft_checkpoint(config.model_path / HEADS[0]).tensors
 
 
 def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,16 +236,13 @@ def test_a_pickled_head_is_converted_by_its_id(
     hub.add("org/head", {"config.json": b"{}", "pytorch_model.bin": pickled, "optimizer.pt": b"x"})
     folder = downloaded("org/head", None, "draft model")
     command = r"convert it once: python -m openspec\.convert_drafter org/head NEW_FOLDER"
-    with (
-        pytest.raises(ConfigError, match=f"pytorch_model.bin is not read.*{command}"),
-        opened_draft_checkpoint(folder),
-    ):
-        pass
+    with pytest.raises(ConfigError, match=f"pytorch_model.bin is not read.*{command}"):
+        open_draft_checkpoint(folder)
     assert hub.wanted() == {"config.json"}
     assert convert_drafter.main(["org/head", str(tmp_path / "new")]) == 0
     assert hub.wanted() == {"config.json", "pytorch_model.bin"}
-    with opened_draft_checkpoint(tmp_path / "new") as checkpoint:
-        assert checkpoint.values("a").tolist() == [1.0, 1.0]
+    checkpoint = open_draft_checkpoint(tmp_path / "new")
+    assert checkpoint.values("a").tolist() == [1.0, 1.0]
     assert convert_drafter.main(["org/none", str(tmp_path / "newer")]) == 2
     assert "error: draft model org/none: neither a folder" in capsys.readouterr().err
     config = json.dumps({"draft_vocab_size": 3}).encode()

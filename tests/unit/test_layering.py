@@ -218,9 +218,7 @@ FAMILIES = ({"dflash", "dspark"},)  # methods that share their files
 def methods() -> list[str]:
     stems = {path.stem for path in (PACKAGE / "drafters").glob("*.py")}
     stems |= {path.stem for path in (CSRC / "runtime" / "drafters").glob("*.cpp")}
-    return sorted(
-        stem for stem in stems - {"__init__", "spec", PLAIN} if not stem.endswith("_formats")
-    )
+    return sorted(stems - {"__init__", "spec", PLAIN})
 
 
 def name_pattern(method: str) -> re.Pattern[str]:
@@ -253,7 +251,6 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
     for name in next((family for family in FAMILIES if method in family), {method}):
         own |= {
             PACKAGE / "drafters" / f"{name}.py",
-            PACKAGE / "drafters" / f"{name}_formats.py",  # its published checkpoints
             CSRC / "runtime" / "drafters" / f"{name}.cpp",
             CSRC / "runtime" / "drafters" / f"{name}.h",
             CSRC / "model" / f"{name}.cpp",  # the forward pass of its draft model

@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.weights import DraftModel
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,6 +70,18 @@ def layer_ids_at(keys: JsonKeys, name: str, numbering: Numbering) -> LayerIds | 
     return None if ids is None else LayerIds(ids, numbering, f"{keys.source}: {name}")
 
 
+def agreed_layer_ids(inner: LayerIds | None, outer: LayerIds | None) -> LayerIds | None:
+    """The ids that stand in one of two places, or the same layers in both.
+
+    Raises:
+        ConfigError: different ones.
+    """
+    if inner and outer and inner.outputs() != outer.outputs():
+        said = [f"{one.origin} says {list(one.ids)} ({one.numbering})" for one in (inner, outer)]
+        raise ConfigError(f"{', '.join(said)}, which are different layers; keep the right one")
+    return inner or outer
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What a checkpoint's config.json says, whatever the format."""
@@ -120,12 +132,7 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     return layers
 
 
-def _entering(layers: tuple[int, ...]) -> str:
-    """Outputs of layers in the other numbering, for messages."""
-    return listed(tuple(layer + 1 for layer in layers))
-
-
-def listed(layers: tuple[int, ...]) -> str:
+def listed(layers: Iterable[int]) -> str:
     """Numbers for messages."""
     return ", ".join(map(str, layers))
 
@@ -139,13 +146,133 @@ def layers_of_user(text: str) -> LayerIds | None:
     return LayerIds(tuple(map(int, text.split(","))), "output", "--capture-layers")
 
 
-def neighbouring_layers(layers: tuple[int, ...], num_layers: int) -> list[tuple[int, ...]]:
-    """The same ids counted in the other way, both ways round, where they are layers at all."""
-    moved = (tuple(layer + shift for layer in layers) for shift in (-1, 1))
-    return [ids for ids in moved if ids[0] >= 0 and ids[-1] < num_layers]
+class DraftHead:
+    """A head's checkpoint beside its target: the checks and the description that methods share."""
+
+    def __init__(
+        self,
+        checkpoint: DraftCheckpoint,
+        dialect: Dialect,
+        layer_ids: LayerIds,
+        target: ModelConfig,
+        originals: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        """`originals`: a tensor of the head -> those of the target that it may be a copy of.
+
+        Raises:
+            ConfigError: it computes something else, or was made for another target.
+        """
+        _check_computation(dialect.layer)
+        _check_target(dialect.keys, dialect.layer, target)
+        self._checkpoint, self._dialect, self._target = checkpoint, dialect, target
+        self._layer_ids = layer_ids
+        self.layers = _read_captures(checkpoint, layer_ids, target)
+        """The target's layers, from 0, whose outputs it reads."""
+        self.ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
+        """Tensors that need not be loaded -> why."""
+        for name in checkpoint.tensors:
+            if name.startswith("verifier_"):
+                self.ignored[name] = "only training needs it"
+            elif name.endswith("rotary_emb.inv_freq"):
+                self.ignored[name] = "it follows from rope_theta"
+            elif any(
+                is_same_tensor(checkpoint, name, target.folder, other)
+                for other in originals.get(name, ())
+            ):
+                self.ignored[name] = "it is a copy of the target's"
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there, to be loaded."""
+        return name in self._checkpoint.tensors and name not in self.ignored
+
+    def _whose(self, name: str) -> str:
+        return "own" if self.has(name) else "the target's"
+
+    def geometry(self, prefix: str, draft_vocab: int) -> dict[str, int | float | bool | str]:
+        """Options of the compiled drafter that every head has; `prefix`: of a layer's tensors.
+
+        Raises:
+            ConfigError: keys and tensors contradict each other.
+        """
+        layer = self._dialect.layer
+        num_q_heads = layer.integer("num_attention_heads", 1, 4096)
+        num_kv_heads = layer.integer("num_key_value_heads", 1, 4096, num_q_heads)
+        if num_q_heads % num_kv_heads:
+            layer.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
+        q_shape = self._checkpoint.tensor(f"{prefix}self_attn.q_proj.weight").shape
+        q_rows = q_shape[0] if q_shape else 0
+        rope = layer.object("rope_parameters")
+        theta = layer if rope is None or rope.get("rope_theta") is None else rope
+        _check_token_map(self._checkpoint, draft_vocab, self._target.vocab_size)
+        return {
+            "num_q_heads": num_q_heads,
+            "num_kv_heads": num_kv_heads,
+            # Not hidden_size / heads, which is another number for 4B; old files have no such key.
+            "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
+            "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
+            "rope_theta": theta.number("rope_theta", 1.0 + 1e-6, 1e30, DEFAULT_ROPE_THETA),
+            "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
+            "draft_vocab_size": draft_vocab,
+            CAPTURE_LAYERS: ",".join(map(str, self.layers)),
+            "has_embedding": self.has(EMBEDDING),
+            "has_token_map": self.has(TOKEN_MAP),
+        }
+
+    def model(
+        self,
+        kind: str,
+        summary: str,
+        options: Mapping[str, int | float | bool | str],
+        tensor_names: Mapping[str, str],
+        details: Iterable[str],
+    ) -> DraftModel:
+        """What the engine is told; `summary` and `details` say what the method makes of it.
+
+        Raises:
+            ConfigError: the head was made for another tokenizer.
+        """
+        checkpoint, target, layers = self._checkpoint, self._target, self.layers
+        num_parameters = sum(
+            math.prod(info.shape)
+            for name, info in checkpoint.tensors.items()
+            if name in tensor_names and name != TOKEN_MAP
+        )
+        lines = [
+            f"format: {self._dialect.name}",
+            f"layers: outputs of {listed(layers)} = entering {listed(i + 1 for i in layers)} (from "
+            f"{self._layer_ids.origin})",
+            f"fc: {list(checkpoint.tensor('fc.weight').shape)}, {len(layers)} states of "
+            f"{target.hidden_size}",
+            f"attention: {options['num_q_heads']} query heads, {options['num_kv_heads']} KV heads "
+            f"of {options['head_dim']}, RoPE base {options['rope_theta']:g}",
+            f"embedding: {self._whose(EMBEDDING)}; head: {self._whose(HEAD)}, "
+            f"{options['draft_vocab_size']} of {target.vocab_size} tokens"
+            f"{f', mapped by {TOKEN_MAP}' if self.has(TOKEN_MAP) else ''}",
+            *details,
+            check_same_tokenizer(checkpoint.folder, target.folder),
+        ]
+        trained_len = self._dialect.layer.get("max_position_embeddings")
+        if isinstance(trained_len, int) and trained_len < target.max_model_len:
+            lines.append(
+                f"positions: made for {trained_len}, the target for {target.max_model_len}; "
+                "acceptance falls beyond"
+            )
+        verifier = _trained_for(self._dialect.keys)
+        if verifier is not None:
+            lines.append(f"trained for: {verifier}")
+        return DraftModel(
+            folder=checkpoint.folder,
+            description=f"{kind} head {checkpoint.folder.name}, format {self._dialect.name}, "
+            f"{num_parameters / 1e6:.1f} M parameters, {summary}, reads the outputs of layers "
+            f"{listed(layers)} of {target.num_layers}",
+            options=options,
+            tensor_names=tensor_names,
+            ignored_tensors=self.ignored,
+            details=tuple(lines),
+        )
 
 
-def check_computation(layer: JsonKeys) -> None:
+def _check_computation(layer: JsonKeys) -> None:
     """Refuses what would make a decoder layer's computation another one."""
     if layer.get("quantization_config") is not None:
         layer.refuse("quantization_config", "no such key", "give the unquantised head")
@@ -154,49 +281,14 @@ def check_computation(layer: JsonKeys) -> None:
     for name in ("attention_bias", "mlp_bias"):
         if layer.boolean(name, False):
             layer.refuse(name, "false", "heads with biases are not supported")
-    rope = layer.object("rope_scaling")
-    kind = rope.get("rope_type") or rope.get("type") if rope is not None else None
-    if kind not in (None, "default"):
-        layer.refuse("rope_scaling", "null", "heads with scaled RoPE are not supported")
+    for place in ("rope_scaling", "rope_parameters"):
+        rope = layer.object(place) or JsonKeys({}, layer.source)
+        for name in ("rope_type", "type"):
+            if rope.get(name) not in (None, "default"):
+                rope.refuse(name, '"default"', "heads with scaled RoPE are not supported")
 
 
-def layer_geometry(
-    checkpoint: DraftCheckpoint, layer: JsonKeys, prefix: str
-) -> dict[str, int | float]:
-    """Options of the compiled drafter that keys say, and the tensors of the layer at `prefix`."""
-    num_q_heads = layer.integer("num_attention_heads", 1, 4096)
-    num_kv_heads = layer.integer("num_key_value_heads", 1, 4096, num_q_heads)
-    if num_q_heads % num_kv_heads:
-        layer.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
-    q_shape = checkpoint.tensor(f"{prefix}self_attn.q_proj.weight").shape
-    q_rows = q_shape[0] if q_shape else 0
-    return {
-        "num_q_heads": num_q_heads,
-        "num_kv_heads": num_kv_heads,
-        # Not hidden_size / heads, which is another number for 4B; old files have no such key.
-        "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
-        "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
-        "rope_theta": _rope_theta(layer),
-        "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-    }
-
-
-def _rope_theta(layer: JsonKeys) -> float:
-    """The base of the head's RoPE, wherever it stands.
-
-    Raises:
-        ConfigError: it is scaled.
-    """
-    parameters = layer.object("rope_parameters")
-    if parameters is not None and parameters.get("rope_type") not in (None, "default"):
-        parameters.refuse("rope_type", '"default"', "heads with scaled RoPE are not supported")
-    source = layer
-    if parameters is not None and parameters.get("rope_theta") is not None:
-        source = parameters
-    return source.number("rope_theta", 1.0 + 1e-6, 1e30, DEFAULT_ROPE_THETA)
-
-
-def check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:
+def _check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:
     """Crosses what both config.json files say about the target; `keys` is the head's top level."""
     for source, name, expected in (
         (layer, "hidden_size", target.hidden_size),
@@ -211,7 +303,7 @@ def check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:
             source.refuse(name, f"{expected}, as the target has", OTHER_TARGET)
 
 
-def read_captures(
+def _read_captures(
     checkpoint: DraftCheckpoint, layer_ids: LayerIds, target: ModelConfig
 ) -> tuple[int, ...]:
     """`captured_layers`, as many as the checkpoint's `fc` reads."""
@@ -232,7 +324,7 @@ def read_captures(
     return layers
 
 
-def check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
+def _check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
     """Checks d2t, which holds offsets: draft id i is the target's id i + d2t[i].
 
     Without it the head has to know all of the target's `vocab` tokens.
@@ -282,77 +374,6 @@ def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
             f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
         )
     return bytes(checkpoint.values(TOKEN_MASK).tolist())
-
-
-def num_parameters(checkpoint: DraftCheckpoint, names: Iterable[str]) -> int:
-    """Of the tensors that are loaded."""
-    shapes = [
-        checkpoint.tensors[name].shape
-        for name in names
-        if name in checkpoint.tensors and name != TOKEN_MAP
-    ]
-    return sum(math.prod(shape) for shape in shapes)
-
-
-def ignored_tensors(
-    checkpoint: DraftCheckpoint, originals: Mapping[str, tuple[str, ...]], target_folder: Path
-) -> dict[str, str]:
-    """Tensors that need not be loaded -> why.
-
-    `originals`: a tensor of the head -> the target's tensors of which it may be a copy, byte for
-    byte.
-    """
-    ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
-    for name in checkpoint.tensors:
-        if name.startswith("verifier_"):
-            ignored[name] = "only training needs it"
-        elif name.endswith("rotary_emb.inv_freq"):
-            ignored[name] = "it follows from rope_theta"
-        elif any(
-            is_same_tensor(checkpoint, name, target_folder, other)
-            for other in originals.get(name, ())
-        ):
-            ignored[name] = "it is a copy of the target's"
-    return ignored
-
-
-def details(
-    checkpoint: DraftCheckpoint,
-    dialect: Dialect,
-    layers: tuple[int, ...],
-    layer_ids: LayerIds,
-    target: ModelConfig,
-    own: Iterable[str],
-) -> tuple[str, ...]:
-    """Lines for whoever looks closer, those of the method's `own` among them.
-
-    Raises:
-        ConfigError: the head was made for another tokenizer.
-    """
-    lines = [
-        f"format: {dialect.name}",
-        f"layers: outputs of {listed(layers)} = entering {_entering(layers)} (from "
-        f"{layer_ids.origin})",
-        f"fc: {list(checkpoint.tensor('fc.weight').shape)}, {len(layers)} states of "
-        f"{target.hidden_size}",
-        *own,
-        check_same_tokenizer(checkpoint.folder, target.folder),
-    ]
-    trained_len = dialect.layer.get("max_position_embeddings")
-    if isinstance(trained_len, int) and trained_len < target.max_model_len:
-        lines.append(
-            f"positions: made for {trained_len}, the target for {target.max_model_len}; "
-            "acceptance falls beyond"
-        )
-    verifier = _trained_for(dialect.keys)
-    if verifier is not None:
-        lines.append(f"trained for: {verifier}")
-    return tuple(lines)
-
-
-def whose(is_own: object) -> str:
-    """For messages."""
-    return "own" if is_own else "the target's"
 
 
 def _trained_for(keys: JsonKeys) -> str | None:

@@ -5,8 +5,7 @@ Which formats there are and what their keys mean is the business of the method (
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,9 +84,8 @@ def read_draft_keys(folder: str | Path) -> JsonKeys:
     return JsonKeys(read_json_object(config), str(root / "config.json"))
 
 
-@contextlib.contextmanager
-def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
-    """Opens a draft folder.
+def open_draft_checkpoint(folder: str | Path) -> DraftCheckpoint:
+    """Opens a draft folder; its files stay mapped while the result or a tensor of it lives.
 
     Raises:
         ConfigError: no folder, config.json or readable weights, with the remedy.
@@ -101,12 +99,7 @@ def opened_draft_checkpoint(folder: str | Path) -> Iterator[DraftCheckpoint]:
                 f"{root} has no safetensors, and {PICKLED_WEIGHTS} is not read because it can run "
                 f"code; convert it once: {CONVERTER} {source} NEW_FOLDER"
             )
-    files = checkpoint_files(root)
-    try:
-        yield DraftCheckpoint(root, keys, files)
-    finally:
-        for file in files:
-            file.close()
+    return DraftCheckpoint(root, keys, checkpoint_files(root))
 
 
 def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: str) -> bool:

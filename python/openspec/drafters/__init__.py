@@ -25,7 +25,7 @@ class _Registry:
         if not self.is_discovered:
             self.is_discovered = True
             for module_info in pkgutil.iter_modules(__path__):
-                if module_info.name == "spec" or module_info.name.endswith("_formats"):
+                if module_info.name == "spec":
                     continue
                 module = importlib.import_module(f"{__name__}.{module_info.name}")
                 spec = vars(module).get("SPEC")

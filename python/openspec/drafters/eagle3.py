@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import (
     CAPTURE_LAYERS,
     EMBEDDING,
@@ -16,39 +15,28 @@ from openspec.checkpoint.draft_head import (
     TOKEN_MAP,
     TOKEN_MASK,
     Dialect,
+    DraftHead,
     LayerIds,
-    check_computation,
-    check_target,
-    check_token_map,
-    details,
-    ignored_tensors,
-    layer_geometry,
+    agreed_layer_ids,
     layer_ids_at,
     layers_of_user,
     listed,
-    num_parameters,
-    read_captures,
     speculators_layer,
-    whose,
 )
-from openspec.checkpoint.draft_model import DraftCheckpoint, opened_draft_checkpoint
+from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.spec import (
-    CAPTURE_LAYERS_OPTION,
-    DRAFT_NOISE_OPTION,
     DRAFT_TOP_K,
     DRAFT_TREE_SIZE,
-    DRAFT_WINDOW_OPTION,
+    DRAFT_WINDOW,
     HEAD_CAUSES,
     Checkup,
-    DrafterOption,
     DrafterSpec,
     DraftSetup,
     Options,
-    OptionValue,
-    check_rejection,
-    check_trees,
+    check_head_options,
+    head_options,
     layer_variants,
 )
 from openspec.errors import ConfigError
@@ -94,14 +82,10 @@ def _read_dialect(checkpoint: DraftCheckpoint) -> Dialect:
         eagle.refuse("use_aux_hidden_state", "true", "without it this is no EAGLE-3 head")
     _check_variant(keys)
     _check_variant(eagle)
-    inner = layer_ids_at(eagle, LAYER_IDS_KEY, "output")
-    outer = layer_ids_at(keys, LAYER_IDS_KEY, "entering")
-    if inner and outer and inner.outputs() != outer.outputs():
-        raise ConfigError(
-            f"{inner.origin} says {list(inner.ids)} (outputs), {outer.origin} "
-            f"{list(outer.ids)} (entering), which are different layers; keep the one that is right"
-        )
-    return Dialect("classic (AngelSlim, SpecForge)", keys, keys, inner or outer)
+    layer_ids = agreed_layer_ids(
+        layer_ids_at(eagle, LAYER_IDS_KEY, "output"), layer_ids_at(keys, LAYER_IDS_KEY, "entering")
+    )
+    return Dialect("classic (AngelSlim, SpecForge)", keys, keys, layer_ids)
 
 
 def _check_variant(keys: JsonKeys) -> None:
@@ -134,80 +118,42 @@ def _layer_prefix(checkpoint: DraftCheckpoint) -> str:
     )
 
 
-def describe(checkpoint: DraftCheckpoint, options: Options, target: ModelConfig) -> DraftModel:
-    """The head, checked against the target.
-
-    Raises:
-        ConfigError: it cannot be run, or not with this target.
-    """
+def _read_draft_model(setup: DraftSetup) -> DraftModel:
+    target, options = setup.target, setup.options
+    checkpoint = open_draft_checkpoint(setup.draft_folder)
     dialect = _read_dialect(checkpoint)
-    layer = dialect.layer
-    prefix = _layer_prefix(checkpoint)
+    layer, prefix = dialect.layer, _layer_prefix(checkpoint)
     if layer.integer("num_hidden_layers", 0, 1 << 10, 1) != 1:
         layer.refuse("num_hidden_layers", "1", "heads of several layers are not supported")
-    check_computation(layer)
-    check_target(dialect.keys, layer, target)
-
     layer_ids = (
         layers_of_user(str(options[CAPTURE_LAYERS]))
         or dialect.layer_ids
         or default_layers(target.num_layers)
     )
-    layers = read_captures(checkpoint, layer_ids, target)
-    geometry = layer_geometry(checkpoint, layer, prefix)
-    draft_vocab = dialect.keys.integer("draft_vocab_size", 1, target.vocab_size, target.vocab_size)
-
-    has_token_map = TOKEN_MAP in checkpoint.tensors
-    check_token_map(checkpoint, draft_vocab, target.vocab_size)
+    head = DraftHead(checkpoint, dialect, layer_ids, target, {EMBEDDING: (TARGET_EMBEDDING,)})
+    vocab = target.vocab_size
+    draft_vocab = dialect.keys.integer("draft_vocab_size", 1, vocab, vocab)
     has_qk_norm = any(prefix + name in checkpoint.tensors for name in QK_NORMS)
-    ignored = ignored_tensors(checkpoint, {EMBEDDING: (TARGET_EMBEDDING,)}, target.folder)
-    has_embedding = EMBEDDING in checkpoint.tensors and EMBEDDING not in ignored
-    model_options: dict[str, OptionValue] = {
-        **geometry,
-        "draft_vocab_size": draft_vocab,
-        CAPTURE_LAYERS: ",".join(map(str, layers)),
+    is_norm_first = dialect.keys.boolean("norm_before_residual", False)
+    model = {
+        **head.geometry(prefix, draft_vocab),
         "has_qk_norm": has_qk_norm,
-        "has_embedding": has_embedding,
-        "has_token_map": has_token_map,
-        "norm_before_residual": dialect.keys.boolean("norm_before_residual", False),
+        "norm_before_residual": is_norm_first,
     }
-    names = _tensor_names(prefix, has_qk_norm, has_embedding, has_token_map)
-    _warn_of_unusual_layers(checkpoint.folder, layers, target.num_layers)
+    inner = (*LAYER_TENSORS, "hidden_norm.weight", *(QK_NORMS if has_qk_norm else ()))
+    outer = (*OUTER_TENSORS, *filter(head.has, (EMBEDDING, TOKEN_MAP)))
+    _warn_of_unusual_layers(checkpoint.folder, head.layers, target.num_layers)
     _warn_of_window(checkpoint.folder, layer, options)
-    return DraftModel(
-        folder=checkpoint.folder,
-        description=f"EAGLE-3 head {checkpoint.folder.name}, format {dialect.name}, "
-        f"{num_parameters(checkpoint, names) / 1e6:.1f} M parameters, drafts {draft_vocab} of "
-        f"{target.vocab_size} tokens, reads the outputs of layers {listed(layers)} of "
-        f"{target.num_layers}",
-        options=model_options,
-        tensor_names=names,
-        ignored_tensors=ignored,
-        details=details(
-            checkpoint, dialect, layers, layer_ids, target, _details(model_options, target)
-        ),
+    return head.model(
+        "EAGLE-3",
+        f"drafts {draft_vocab} of {vocab} tokens",
+        model,
+        {prefix + name: INNER_LAYER + name for name in inner} | {name: name for name in outer},
+        [
+            f"norms: {'' if has_qk_norm else 'no '}q/k norm, residual "
+            f"{'after' if is_norm_first else 'before'} hidden_norm"
+        ],
     )
-
-
-def _tensor_names(
-    prefix: str, has_qk_norm: bool, has_embedding: bool, has_token_map: bool
-) -> dict[str, str]:
-    layer = (*LAYER_TENSORS, "hidden_norm.weight", *(QK_NORMS if has_qk_norm else ()))
-    names = {prefix + name: INNER_LAYER + name for name in layer}
-    outer = [*OUTER_TENSORS, *[EMBEDDING] * has_embedding, *[TOKEN_MAP] * has_token_map]
-    return {**names, **{name: name for name in outer}}
-
-
-def _details(model: Options, target: ModelConfig) -> list[str]:
-    return [
-        f"attention: {model['num_q_heads']} query heads, {model['num_kv_heads']} KV heads of "
-        f"{model['head_dim']}, q/k norm {'yes' if model['has_qk_norm'] else 'no'}, "
-        f"RoPE base {model['rope_theta']:g}",
-        f"embedding: {whose(model['has_embedding'])}; vocabulary: {model['draft_vocab_size']} of "
-        f"{target.vocab_size}, "
-        f"{'mapped by ' + TOKEN_MAP if model['has_token_map'] else 'not mapped'}",
-        f"residual: {'behind' if model['norm_before_residual'] else 'before'} hidden_norm",
-    ]
 
 
 def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: int) -> None:
@@ -230,18 +176,13 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
 def _warn_of_window(folder: Path, layer: JsonKeys, options: Options) -> None:
     """A head that was trained to look no further back accepts little in long texts if it does."""
     types, window = layer.get("layer_types"), layer.get("sliding_window")
-    if types == ["sliding_attention"] and isinstance(window, int) and not options["draft_window"]:
+    if types == ["sliding_attention"] and isinstance(window, int) and not options[DRAFT_WINDOW]:
         logger.warning(
             "%s: was trained with a window of %d tokens; --draft-window %d gives it one",
             folder,
             window,
             window,
         )
-
-
-def _read_draft_model(setup: DraftSetup) -> DraftModel:
-    with opened_draft_checkpoint(setup.draft_folder) as checkpoint:
-        return describe(checkpoint, setup.options, setup.target)
 
 
 def _plan_checkup(setup: DraftSetup) -> Checkup:
@@ -262,19 +203,11 @@ def _plan_checkup(setup: DraftSetup) -> Checkup:
     )
 
 
-def _max_draft_tokens(depth: int, options: Options) -> int:
-    """Drafts of a step: K, or the nodes of a tree of depth K."""
-    top_k, wanted = int(options[DRAFT_TOP_K]), int(options[DRAFT_TREE_SIZE])
-    if top_k == 1 or depth == 0:
-        return depth
+def _num_nodes(depth: int, options: Options) -> int:
+    top_k = int(options[DRAFT_TOP_K])
     num_candidates = top_k + (depth - 1) * top_k**2
     # With the last known token a power of two of rows, as far as depth is worth it.
-    return min(wanted or min(4 * depth, 16) - 1, num_candidates)
-
-
-def _check(setup: DraftSetup) -> None:
-    check_rejection(setup)
-    check_trees(setup)
+    return min(int(options[DRAFT_TREE_SIZE]) or min(4 * depth, 16) - 1, num_candidates)
 
 
 SPEC = DrafterSpec(
@@ -282,29 +215,16 @@ SPEC = DrafterSpec(
     summary="a head of one layer reads the target's hidden states and drafts chains or trees",
     default_num_speculative_tokens=3,
     max_num_speculative_tokens=15,
-    options=(
-        CAPTURE_LAYERS_OPTION,
-        DrafterOption(
-            name=DRAFT_TOP_K,
-            default=1,
-            minimum=1,
-            maximum=10,
-            help="Above 1 a tree is drafted: the best so many drafts of a level get so many "
-            "children each.",
-        ),
-        DrafterOption(
-            name=DRAFT_TREE_SIZE,
-            default=0,
-            minimum=0,
-            maximum=128,
-            help="Drafts of a tree, the most likely ones. Default: 4 K - 1, at most 15.",
-        ),
-        DRAFT_NOISE_OPTION,
-        DRAFT_WINDOW_OPTION,
+    options=head_options(
+        max_top_k=10,
+        top_k_help="Above 1 a tree is drafted: the best so many drafts of a level get so many "
+        "children each.",
+        max_tree_size=128,
+        tree_size_help="4 K - 1, at most 15",
     ),
     supports_rejection=True,
-    check=_check,
-    max_draft_tokens=_max_draft_tokens,
+    check=check_head_options,
+    num_tree_drafts=_num_nodes,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed, neighbouring_layers
+from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed
 from openspec.errors import ConfigError
 from openspec.settings import nearest
 
@@ -57,31 +57,48 @@ class DrafterOption:
         return value
 
 
-CAPTURE_LAYERS_OPTION = DrafterOption(
-    name=CAPTURE_LAYERS,
-    default="",
-    help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. Default: "
-    "what the head's config.json says.",
-)
 DRAFT_TOP_K = "draft_top_k"
 """The option that makes trees."""
 DRAFT_TREE_SIZE = "draft_tree_size"
-DRAFT_NOISE_OPTION = DrafterOption(
-    name="draft_noise",
-    default=True,
-    help="Draw the drafts of sampled requests with the noise that the target's choice will be "
-    "drawn with (with --acceptance rejection: with noise of their own); off: always the head's "
-    "best.",
-)
-DRAFT_WINDOW_OPTION = DrafterOption(
-    name="draft_window",
-    default=0,
-    minimum=0,
-    maximum=1 << 24,
-    help="Tokens of the context that the head attends to, the last ones; 0: all. For texts far "
-    "longer than those that it was trained on.",
-)
-"""Options that several drafters have are one flag."""
+DRAFT_NOISE = "draft_noise"
+DRAFT_WINDOW = "draft_window"
+
+
+def head_options(
+    *, max_top_k: int, top_k_help: str, max_tree_size: int, tree_size_help: str
+) -> tuple[DrafterOption, ...]:
+    """The options that every head has; an option of several methods is one flag."""
+    return (
+        DrafterOption(
+            name=CAPTURE_LAYERS,
+            default="",
+            help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. "
+            "Default: what the head's config.json says.",
+        ),
+        DrafterOption(
+            name=DRAFT_NOISE,
+            default=True,
+            help="Draw the drafts of sampled requests with the noise that the target's choice will "
+            "be drawn with (with --acceptance rejection: with noise of their own); off: always the "
+            "head's best.",
+        ),
+        DrafterOption(
+            name=DRAFT_WINDOW,
+            default=0,
+            minimum=0,
+            maximum=1 << 24,
+            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
+            "far longer than those that it was trained on.",
+        ),
+        DrafterOption(name=DRAFT_TOP_K, default=1, minimum=1, maximum=max_top_k, help=top_k_help),
+        DrafterOption(
+            name=DRAFT_TREE_SIZE,
+            default=0,
+            minimum=0,
+            maximum=max_tree_size,
+            help=f"Drafts of a tree, the most likely ones. Default: {tree_size_help}.",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +144,17 @@ def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...
     """The head with its layer ids read in the other numbering."""
     layers = tuple(map(int, str(model.options[CAPTURE_LAYERS]).split(",")))
     variants = []
-    for moved in neighbouring_layers(layers, target.num_layers):
-        text = ",".join(map(str, moved))
-        variants.append(
-            Variant(
-                label=f"outputs of layers {listed(moved)}",
-                options={CAPTURE_LAYERS: text},
-                advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
-                "or mend config.json",
+    for moved in ([layer - 1 for layer in layers], [layer + 1 for layer in layers]):
+        if moved[0] >= 0 and moved[-1] < target.num_layers:
+            text = ",".join(map(str, moved))
+            variants.append(
+                Variant(
+                    label=f"outputs of layers {listed(moved)}",
+                    options={CAPTURE_LAYERS: text},
+                    advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
+                    "or mend config.json",
+                )
             )
-        )
     return tuple(variants)
 
 
@@ -163,8 +181,7 @@ class DraftSetup:
     @property
     def max_draft_tokens(self) -> int:
         """Drafts per sequence and step: K, or as many as a tree of depth K has."""
-        count = self.spec.max_draft_tokens
-        return self.draft_depth if count is None else count(self.draft_depth, self.options)
+        return self.spec.max_draft_tokens(self.draft_depth, self.options)
 
     @property
     def draft_folder(self) -> Path:
@@ -201,9 +218,9 @@ class DrafterSpec:
     num_drafts_of: Callable[[Path, Options], int] | None = None
     """K by default where it depends on the draft checkpoint, from its folder and the completed
     options; raises ConfigError if there is none in it."""
-    max_draft_tokens: Callable[[int, Options], int] | None = None
-    """Drafts of a sequence and step, from K and the completed options, where these are not K drafts
-    one after another but a tree of depth K."""
+    num_tree_drafts: Callable[[int, Options], int] | None = None
+    """Drafts of a tree, from its depth K and the completed options, where draft_top_k is above 1.
+    None: it makes no trees."""
     build: Callable[[int, Options], _C.Drafter] | None = None
     """Makes a drafter written in Python, from K and the options. None: it is compiled in."""
 
@@ -241,6 +258,12 @@ class DrafterSpec:
             return self.num_drafts_of(folder, options)
         return self.default_num_speculative_tokens
 
+    def max_draft_tokens(self, depth: int, options: Options) -> int:
+        """Drafts of a sequence and step: K one after another, or a tree of depth K."""
+        if self.num_tree_drafts is None or depth == 0 or options[DRAFT_TOP_K] == 1:
+            return depth
+        return self.num_tree_drafts(depth, options)
+
     def validate(self, setup: DraftSetup) -> None:
         """Refuses what cannot work with this drafter.
 
@@ -264,41 +287,28 @@ class DrafterSpec:
             self.check(setup)
 
 
-def check_rejection(setup: DraftSetup) -> None:
-    """Refuses what goes with no acceptance by rejection.
-
-    Raises:
-        ConfigError: for trees, and drafts that are not drawn.
-    """
-    options = setup.options
-    if setup.acceptance != "rejection":
-        return
-    if options.get(DRAFT_TOP_K, 1) != 1:
-        raise ConfigError(
-            "--acceptance rejection is for chains: drop it, or --draft-top-k "
-            f"{options[DRAFT_TOP_K]}"
-        )
-    if not options[DRAFT_NOISE_OPTION.name]:
-        raise ConfigError(
-            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
-        )
-
-
-def check_trees(setup: DraftSetup) -> None:
-    """Refuses trees that cannot be, and their options without trees.
+def check_head_options(setup: DraftSetup) -> None:
+    """Refuses trees that cannot be, and what goes with no trees or no acceptance by rejection.
 
     Raises:
         ConfigError: with the remedy.
     """
-    options = setup.options
-    if options[DRAFT_TOP_K] == 1:
-        if options[DRAFT_TREE_SIZE] != 0:
+    top_k, tree_size = setup.options[DRAFT_TOP_K], setup.options[DRAFT_TREE_SIZE]
+    if setup.acceptance == "rejection" and top_k != 1:
+        raise ConfigError(
+            f"--acceptance rejection is for chains: drop it, or --draft-top-k {top_k}"
+        )
+    if setup.acceptance == "rejection" and not setup.options[DRAFT_NOISE]:
+        raise ConfigError(
+            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+        )
+    if top_k == 1:
+        if tree_size != 0:
             raise ConfigError(
                 "--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)"
             )
-        return
-    if 0 < setup.draft_depth > setup.max_draft_tokens:
+    elif 0 < setup.draft_depth > setup.max_draft_tokens:
         raise ConfigError(
-            f"--draft-tree-size {options[DRAFT_TREE_SIZE]} is less than the tree's depth; raise it "
-            f"or lower --num-speculative-tokens ({setup.draft_depth})"
+            f"--draft-tree-size {tree_size} is less than the tree's depth; raise it or lower "
+            f"--num-speculative-tokens ({setup.draft_depth})"
         )

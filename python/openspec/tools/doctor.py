@@ -17,7 +17,7 @@ from enum import IntEnum
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.draft_model import opened_draft_checkpoint
+from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import get_drafter
@@ -175,14 +175,14 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
 
 def _broken_tensors(draft_model: DraftModel) -> list[str]:
     """Those of the loaded ones that hold NaN or infinity, which raises no error in the engine."""
-    with opened_draft_checkpoint(draft_model.folder) as checkpoint:
-        return [
-            name
-            for name, info in checkpoint.tensors.items()
-            if info.dtype in LOADABLE_DTYPES
-            and name not in draft_model.ignored_tensors
-            and not is_finite(checkpoint.values(name))
-        ]
+    checkpoint = open_draft_checkpoint(draft_model.folder)
+    return [
+        name
+        for name, info in checkpoint.tensors.items()
+        if info.dtype in LOADABLE_DTYPES
+        and name not in draft_model.ignored_tensors
+        and not is_finite(checkpoint.values(name))
+    ]
 
 
 def _judge(
