@@ -16,13 +16,14 @@ from openspec.checkpoint.folder import check_source, downloaded, is_hub_id
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (
-    BYTES_METADATA,
     Raw,
     Setting,
     SettingsGroup,
     build,
+    check_ranges,
     group_of,
     nearest,
+    number,
     parse_command_line,
 )
 
@@ -48,7 +49,7 @@ class EngineConfig:
     the method in the model's own, if there is one."""
     draft_revision: str | None = None
     """Branch, tag or commit of a draft model of the hub. Default: main."""
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: int | None = number(None, 0, 1 << 10)
     """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict)
     """Options of the method, by the names that it declares (each is a flag of its own)."""
@@ -62,31 +63,36 @@ class EngineConfig:
     """Type of activations and KV. auto: float32 on cpu, bfloat16 on cuda, which has no other."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run. auto: cuda if this build and this machine can, else cpu."""
-    max_model_len: int | None = None
+    max_model_len: int | None = number(None, 2, 1 << 24)
     """Longest sequence, prompt and output, in tokens. Default: the model's own limit, or what the
     KV memory holds if that is less."""
-    max_num_seqs: int = 64
+    max_num_seqs: int = number(64, 1, 1 << 14)
     """Sequences that run at the same time, at most; more wait."""
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = number(None, 2, 1 << 20)
     """Rows of one step, at most: prompt chunks, last tokens and drafts together. Default: 512 on
     cpu, 2048 on cuda, or max_num_seqs + page_size if that is more."""
-    page_size: int = 16
+    page_size: int = number(16, 1, 1024)
     """Tokens per KV page."""
-    kv_cache_memory: int | None = field(default=None, metadata=BYTES_METADATA)
+    kv_cache_memory: int | None = number(None, 1, 1 << 50, is_bytes=True)
     """Memory for KV pages, such as 2GiB. Default: on cuda what gpu_memory_utilization leaves beside
     weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in either case no
     more than max_num_seqs sequences of max_model_len tokens can use."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""
-    num_threads: int | None = None
+    num_threads: int | None = number(None, 1, 1024)
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
-    seed: int | None = None
+    seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)
     """Seed of requests that bring none. Default: a random one for each."""
-    stats_interval_s: float = 10.0
+    stats_interval_s: float = number(10.0, 0.0, 86400.0)
     """Seconds between lines of statistics in the log while there is work; 0 for none."""
+
+    @property
+    def drafter(self) -> DrafterSpec:
+        """What the method says about itself."""
+        return drafters.get_drafter(self.method)
 
     @property
     def model_path(self) -> Path:
@@ -98,22 +104,25 @@ class EngineConfig:
         """The draft checkpoint's folder: the one given, else the one that came with the model."""
         if self.draft_model is not None:
             return Path(self.draft_model)
-        spec = drafters.get_drafter(self.method)
-        beside = self.model_path / spec.name
-        return beside if spec.needs_draft_model and beside.is_dir() else None
+        beside = self.model_path / self.drafter.name
+        return beside if self.drafter.needs_draft_model and beside.is_dir() else None
+
+    @property
+    def options(self) -> dict[str, OptionValue]:
+        """Options of the method, complete."""
+        return self.drafter.complete_options(self.method_options)
 
     @property
     def draft_depth(self) -> int:
         """K: drafts one after another, the method's default filled in."""
-        spec = drafters.get_drafter(self.method)
-        options = spec.complete_options(self.method_options)
-        return spec.draft_depth(self.num_speculative_tokens, self.draft_model_path, options)
+        return self.drafter.draft_depth(
+            self.num_speculative_tokens, self.draft_model_path, self.options
+        )
 
     @property
     def max_draft_tokens(self) -> int:
         """Drafts per sequence and step: K, or as many as a tree of depth K has."""
-        spec = drafters.get_drafter(self.method)
-        return spec.max_draft_tokens(self.draft_depth, spec.complete_options(self.method_options))
+        return self.drafter.max_draft_tokens(self.draft_depth, self.options)
 
     def draft_setup(self, target: ModelConfig) -> DraftSetup:
         """What the method is told of this configuration.
@@ -121,21 +130,19 @@ class EngineConfig:
         Raises:
             ConfigError: for options, or an acceptance, that the method does not have.
         """
-        spec = drafters.get_drafter(self.method)
-        if self.acceptance == "rejection" and not spec.supports_rejection:
-            names = drafters.available_drafters()
-            able = [name for name in names if drafters.get_drafter(name).supports_rejection]
+        if self.acceptance == "rejection" and not self.drafter.supports_rejection:
+            able = [spec.name for spec in drafters.all_drafters() if spec.supports_rejection]
             raise ConfigError(
                 "--acceptance rejection needs the probabilities of drafts, which method "
                 f"{self.method!r} does not know; drop it, or use --method {' or '.join(able)}"
             )
         return DraftSetup(
-            spec=spec,
+            spec=self.drafter,
             target=target,
             target_folder=self.model_path,
             folder=self.draft_model_path,
             num_speculative_tokens=self.num_speculative_tokens,
-            options=spec.complete_options(self.method_options),
+            options=self.options,
             acceptance=self.acceptance,
         )
 
@@ -150,21 +157,8 @@ class EngineConfig:
         Raises:
             ConfigError: with the setting, its value and the remedy.
         """
-        spec = drafters.get_drafter(self.method)
-        spec.complete_options(self.method_options)
-        for name, value, low, high in (
-            ("num_speculative_tokens", self.num_speculative_tokens, 0, 1 << 10),
-            ("max_model_len", self.max_model_len, 2, 1 << 24),
-            ("max_num_seqs", self.max_num_seqs, 1, 1 << 14),
-            ("max_num_batched_tokens", self.max_num_batched_tokens, 2, 1 << 20),
-            ("page_size", self.page_size, 1, 1024),
-            ("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50),
-            ("num_threads", self.num_threads, 1, 1024),
-            ("seed", self.seed, -(1 << 63), (1 << 63) - 1),
-            ("stats_interval_s", self.stats_interval_s, 0.0, 86400.0),
-        ):
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        check_ranges(self)
+        self.drafter.complete_options(self.method_options)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
@@ -192,8 +186,8 @@ class EngineConfig:
         Raises:
             ConfigError: a model of the hub cannot be had.
         """
-        spec = drafters.get_drafter(self.method)
-        beside = spec.name if spec.needs_draft_model and self.draft_model is None else None
+        has_head = self.drafter.needs_draft_model and self.draft_model is None
+        beside = self.drafter.name if has_head else None
         found = self
         if self.model is not None and is_hub_id(self.model):
             folder = downloaded(self.model, self.revision, subfolder=beside)
@@ -237,27 +231,22 @@ def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
         )
     if merged.get("trust_remote_code"):
         logger.warning("trust_remote_code has no effect: no code of a checkpoint is ever run")
-    fields: dict[str, Raw] = dict(merged)
-    options = dict(build(EngineConfig, merged).method_options)
-    spec = drafters.get_drafter(build(EngineConfig, merged).method)
-    owners = {
-        name: other
-        for other in map(drafters.get_drafter, drafters.available_drafters())
-        for option in other.options
-        for name in (option.name, *option.aliases)
-    }
-    own = {name for option in spec.options for name in (option.name, *option.aliases)}
+    given = build(EngineConfig, merged)
+    spec, options = given.drafter, dict(given.method_options)
+    owners = {name: other for other in drafters.all_drafters() for name in other.options_by_name}
     for name, value in merged.items():
-        if name in own and isinstance(value, (int, float, str)):
+        if name in spec.options_by_name and isinstance(value, (int, float, str)):
             options[name] = value
         elif name in owners:
             raise ConfigError(
                 f"{name} is an option of method {owners[name].name!r}, but the method is "
                 f"{spec.name!r}"
             )
-    fields["method"] = spec.name
-    fields["method_options"] = dict(spec.complete_options(options)) if options else {}
-    config = build(EngineConfig, fields)
+    config = replace(
+        given,
+        method=spec.name,
+        method_options=spec.complete_options(options) if options else {},
+    )
     config.check()
     return config
 
@@ -267,7 +256,7 @@ def engine_groups() -> list[SettingsGroup]:
 
     Options that several drafters have are one flag, in a group of its own.
     """
-    specs = [drafters.get_drafter(name) for name in drafters.available_drafters()]
+    specs = drafters.all_drafters()
     methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in specs)
     engine = group_of("engine", EngineConfig, skip=("method_options",))
     settings = [
@@ -367,10 +356,7 @@ def _expand_speculative_config(raw: Raw) -> dict[str, Raw]:
         raise ConfigError("--speculative-config must be a JSON object")
     renamed = {"model": "draft_model"}
     known = {"method", "num_speculative_tokens", "draft_model"} | {
-        name
-        for method in drafters.available_drafters()
-        for option in drafters.get_drafter(method).options
-        for name in (option.name, *option.aliases)
+        name for spec in drafters.all_drafters() for name in spec.options_by_name
     }
     expanded: dict[str, Raw] = {}
     for key, value in given.items():

@@ -20,22 +20,24 @@ import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from openspec.errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 Raw: TypeAlias = "str | int | float | bool | list[Raw] | dict[str, Raw] | None"
 """A value as it stands in a file, an environment or on the command line."""
 
 ENV_PREFIX = "OPENSPEC_"
 BUILD_VARIABLES = ("OPENSPEC_CUDA", "OPENSPEC_CUDA_ARCHS", "OPENSPEC_CONFIG")
-BYTES_METADATA: Mapping[str, str] = {"unit": "bytes"}
-"""Field metadata of a size in bytes: accepts "2GiB"."""
 
 _UNITS = {
     "": 1,
@@ -46,6 +48,26 @@ _UNITS = {
         for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
     },
 }
+
+
+def number(default: T, low: float, high: float, *, is_bytes: bool = False) -> T:
+    """A field for a number in [low, high], or None; one in bytes also takes "2GiB"."""
+    return dataclasses.field(default=default, metadata={"range": (low, high), "is_bytes": is_bytes})
+
+
+def check_ranges(config: DataclassInstance) -> None:
+    """Checks every field made by `number`.
+
+    Raises:
+        ConfigError: with the setting, its value and the allowed range.
+    """
+    values = dataclasses.asdict(config)
+    for field in dataclasses.fields(config):
+        value = values[field.name]
+        if "range" in field.metadata and value is not None:
+            low, high = field.metadata["range"]
+            if not low <= value <= high:
+                raise ConfigError(f"{field.name} must be in [{low}, {high}], got {value}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,10 +180,8 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def group_of(title: str, cls: type, skip: Sequence[str] = ()) -> SettingsGroup:
+def group_of(title: str, cls: type[DataclassInstance], skip: Sequence[str] = ()) -> SettingsGroup:
     """The fields of a dataclass as settings."""
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is not a dataclass")
     docs, types = field_docs(cls), typing.get_type_hints(cls)
     settings = []
     for field in dataclasses.fields(cls):
@@ -178,7 +198,7 @@ def group_of(title: str, cls: type, skip: Sequence[str] = ()) -> SettingsGroup:
                 type=types[field.name],
                 help=docs.get(field.name, ""),
                 default=default,
-                is_bytes=field.metadata.get("unit") == "bytes",
+                is_bytes=field.metadata.get("is_bytes", False),
                 choices=tuple(field.metadata.get("choices", ())),
                 takes_words="words" in field.metadata,
             )
@@ -186,14 +206,12 @@ def group_of(title: str, cls: type, skip: Sequence[str] = ()) -> SettingsGroup:
     return SettingsGroup(title, tuple(settings))
 
 
-def build(cls: type[T], values: Mapping[str, Raw]) -> T:
+def build(cls: type[DataclassT], values: Mapping[str, Raw]) -> DataclassT:
     """Makes a settings dataclass from those of the values that are its fields.
 
     Raises:
         ConfigError: for a value of the wrong type.
     """
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is not a dataclass")
     names = {field.name for field in dataclasses.fields(cls)}
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in names}, cls)

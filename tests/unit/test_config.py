@@ -18,11 +18,11 @@ from openspec.config import (
 )
 from openspec.errors import ConfigError
 from openspec.settings import (
-    BYTES_METADATA,
     build,
     field_docs,
     format_bytes,
     group_of,
+    number,
     parse_bytes,
     parse_command_line,
 )
@@ -242,7 +242,7 @@ def test_own_settings_beside_the_engines() -> None:
         names: list[str] = field(default_factory=list)
         """Names,
         with commas."""
-        body: int = field(default=1, metadata=BYTES_METADATA)
+        body: int = number(1, 0, 1 << 40, is_bytes=True)
         """Size."""
         model: str | None = None
         """Shared with the engine."""

@@ -13,7 +13,7 @@ from openspec.bench.workloads import workload_names
 from openspec.config import engine_config, engine_groups
 from openspec.drafters import plain_method
 from openspec.errors import ConfigError
-from openspec.settings import Raw, build, group_of, parse_command_line
+from openspec.settings import Raw, build, check_ranges, group_of, number, parse_command_line
 
 _NOT_THE_SERVERS = ("seed",)
 
@@ -28,20 +28,20 @@ class BenchConfig:
     """Prompts from a JSON lines file as one more; a line has prompt, turns or question."""
     concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
     """Requests under way at the same time, separated by commas."""
-    num_prompts: int = 32
+    num_prompts: int = number(32, 1, 1_000_000)
     """Requests of one run, at least: four times as many as are under way, if that is more. A
     workload is run `repeats` times with and without the method."""
-    max_tokens: int = 128
+    max_tokens: int = number(128, 1, 1 << 20)
     """Longest answer."""
-    input_len: int = 128
+    input_len: int = number(128, 1, 1 << 20)
     """Prompt length of the workload `random`, in tokens."""
-    temperature: float = 0.0
+    temperature: float = number(0.0, 0.0, 100.0)
     """Sent with every request; above 0 the requests are seeded, so they stay comparable."""
     seed: int = 0
     """Draws the prompts, and seeds request i with seed + i."""
     ignore_eos: bool = False
     """Run every answer to max_tokens. The workload `random` always does."""
-    repeats: int = 3
+    repeats: int = number(3, 1, 1000)
     """Runs of each kind. They take turns, and the figures are medians."""
     server: str | None = None
     """A running openspec server, such as http://127.0.0.1:8000, instead of one of our own."""
@@ -67,11 +67,12 @@ class BenchConfig:
         return max(self.num_prompts, 4 * concurrency)
 
     def check(self) -> None:
-        """Checks every range.
+        """Checks every setting.
 
         Raises:
             ConfigError: with the setting, its value and what is allowed.
         """
+        check_ranges(self)
         for name in self.workloads:
             if name not in workload_names():
                 raise ConfigError(
@@ -80,21 +81,14 @@ class BenchConfig:
         for text in self.concurrency:
             if not text.isdecimal() or not 1 <= int(text) <= 4096:
                 raise ConfigError(f"concurrency must be numbers in [1, 4096], got {text!r}")
-        for name, value, low, high in (
-            ("num_prompts", self.num_prompts, 1, 1_000_000),
-            ("max_tokens", self.max_tokens, 1, 1 << 20),
-            ("input_len", self.input_len, 1, 1 << 20),
-            ("repeats", self.repeats, 1, 1000),
-            ("temperature", self.temperature, 0.0, 100.0),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
-        if self.json is not None and Path(self.json).is_dir():
-            raise ConfigError(f"json: {self.json} is a folder; name a file in it")
-        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
-            raise ConfigError(f"json: the folder of {self.json} does not exist")
-        if self.json is not None and not os.access(Path(self.json).absolute().parent, os.W_OK):
-            raise ConfigError(f"json: the folder of {self.json} cannot be written")
+        if self.json is not None:
+            folder = Path(self.json).absolute().parent
+            if Path(self.json).is_dir():
+                raise ConfigError(f"json: {self.json} is a folder; name a file in it")
+            if not folder.is_dir():
+                raise ConfigError(f"json: the folder of {self.json} does not exist")
+            if not os.access(folder, os.W_OK):
+                raise ConfigError(f"json: the folder of {self.json} cannot be written")
 
 
 @dataclass(frozen=True)

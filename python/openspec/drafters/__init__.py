@@ -49,31 +49,34 @@ def available_drafters() -> list[str]:
     return sorted(_registry.discover())
 
 
+def all_drafters() -> list[DrafterSpec]:
+    """Their specs, in the same order."""
+    return [_registry.discover()[name] for name in available_drafters()]
+
+
 def get_drafter(name: str) -> DrafterSpec:
     """The spec of a method, by its name or one of its aliases.
 
     Raises:
         ConfigError: with the nearest name.
     """
-    specs = _registry.discover()
-    for spec in specs.values():
+    for spec in all_drafters():
         if name == spec.name or name in spec.aliases:
             return spec
+    names = available_drafters()
     raise ConfigError(
-        f"unknown method {name!r}{nearest(name, specs)}; available: {', '.join(sorted(specs))}"
+        f"unknown method {name!r}{nearest(name, names)}; available: {', '.join(names)}"
     )
 
 
 def default_method() -> str:
     """The method used when none is named."""
-    return next(spec.name for spec in _registry.discover().values() if spec.is_default)
+    return next(spec.name for spec in all_drafters() if spec.is_default)
 
 
 def plain_method() -> str:
     """The method that drafts nothing, which the others are compared with."""
-    return next(
-        spec.name for spec in _registry.discover().values() if spec.max_num_speculative_tokens == 0
-    )
+    return next(spec.name for spec in all_drafters() if spec.max_num_speculative_tokens == 0)
 
 
 def register_drafter(spec: DrafterSpec) -> None:

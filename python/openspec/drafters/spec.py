@@ -229,15 +229,18 @@ class DrafterSpec:
         """Whether there is a draft checkpoint to give."""
         return self.read_draft_model is not None
 
+    @property
+    def options_by_name(self) -> dict[str, DrafterOption]:
+        """By their own names and their aliases."""
+        return {name: option for option in self.options for name in (option.name, *option.aliases)}
+
     def complete_options(self, given: Options) -> dict[str, OptionValue]:
         """Options by their own names, checked, defaults filled in.
 
         Raises:
             ConfigError: for an unknown name or a value out of range.
         """
-        by_name = {
-            name: option for option in self.options for name in (option.name, *option.aliases)
-        }
+        by_name = self.options_by_name
         checked: dict[str, OptionValue] = {}
         for name, value in given.items():
             if name not in by_name:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from openspec.errors import ConfigError
 from openspec.messages import MAX_LOGPROBS
-from openspec.settings import BYTES_METADATA
+from openspec.settings import check_ranges, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class ServeConfig:
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but the loopback address deserves an API key."""
-    port: int = 8000
+    port: int = number(8000, 0, 65535)
     """Port to listen on; 0 lets the system pick one, which the log names."""
     uds: str | None = None
     """Unix domain socket to listen on instead of host and port."""
@@ -31,7 +31,7 @@ class ServeConfig:
     generation_config: Literal["auto", "openspec"] = "auto"
     """Sampling defaults for requests that leave them out. auto: the model's
     generation_config.json; openspec: temperature 1 and no filter."""
-    max_logprobs: int = MAX_LOGPROBS
+    max_logprobs: int = number(MAX_LOGPROBS, 0, MAX_LOGPROBS)
     """Log-probabilities that a request may ask for at each position; this build has no more."""
     enable_auto_tool_choice: bool = True
     """Accepted without effect: tool calls are found wherever a request brings tools."""
@@ -39,19 +39,19 @@ class ServeConfig:
     """Form of the tool calls that the model writes."""
     reasoning_parser: Literal["qwen3"] = "qwen3"
     """Form of the model's thinking, which answers carry apart from their text."""
-    max_num_queued_reqs: int | None = 1024
+    max_num_queued_reqs: int | None = number(1024, 0, 1 << 20)
     """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
-    max_body_bytes: int = field(default=8 * 1024 * 1024, metadata=BYTES_METADATA)
+    max_body_bytes: int = number(8 * 1024 * 1024, 1024, 1 << 30, is_bytes=True)
     """Largest request body."""
-    request_timeout_s: float = 60.0
+    request_timeout_s: float = number(60.0, 0.1, 3600)
     """Seconds a client may take to send its request, or take nothing of its answer."""
-    keep_alive_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = number(30.0, 0, 3600)
     """Seconds an idle connection stays open."""
-    drain_grace_s: float = 0.0
+    drain_grace_s: float = number(0.0, 0, 3600)
     """After SIGTERM, keep accepting new requests for so long: load balancers lag behind /ready."""
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: float = number(30.0, 0, 86400)
     """After SIGTERM, seconds that running requests may take before they end with "abort"."""
-    num_text_threads: int = 2
+    num_text_threads: int = number(2, 1, 64)
     """Threads that parse, render and tokenize large requests."""
     allow_credentials: bool = False
     """Let browsers of `allowed_origins` send credentials."""
@@ -67,25 +67,12 @@ class ServeConfig:
     """Log a line for every request, with the path that was asked for."""
 
     def check(self) -> None:
-        """Checks every range.
+        """Checks what can be checked without the engine.
 
         Raises:
-            ConfigError: with the setting, its value and the allowed range.
+            ConfigError: with the setting, its value and what is allowed.
         """
-        ranges: tuple[tuple[str, float, float, float], ...] = (
-            ("port", self.port, 0, 65535),
-            ("max_logprobs", self.max_logprobs, 0, MAX_LOGPROBS),
-            ("max_num_queued_reqs", self.max_num_queued_reqs or 0, 0, 1 << 20),
-            ("max_body_bytes", self.max_body_bytes, 1024, 1 << 30),
-            ("request_timeout_s", self.request_timeout_s, 0.1, 3600),
-            ("keep_alive_timeout_s", self.keep_alive_timeout_s, 0, 3600),
-            ("drain_grace_s", self.drain_grace_s, 0, 3600),
-            ("shutdown_timeout", self.shutdown_timeout, 0, 86400),
-            ("num_text_threads", self.num_text_threads, 1, 64),
-        )
-        for name, value, low, high in ranges:
-            if not low <= value <= high:
-                raise ConfigError(f"{name} must be in [{low}, {high}], got {value}")
+        check_ranges(self)
         if not self.enable_auto_tool_choice:
             raise ConfigError(
                 "enable_auto_tool_choice cannot be off; requests without tool calls say "

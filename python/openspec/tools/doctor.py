@@ -30,7 +30,7 @@ from openspec.messages import (
     add_counters,
     mean_acceptance_length,
 )
-from openspec.settings import build, group_of
+from openspec.settings import build, check_ranges, group_of, number
 
 CHATS = (
     "Explain in a few sentences how binary search works, then write it in Python.",
@@ -59,7 +59,7 @@ class Verdict(IntEnum):
 class DoctorConfig:
     """Settings of the check itself."""
 
-    doctor_tokens: int = 128
+    doctor_tokens: int = number(128, 2, 1 << 20)
     """Tokens of each of the texts that the check lets the model write."""
 
 
@@ -104,11 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             [group_of("doctor", DoctorConfig)],
             version=openspec.__version__,
         )
-        num_tokens = build(DoctorConfig, values).doctor_tokens
-        if num_tokens < 2:
-            raise ConfigError(f"doctor_tokens must be at least 2, got {num_tokens}")
+        own = build(DoctorConfig, values)
+        check_ranges(own)
         config = config.with_folders()
-        verdict, lines = Verdict.FITS, examine(config, lambda one: measure(one, num_tokens))
+        verdict, lines = Verdict.FITS, examine(config, lambda one: measure(one, own.doctor_tokens))
         for line in lines:
             print(line.text, flush=True)
             verdict = max(verdict, line.verdict)
