@@ -388,3 +388,12 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
         sums.extend([0] * (len(more) - len(sums)))
         for position, accepted in enumerate(more):
             sums[position] += accepted
+
+
+def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
+    """Of several sequences; step by step only of one."""
+    total = SpecDecodeStats(num_steps=sum(part.num_steps for part in parts))
+    add_counters(total, parts)
+    if len(parts) == 1:
+        total.num_accepted_tokens_per_step = list(parts[0].num_accepted_tokens_per_step)
+    return total

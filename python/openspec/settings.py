@@ -97,8 +97,9 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """Whether it takes several texts, separated by commas or as a JSON list."""
-        return list[str] in (self.type, *typing.get_args(self.type))
+        """Whether it takes several values, separated by commas or as a JSON list."""
+        kinds = (self.type, *typing.get_args(self.type))
+        return any(typing.get_origin(kind) is list for kind in kinds)
 
     @property
     def literals(self) -> tuple[str, ...]:
@@ -114,11 +115,12 @@ class Setting:
         try:
             if self.is_bytes and isinstance(raw, str):
                 return parse_bytes(raw)
+            given: object = raw
             if isinstance(raw, str) and self.is_list:
+                given = [part.strip() for part in raw.split(",") if part.strip()]
                 if raw.startswith("["):
-                    return [*msgspec.json.decode(raw, type=list[str])]
-                return [part.strip() for part in raw.split(",") if part.strip()]
-            value: Raw = msgspec.convert(raw, self.type, strict=not isinstance(raw, str))
+                    given = msgspec.json.decode(raw)
+            value: Raw = msgspec.convert(given, self.type, strict=not isinstance(raw, str))
             return value
         except (msgspec.MsgspecError, ConfigError) as error:
             choose = f"; choose from {', '.join(self.literals)}" if self.literals else ""

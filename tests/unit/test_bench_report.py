@@ -8,19 +8,18 @@ import pytest
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
 from openspec.bench.report import (
-    Acceptance,
     Divergence,
     Latency,
     Speedup,
     compare,
     figures_of,
-    percentile,
+    speculation_of,
 )
 from openspec.bench.results import MethodReport, report_cell, total_identity, write_json
 from openspec.bench.run import Cell
 from openspec.bench.table import render_identity, render_positions, render_table
 from openspec.bench.workloads import Prompt, Workload
-from openspec.messages import SpecDecodeStats
+from openspec.messages import SpecDecodeStats, acceptance_per_position
 
 
 def completion(
@@ -46,11 +45,11 @@ def result(*answers: list[int], wall_s: float = 1.0) -> LoadResult:
     return LoadResult([completion(answer) for answer in answers], wall_s)
 
 
-def test_percentile() -> None:
-    assert percentile([], 50) == 0
-    assert percentile([3.0], 99) == 3
-    assert percentile([4, 1, 3, 2], 50) == 2.5
-    assert percentile(range(101), 99) == 99
+def test_percentiles() -> None:
+    assert Latency.of([]) == Latency(0, 0)
+    assert Latency.of([3.0]) == Latency(3000, 3000)
+    assert Latency.of([4, 1, 3, 2]).p50 == 2500
+    assert Latency.of(range(101)).p99 == 99000
     assert Latency.of([0.001, 0.003]).p50 == pytest.approx(2)
 
 
@@ -75,13 +74,10 @@ def test_single_token_answers_have_no_time_per_token() -> None:
     assert figures.tpot == Latency(0, 0)
 
 
-def test_acceptance() -> None:
-    acceptance = Acceptance.of([completion([1]), completion([2]), Completion(0.0)])
-    assert acceptance.rate == pytest.approx(10 / 16)
-    assert acceptance.mean_length == pytest.approx(1 + 10 / 4)
-    assert acceptance.per_position == [1.0, 1.0, 0.5, 0.0]
-    nothing = Acceptance.of([Completion(0.0, speculation=SpecDecodeStats())])
-    assert (nothing.rate, nothing.mean_length, nothing.per_position) == (None, None, [])
+def test_speculation_of_several_answers() -> None:
+    total = speculation_of([completion([1]), completion([2]), Completion(0.0)])
+    assert (total.num_drafts, total.num_draft_tokens, total.num_accepted_tokens) == (4, 16, 10)
+    assert total.num_accepted_tokens_per_pos == [4, 4, 2, 0]
 
 
 def test_acceptance_positions_of_different_lengths() -> None:
@@ -100,7 +96,7 @@ def test_acceptance_positions_of_different_lengths() -> None:
             num_accepted_tokens_per_pos=[1, 1, 1],
         ),
     )
-    assert Acceptance.of([short, long]).per_position == [1.0, 0.5, 0.5]
+    assert acceptance_per_position(speculation_of([short, long])) == [1.0, 0.5, 0.5]
 
 
 def test_speedup_pairs_the_turns() -> None:

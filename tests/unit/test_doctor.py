@@ -15,7 +15,7 @@ from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSet
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
 from openspec.tools import doctor
-from openspec.tools.doctor import Sample, Verdict, examine
+from openspec.tools.doctor import Sample, examine
 from tests.unit.draft_checkpoints import tensor, write_draft, write_target
 
 CHECKUP = Checkup(
@@ -75,40 +75,40 @@ def accepting(percent: dict[int, int], num_failures: int = 0) -> Callable[[Engin
     return measure
 
 
-def report(config: EngineConfig, measure: Callable[[EngineConfig], Sample]) -> tuple[str, Verdict]:
+def report(config: EngineConfig, measure: Callable[[EngineConfig], Sample]) -> tuple[str, bool]:
     lines = list(examine(config, measure))
-    return "\n".join(line.text for line in lines), max(line.verdict for line in lines)
+    return "\n".join(lines), any(line.startswith("PROBLEM") for line in lines)
 
 
 def test_healthy(config: EngineConfig) -> None:
-    text, verdict = report(config, accepting({0: 60, 1: 70, 2: 72}))
-    assert verdict is Verdict.FITS and "the drafter fits the model" in text
+    text, has_problem = report(config, accepting({0: 60, 1: 70, 2: 72}))
+    assert not has_problem and "the drafter fits the model" in text
     assert "layers: outputs of 1 = entering 2" in text and "36 layers" in text
     assert "acceptance, chat: 70% 0% by position, mean length 1.70 (50 drafts)" in text
     assert "usual: 60%, 40% at positions 1 to 2 (a paper)" in text and "PROBLEM" not in text
 
 
 def test_low_but_plausible(config: EngineConfig) -> None:
-    text, verdict = report(config, accepting({0: 30, 1: 40, 2: 42}))
-    assert verdict is Verdict.FITS
+    text, has_problem = report(config, accepting({0: 30, 1: 40, 2: 42}))
+    assert not has_problem
     assert "tried reading lower: 30%" in text and "tried reading higher: 42%" in text
     assert "the drafter works; 40% at position 1 is less than usual" in text
 
 
 def test_neighbour_is_better(config: EngineConfig) -> None:
-    text, verdict = report(config, accepting({0: 14, 1: 20, 2: 68}))
-    assert verdict is Verdict.SUSPECT
+    text, has_problem = report(config, accepting({0: 14, 1: 20, 2: 68}))
+    assert has_problem
     assert "reading higher: mean length of 1.68, the configuration 1.20: use --level 2" in text
     assert "trained for something else" not in text
     # Also where the configured one would pass.
-    text, verdict = report(config, accepting({0: 90, 1: 70, 2: 10}))
-    assert verdict is Verdict.SUSPECT and "use --level 0" in text
+    text, has_problem = report(config, accepting({0: 90, 1: 70, 2: 10}))
+    assert has_problem and "use --level 0" in text
     assert "fits the model" not in text
 
 
 def test_nothing_is_accepted(config: EngineConfig) -> None:
-    text, verdict = report(config, accepting({0: 0, 1: 0, 2: 2}))
-    assert verdict is Verdict.SUSPECT
+    text, has_problem = report(config, accepting({0: 0, 1: 0, 2: 2}))
+    assert has_problem
     assert "PROBLEM: 0% at position 1, below the 30%" in text
     assert "  - it was trained for something else" in text
     text, _ = report(config, accepting({0: 0, 1: 0, 2: 20}))
@@ -116,12 +116,12 @@ def test_nothing_is_accepted(config: EngineConfig) -> None:
 
 
 def test_nothing_to_judge(config: EngineConfig) -> None:
-    text, verdict = report(config, lambda config: Sample())
-    assert verdict is Verdict.SUSPECT and "only 0 drafts were made" in text
-    text, verdict = report(config, accepting(dict.fromkeys(range(3), 70), num_failures=3))
-    assert verdict is Verdict.SUSPECT and "the drafter failed in 3 steps" in text
-    text, verdict = report(EngineConfig(model=config.model, method="none"), accepting({}))
-    assert verdict is Verdict.FITS and "nothing is drafted" in text
+    text, has_problem = report(config, lambda config: Sample())
+    assert has_problem and "only 0 drafts were made" in text
+    text, has_problem = report(config, accepting(dict.fromkeys(range(3), 70), num_failures=3))
+    assert has_problem and "the drafter failed in 3 steps" in text
+    text, has_problem = report(EngineConfig(model=config.model, method="none"), accepting({}))
+    assert not has_problem and "nothing is drafted" in text
 
 
 BFLOATS = {"0": b"\0\0", "nan": b"\xc0\x7f", "inf": b"\x80\x7f", "-inf": b"\x80\xff"}
@@ -142,9 +142,9 @@ def test_numbers_that_are_none(config: EngineConfig, dtype: str, number: bytes) 
         "norm": (dtype, [1], number),
     }
     write_draft(config.draft_model_path, {}, tensors)
-    text, verdict = report(config, accepting(dict.fromkeys(range(3), 70)))
+    text, has_problem = report(config, accepting(dict.fromkeys(range(3), 70)))
     is_broken = any(number)
-    assert verdict is (Verdict.SUSPECT if is_broken else Verdict.FITS)
+    assert has_problem == is_broken
     expected = "PROBLEM: tensor fc holds NaN or infinite numbers (one of 2 that do)"
     assert (expected in text) == is_broken == ("acceptance, chat" not in text)
 

@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 import openspec
 from openspec.bench.workloads import workload_names
@@ -26,7 +28,9 @@ class BenchConfig:
     """Built-in workloads, separated by commas. Default: all of them, or none beside a dataset."""
     dataset: str | None = None
     """Prompts from a JSON lines file as one more; a line has prompt, turns or question."""
-    concurrency: list[str] = field(default_factory=lambda: ["1", "4", "16"])
+    concurrency: list[Annotated[int, msgspec.Meta(ge=1, le=4096)]] = field(
+        default_factory=lambda: [1, 4, 16]
+    )
     """Requests under way at the same time, separated by commas."""
     num_prompts: int = number(32, 1, 1_000_000)
     """Requests of one run, at least: four times as many as are under way, if that is more. A
@@ -57,11 +61,6 @@ class BenchConfig:
             return self.workload
         return workload_names() if self.dataset is None else []
 
-    @property
-    def concurrencies(self) -> list[int]:
-        """`concurrency` as numbers."""
-        return [int(text) for text in self.concurrency]
-
     def prompts_at(self, concurrency: int) -> int:
         """Requests of one run with so many under way: beginning and end are a small part of it."""
         return max(self.num_prompts, 4 * concurrency)
@@ -78,9 +77,6 @@ class BenchConfig:
                 raise ConfigError(
                     f"workload: there is no {name!r}; choose from {', '.join(workload_names())}"
                 )
-        for text in self.concurrency:
-            if not text.isdecimal() or not 1 <= int(text) <= 4096:
-                raise ConfigError(f"concurrency must be numbers in [1, 4096], got {text!r}")
         if self.json is not None:
             folder = Path(self.json).absolute().parent
             if Path(self.json).is_dir():

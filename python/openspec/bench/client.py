@@ -11,6 +11,7 @@ import socket
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -47,14 +48,6 @@ class HttpResponse:
             start = end + 2
 
 
-@dataclass
-class _Arrivals:
-    """The raw bytes of one answer."""
-
-    pieces: list[bytes] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-
 class Connection:
     """One keep-alive connection; it carries one request at a time.
 
@@ -76,7 +69,8 @@ class Connection:
         self._reset()
 
     def _reset(self) -> None:
-        self._arrivals = _Arrivals()
+        self._pieces: list[bytes] = []
+        self._times: list[float] = []
         self._tail = b""
         self._received = 0
         self._has_head = False
@@ -114,8 +108,8 @@ class Connection:
             data = self._socket.recv(1 << 16)
         except OSError as error:
             raise ClientError(f"the connection broke: {error}") from error
-        self._arrivals.times.append(perf_counter())
-        self._arrivals.pieces.append(data)
+        self._times.append(perf_counter())
+        self._pieces.append(data)
         if not data:
             raise ClientError("the server closed the connection")
         self._received += len(data)
@@ -123,7 +117,7 @@ class Connection:
         if not self._has_head:
             self._read_head()
         if self._tail == _END_OF_CHUNKS or self._received == self._length:
-            return _parse(self._arrivals)
+            return _parse(self._pieces, self._times)
         return None
 
     def close(self) -> None:
@@ -131,7 +125,7 @@ class Connection:
         self._socket.close()
 
     def _read_head(self) -> None:
-        head, found, _ = b"".join(self._arrivals.pieces).partition(_HEADER_END)
+        head, found, _ = b"".join(self._pieces).partition(_HEADER_END)
         if found:
             self._has_head = True
             stated = _header(head, b"content-length")
@@ -146,18 +140,15 @@ def _header(head: bytes, name: bytes) -> bytes | None:
     return None
 
 
-def _parse(arrivals: _Arrivals) -> HttpResponse:
+def _parse(pieces: list[bytes], arrivals: list[float]) -> HttpResponse:
     """Take an answer apart: status, body without chunk framing, arrival times of the body."""
-    raw = b"".join(arrivals.pieces)
+    raw = b"".join(pieces)
     head, _, rest = raw.partition(_HEADER_END)
     status = int(head.split(b" ", 2)[1])
-    raw_ends, total = [], 0
-    for piece in arrivals.pieces:
-        total += len(piece)
-        raw_ends.append(total)
+    raw_ends = list(accumulate(map(len, pieces)))
     at = len(head) + len(_HEADER_END)
     if _header(head, b"transfer-encoding") != b"chunked":
-        return HttpResponse(status, rest, [len(rest)], [arrivals.times[-1]])
+        return HttpResponse(status, rest, [len(rest)], [arrivals[-1]])
     parts: list[bytes] = []
     ends: list[int] = []
     times: list[float] = []
@@ -172,7 +163,7 @@ def _parse(arrivals: _Arrivals) -> HttpResponse:
         at = start + size + 2
         length += size
         ends.append(length)
-        times.append(arrivals.times[bisect_left(raw_ends, start + size)])
+        times.append(arrivals[bisect_left(raw_ends, start + size)])
 
 
 class _Metrics(msgspec.Struct):

@@ -10,33 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import zip_longest
+from statistics import median, quantiles
 
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
-from openspec.messages import (
-    SpecDecodeStats,
-    acceptance_per_position,
-    acceptance_rate,
-    add_counters,
-    mean_acceptance_length,
-)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between closest ranks; 0 for no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+from openspec.messages import SpecDecodeStats, total_speculation
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Median and 99th percentile in milliseconds."""
+    """Median and 99th percentile in milliseconds; 0 for no values."""
 
     p50: float
     p99: float
@@ -44,37 +28,11 @@ class Latency:
     @staticmethod
     def of(seconds: Sequence[float]) -> Latency:
         """Percentiles of values in seconds."""
-        return Latency(1000 * percentile(seconds, 50), 1000 * percentile(seconds, 99))
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Speculation over a number of requests; messages.py defines the measures."""
-
-    counters: SpecDecodeStats
-
-    @property
-    def rate(self) -> float | None:
-        """None if nothing was drafted."""
-        return acceptance_rate(self.counters) if self.counters.num_drafts else None
-
-    @property
-    def mean_length(self) -> float | None:
-        """None if nothing was drafted."""
-        return mean_acceptance_length(self.counters) if self.counters.num_drafts else None
-
-    @property
-    def per_position(self) -> list[float]:
-        """Empty if nothing was drafted."""
-        return acceptance_per_position(self.counters) if self.counters.num_drafts else []
-
-    @staticmethod
-    def of(completions: Sequence[Completion]) -> Acceptance:
-        """The sum over some answers."""
-        total = SpecDecodeStats()
-        parts = [completion.speculation for completion in completions]
-        add_counters(total, [part for part in parts if part is not None])
-        return Acceptance(total)
+        if not seconds:
+            return Latency(0.0, 0.0)
+        several = seconds if len(seconds) > 1 else [*seconds, *seconds]
+        p99 = quantiles(several, n=100, method="inclusive")[98]
+        return Latency(1000 * median(seconds), 1000 * p99)
 
 
 @dataclass(frozen=True)
@@ -87,7 +45,7 @@ class Figures:
     ttft: Latency
     tpot: Latency
     gap: Latency
-    acceptance: Acceptance
+    speculation: SpecDecodeStats
     num_requests: int
     """Of one repeat."""
     output_tokens: int
@@ -106,10 +64,16 @@ def figures_of(results: Sequence[LoadResult]) -> Figures:
         gap=Latency.of(
             [b - a for c in completions for a, b in zip(c.chunk_s, c.chunk_s[1:], strict=False)]
         ),
-        acceptance=Acceptance.of(completions),
+        speculation=speculation_of(completions),
         num_requests=len(results[0].completions),
         output_tokens=results[0].output_tokens,
     )
+
+
+def speculation_of(completions: Sequence[Completion]) -> SpecDecodeStats:
+    """The sum over some answers."""
+    parts = [completion.speculation for completion in completions]
+    return total_speculation([part for part in parts if part is not None])
 
 
 def _time_per_token(completion: Completion) -> float | None:
@@ -170,20 +134,10 @@ def compare(plain: Sequence[LoadResult], other: Sequence[LoadResult]) -> Identit
 
 
 def _divergence(index: int, expected: Completion, found: Completion) -> Divergence | None:
-    if expected.token_ids == found.token_ids:
-        if expected.finish_reason == found.finish_reason:
-            return None
-        end = len(found.token_ids)
-        return Divergence(index, end, expected.finish_reason, found.finish_reason)
-    pairs = zip(expected.token_ids, found.token_ids, strict=False)
-    position = next(
-        (at for at, (a, b) in enumerate(pairs) if a != b),
-        min(len(expected.token_ids), len(found.token_ids)),
-    )
-    return Divergence(
-        index, position, _at(expected.token_ids, position), _at(found.token_ids, position)
-    )
-
-
-def _at(token_ids: list[int], position: int) -> int | None:
-    return token_ids[position] if position < len(token_ids) else None
+    for position, (a, b) in enumerate(zip_longest(expected.token_ids, found.token_ids)):
+        if a != b:
+            return Divergence(index, position, a, b)
+    if expected.finish_reason == found.finish_reason:
+        return None
+    end = len(found.token_ids)
+    return Divergence(index, end, expected.finish_reason, found.finish_reason)

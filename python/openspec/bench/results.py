@@ -10,6 +10,11 @@ import msgspec
 
 from openspec.bench.report import Figures, Identity, Speedup, compare, figures_of
 from openspec.bench.run import Cell
+from openspec.messages import (
+    acceptance_per_position,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,9 @@ def report_cell(cell: Cell, methods: Sequence[str]) -> list[MethodReport]:
     """Plain decoding first, then the method, then a baseline if there is one."""
     plain = cell.results[methods[0]]
     reports = []
-    for method, results in cell.results.items():
-        is_plain = method == methods[0]
-        speedup = None
-        if not is_plain:
+    for method in sorted(cell.results, key=[*methods, *cell.results].index):
+        results, speedup = cell.results[method], None
+        if method != methods[0]:
             speedup = Speedup.of(
                 [result.tokens_per_s for result in plain],
                 [result.tokens_per_s for result in results],
@@ -55,8 +59,7 @@ def report_cell(cell: Cell, methods: Sequence[str]) -> list[MethodReport]:
                 is_gated=method in methods,
             )
         )
-    order = [*methods, *(report.method for report in reports)]
-    return sorted(reports, key=lambda report: order.index(report.method))
+    return reports
 
 
 def total_identity(reports: Sequence[MethodReport]) -> Identity:
@@ -76,7 +79,8 @@ def write_json(path: Path, environment: dict[str, object], reports: Sequence[Met
 
 
 def _run(report: MethodReport) -> dict[str, object]:
-    figures, acceptance = report.figures, report.figures.acceptance
+    figures, speculation = report.figures, report.figures.speculation
+    has_drafts = speculation.num_drafts > 0
     run: dict[str, object] = {
         "method": report.method,
         "workload": report.workload,
@@ -84,9 +88,9 @@ def _run(report: MethodReport) -> dict[str, object]:
         "output_tokens_per_s": figures.tokens_per_s,
         "ttft_ms": figures.ttft.p50,
         "tpot_ms": figures.tpot.p50,
-        "acceptance_rate": acceptance.rate,
-        "mean_acceptance_length": acceptance.mean_length,
-        "acceptance_per_position": acceptance.per_position,
+        "acceptance_rate": acceptance_rate(speculation) if has_drafts else None,
+        "mean_acceptance_length": mean_acceptance_length(speculation) if has_drafts else None,
+        "acceptance_per_position": acceptance_per_position(speculation),
         "num_requests": figures.num_requests,
         "identical_to_plain": report.identity.holds,
         "num_identical_to_plain": report.identity.num_identical,
@@ -96,9 +100,9 @@ def _run(report: MethodReport) -> dict[str, object]:
         "tpot_ms_p99": figures.tpot.p99,
         "chunk_gap_ms": figures.gap.p50,
         "chunk_gap_ms_p99": figures.gap.p99,
-        "num_drafts": acceptance.counters.num_drafts,
-        "num_draft_tokens": acceptance.counters.num_draft_tokens,
-        "num_accepted_tokens": acceptance.counters.num_accepted_tokens,
+        "num_drafts": speculation.num_drafts,
+        "num_draft_tokens": speculation.num_draft_tokens,
+        "num_accepted_tokens": speculation.num_accepted_tokens,
     }
     if report.speedup is not None:
         run["speedup"] = report.speedup.median

@@ -44,7 +44,7 @@ def server_of(plan: BenchPlan) -> Iterator[ServerUnderTest]:
 
 def make_workloads(config: BenchConfig, vocab_size: int) -> list[Workload]:
     """The prompts of all workloads, as many as the most requests under way need."""
-    count = config.prompts_at(max(config.concurrencies))
+    count = config.prompts_at(max(config.concurrency))
     workloads = [
         build_workload(name, count, config.seed, vocab_size=vocab_size, input_len=config.input_len)
         for name in config.workloads
@@ -63,7 +63,7 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
     config = plan.bench
     workloads = make_workloads(config, server.vocab_size)
     num_methods = len(plan.methods) + (config.baseline != "none")
-    num_prompts = len(workloads) * sum(map(config.prompts_at, config.concurrencies))
+    num_prompts = len(workloads) * sum(map(config.prompts_at, config.concurrency))
     progress = _Progress(num_prompts * num_methods * config.repeats)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
@@ -74,7 +74,7 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
             )
         cells = []
         for workload in workloads:
-            for concurrency in config.concurrencies:
+            for concurrency in config.concurrency:
                 prompts = workload.prompts[: config.prompts_at(concurrency)]
                 cell = Cell(replace(workload, prompts=prompts), concurrency)
                 runner = _CellRunner(plan, server, cell, progress)

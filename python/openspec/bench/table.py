@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from openspec.bench.report import Acceptance, Identity, Latency, Speedup
+from openspec.bench.report import Identity, Latency, Speedup
 from openspec.bench.results import MethodReport
+from openspec.messages import (
+    SpecDecodeStats,
+    acceptance_per_position,
+    acceptance_rate,
+    mean_acceptance_length,
+)
 
 _HEADINGS = (
     "workload",
@@ -57,7 +63,7 @@ def _figures(report: MethodReport) -> tuple[str, ...]:
         _latency(figures.ttft),
         _latency(figures.tpot),
         _latency(figures.gap),
-        *_acceptance(figures.acceptance),
+        *_acceptance(figures.speculation),
         identity,
     )
 
@@ -75,17 +81,17 @@ def _latency(latency: Latency) -> str:
     return f"{latency.p50:.{digits}f} / {latency.p99:.{digits}f}"
 
 
-def _acceptance(acceptance: Acceptance) -> tuple[str, str]:
-    if acceptance.rate is None or acceptance.mean_length is None:
+def _acceptance(speculation: SpecDecodeStats) -> tuple[str, str]:
+    if not speculation.num_drafts:
         return "", ""
-    return f"{acceptance.rate:.1%}", f"{acceptance.mean_length:.2f}"
+    return f"{acceptance_rate(speculation):.1%}", f"{mean_acceptance_length(speculation):.2f}"
 
 
 def render_positions(reports: Sequence[MethodReport]) -> str:
     """Bars: the share of drafts whose token at each position was accepted, per cell."""
     blocks = []
     for report in reports:
-        per_position = report.figures.acceptance.per_position
+        per_position = acceptance_per_position(report.figures.speculation)
         if not per_position:
             continue
         title = f"Accepted by position, {report.method}, {report.workload} c={report.concurrency}:"

@@ -17,11 +17,12 @@ from openspec.messages import (
     SpecDecodeStats,
     SpeculativeOptions,
     fan_out,
+    total_speculation,
 )
 from openspec.serve.api import GenerationFields, SpeculativeField
 from openspec.serve.body import Arrival
 from openspec.serve.context import ServerContext
-from openspec.text.outputs import OutputDelta, RequestOutputProcessor, total_speculation
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 from openspec.text.stop_strings import StopStrings
 
 

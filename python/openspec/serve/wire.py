@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -239,37 +240,17 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer other than 200, decided on while handling a request."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
-        self.code = code
-        self.headers = headers
-
-
-class _ErrorBody(msgspec.Struct):
+    status: int
     message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class _ErrorEnvelope(msgspec.Struct):
-    error: _ErrorBody
+    _: KW_ONLY
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] | None = None
 
 
 def sanitise(message: str) -> str:
@@ -285,8 +266,8 @@ def sanitise(message: str) -> str:
 
 def error_bytes(error: ApiError) -> bytes:
     """The JSON body that describes `error`."""
-    body = _ErrorBody(sanitise(error.message), error.kind, error.param, error.code)
-    return msgspec.json.encode(_ErrorEnvelope(body))
+    body = {"message": sanitise(error.message), "type": error.kind}
+    return encode({"error": {**body, "param": error.param, "code": error.code}})
 
 
 def error_response(error: ApiError) -> Response:

@@ -12,8 +12,8 @@ from openspec.messages import (
     SpecDecodeStats,
     TokenLogprobs,
     acceptance_rate,
-    add_counters,
     mean_acceptance_length,
+    total_speculation,
 )
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.stop_strings import StopStrings
@@ -357,13 +357,3 @@ def request_output(
             spec_decode=total_speculation(stats) if stats else None,
         ),
     )
-
-
-def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
-    """Of several sequences; step by step only of one."""
-    total = SpecDecodeStats()
-    add_counters(total, parts)
-    total.num_steps = sum(part.num_steps for part in parts)
-    if len(parts) == 1:
-        total.num_accepted_tokens_per_step = list(parts[0].num_accepted_tokens_per_step)
-    return total

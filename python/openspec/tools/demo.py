@@ -16,11 +16,12 @@ from tokenizers import Tokenizer
 
 from openspec.bench.client import ClientError
 from openspec.bench.load import LoadResult, RequestSettings, run_load
-from openspec.bench.report import Acceptance, compare
+from openspec.bench.report import compare, speculation_of
 from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
+from openspec.messages import acceptance_rate, mean_acceptance_length
 
 DEFAULT_PROMPT = '''Rewrite this code with `start` renamed to `first`:
 
@@ -141,12 +142,12 @@ def statistics_line(
     identical = f"identical to plain decoding: {'yes' if is_identical else 'NO'}"
     if not is_identical:
         return identical
-    acceptance = Acceptance.of(speculative[0].completions)
+    counters = speculation_of(speculative[0].completions)
     speed = median(result.tokens_per_s for result in speculative)
     plain_speed = median(result.tokens_per_s for result in plain)
     parts = [f"{speculative[0].output_tokens} tokens at {speed:.0f} tok/s"]
-    if acceptance.rate is not None and acceptance.mean_length is not None:
-        parts.append(f"acceptance rate {acceptance.rate:.0%}")
-        parts.append(f"mean acceptance length {acceptance.mean_length:.2f}")
+    if counters.num_drafts:
+        parts.append(f"acceptance rate {acceptance_rate(counters):.0%}")
+        parts.append(f"mean acceptance length {mean_acceptance_length(counters):.2f}")
     parts.append(f"{speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s)")
     return ", ".join((*parts, identical))

@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
@@ -21,14 +20,14 @@ from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import get_drafter
-from openspec.drafters.spec import DrafterSpec, Variant
+from openspec.drafters.spec import DrafterSpec, Options, Variant
 from openspec.errors import ConfigError, RequestError
 from openspec.messages import (
     SamplingParams,
     SpecDecodeStats,
     acceptance_per_position,
-    add_counters,
     mean_acceptance_length,
+    total_speculation,
 )
 from openspec.settings import build, check_ranges, group_of, number
 
@@ -44,15 +43,9 @@ COMPLETIONS = (
     "import json\n\n\ndef read_settings(path):\n",
     "The water cycle begins when the sun warms the sea. The water",
 )
+PROBLEM = "PROBLEM:"
 MIN_DRAFTS = 20  # fewer say nothing about acceptance
 CLEARLY_LONGER = 1.03  # times the mean length; all variants write the same text, so little is noise
-
-
-class Verdict(IntEnum):
-    """Also the exit status."""
-
-    FITS = 0
-    SUSPECT = 1
 
 
 @dataclass(frozen=True)
@@ -75,9 +68,7 @@ class Sample:
     @property
     def total(self) -> SpecDecodeStats:
         """Both kinds of text together."""
-        total = SpecDecodeStats()
-        add_counters(total, [self.chat, self.completion])
-        return total
+        return total_speculation([self.chat, self.completion])
 
     @property
     def first(self) -> float:
@@ -107,26 +98,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = build(DoctorConfig, values)
         check_ranges(own)
         config = config.with_folders()
-        verdict, lines = Verdict.FITS, examine(config, lambda one: measure(one, own.doctor_tokens))
-        for line in lines:
-            print(line.text, flush=True)
-            verdict = max(verdict, line.verdict)
+        has_problem = False
+        for line in examine(config, lambda one: measure(one, own.doctor_tokens)):
+            print(line, flush=True)
+            has_problem |= line.startswith(PROBLEM)
     except (ConfigError, RequestError) as error:  # the latter: the texts do not fit max_model_len
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return int(verdict)
+    return int(has_problem)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the report, and what it says about the whole."""
-
-    text: str
-    verdict: Verdict = Verdict.FITS
-
-
-def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
-    """The report, line by line as it comes.
+def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
+    """The report, line by line as it comes; a line that begins with PROBLEM decides.
 
     Raises:
         ConfigError: for a pairing that cannot work at all.
@@ -138,36 +121,34 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[Line]:
     spec.validate(setup)
     # Draft at every step, or a drafter that accepts little would soon not be asked.
     config = dataclasses.replace(config, adaptive_speculation=False, stats_interval_s=0.0)
-    yield Line(
+    yield (
         f"model: {config.model_path}: {target.num_layers} layers, hidden size "
         f"{target.hidden_size}, vocabulary {target.vocab_size}"
     )
-    yield Line(f"method: {spec.name}, {config.draft_depth} drafts per step")
+    yield f"method: {spec.name}, {config.draft_depth} drafts per step"
     if spec.read_draft_model is not None:
         draft_model = spec.read_draft_model(setup)
-        yield Line(f"draft model: {draft_model.folder}")
-        yield from (Line(f"  {detail}") for detail in draft_model.details)
+        yield f"draft model: {draft_model.folder}"
+        yield from (f"  {detail}" for detail in draft_model.details)
         broken = _broken_tensors(draft_model)
         if broken:  # acceptance would say nothing more
             rest = f" (one of {len(broken)} that do)" if len(broken) > 1 else ""
-            yield Line(
-                f"PROBLEM: tensor {shown_name(broken[0])} holds NaN or infinite numbers{rest}; "
-                "download the draft model again, or take it from another source",
-                Verdict.SUSPECT,
+            yield (
+                f"{PROBLEM} tensor {shown_name(broken[0])} holds NaN or infinite numbers{rest}; "
+                "download the draft model again, or take it from another source"
             )
             return
     if config.draft_depth == 0:
-        yield Line("nothing is drafted, nothing to check")
+        yield "nothing is drafted, nothing to check"
         return
     sample = measure(config)
     for label, counters in (("chat", sample.chat), ("completion", sample.completion)):
         if counters.num_drafts:
-            yield Line(f"acceptance, {label}: {_shown(counters)}")
+            yield f"acceptance, {label}: {_shown(counters)}"
     if sample.num_failures:
-        yield Line(
-            f"PROBLEM: the drafter failed in {sample.num_failures} steps; the log of "
-            "python -m openspec.serve has the reason",
-            Verdict.SUSPECT,
+        yield (
+            f"{PROBLEM} the drafter failed in {sample.num_failures} steps; the log of "
+            "python -m openspec.serve has the reason"
         )
     yield from _judge(config, spec, target, sample, measure)
 
@@ -190,50 +171,47 @@ def _judge(
     target: ModelConfig,
     sample: Sample,
     measure: Measure,
-) -> Iterator[Line]:
+) -> Iterator[str]:
     if spec.plan_checkup is None:
-        yield Line("the method names no acceptance that it should reach")
+        yield "the method names no acceptance that it should reach"
         return
     checkup = spec.plan_checkup(config.draft_setup(target))
     usual = ", ".join(f"{100 * share:.0f}%" for share in checkup.usual)
-    yield Line(f"usual: {usual} at positions 1 to {len(checkup.usual)} ({checkup.source})")
+    yield f"usual: {usual} at positions 1 to {len(checkup.usual)} ({checkup.source})"
     if sample.total.num_drafts < MIN_DRAFTS:
-        yield Line(
-            f"PROBLEM: only {sample.total.num_drafts} drafts were made, too few to judge; "
-            "raise --doctor-tokens",
-            Verdict.SUSPECT,
+        yield (
+            f"{PROBLEM} only {sample.total.num_drafts} drafts were made, too few to judge; "
+            "raise --doctor-tokens"
         )
         return
     # Always: a neighbouring layer can serve the first draft well and the later ones badly.
     best: tuple[Variant, Sample] | None = None
     for variant in checkup.variants:
         tried = measure(_with_options(config, variant.options))
-        yield Line(f"tried {variant.label}: {_shown(tried.total)}")
+        yield f"tried {variant.label}: {_shown(tried.total)}"
         if tried.length > (best[1] if best else sample).length:
             best = variant, tried
     if best is not None and best[1].length > CLEARLY_LONGER * sample.length:
         variant, tried = best
-        yield Line(
-            f"PROBLEM: {variant.label}: mean length of {tried.length:.2f}, the "
-            f"configuration {sample.length:.2f}: {variant.advice}",
-            Verdict.SUSPECT,
+        yield (
+            f"{PROBLEM} {variant.label}: mean length of {tried.length:.2f}, the "
+            f"configuration {sample.length:.2f}: {variant.advice}"
         )
         sample = tried
     elif sample.first >= checkup.usual[0]:
-        yield Line("the drafter fits the model")
+        yield "the drafter fits the model"
     elif sample.first >= checkup.least_first:
-        yield Line(
+        yield (
             f"the drafter works; {100 * sample.first:.0f}% at position 1 is less than usual, which "
             "can be the draft model, the texts or the target"
         )
     if sample.first < checkup.least_first:
-        yield Line(
-            f"PROBLEM: {100 * sample.first:.0f}% at position 1, below the "
+        yield (
+            f"{PROBLEM} {100 * sample.first:.0f}% at position 1, below the "
             f"{100 * checkup.least_first:.0f}% that a fitting draft model reaches. The text is "
-            "right all the same, but not sooner. Likely:",
-            Verdict.SUSPECT,
+            "right all the same, but not sooner. Likely:"
         )
-        yield from (Line(f"  - {cause}") for cause in checkup.causes)
+        yield from (f"  - {cause}" for cause in checkup.causes)
 
 
 def measure(config: EngineConfig, num_tokens: int) -> Sample:
@@ -242,25 +220,21 @@ def measure(config: EngineConfig, num_tokens: int) -> Sample:
 
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
     with LLM(**dataclasses.asdict(config)) as llm:
-        chat = SpecDecodeStats()
-        if llm.tokenizer.has_chat_template:
-            conversations = [[{"role": "user", "content": text}] for text in CHATS]
-            outputs = llm.chat(
-                conversations,
-                sampling,
-                use_tqdm=False,
-                chat_template_kwargs={"enable_thinking": False},
-            )
-            add_counters(chat, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
-        outputs = llm.generate(list(COMPLETIONS), sampling, use_tqdm=False)
-        completion = SpecDecodeStats()
-        add_counters(completion, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+        conversations = [[{"role": "user", "content": text}] for text in CHATS]
+        without_thinking = {"enable_thinking": False}
+        chats = (
+            llm.chat(conversations, sampling, use_tqdm=False, chat_template_kwargs=without_thinking)
+            if llm.tokenizer.has_chat_template
+            else []
+        )
+        chat, completion = (
+            total_speculation([one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+            for outputs in (chats, llm.generate(list(COMPLETIONS), sampling, use_tqdm=False))
+        )
         return Sample(chat, completion, llm.stats().num_drafter_failures)
 
 
-def _with_options(
-    config: EngineConfig, options: Mapping[str, int | float | bool | str]
-) -> EngineConfig:
+def _with_options(config: EngineConfig, options: Options) -> EngineConfig:
     """A variant's options over the configured ones; the number of drafts may be one of them."""
     changed = dict(options)
     num_drafts = changed.pop("num_speculative_tokens", config.num_speculative_tokens)
