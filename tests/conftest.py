@@ -17,13 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="run the gates with every combination of drafter and parameters, on two threads each",
+        help="every combination of the gates' parameters, on two threads each, and all examples",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     harness.DEVICE = config.getoption("--device")
-    harness.NUM_THREADS = 2 if config.getoption("--full") else 1
+    harness.IS_FULL = config.getoption("--full")
+    harness.NUM_THREADS = 2 if harness.IS_FULL else 1
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

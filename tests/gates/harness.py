@@ -16,6 +16,8 @@ from openspec.text.tokenizer import Tokenizer
 
 DEVICE = "cpu"
 """Set by the option --device."""
+IS_FULL = False
+"""Set by the option --full."""
 NUM_THREADS = 1
 """Of each engine; set by the option --full. Two workers with an engine each fill two cores."""
 PAGE_SIZE = 16

@@ -4,11 +4,12 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.errors import ConfigError, RequestError
 from openspec.text.chat_template import ChatTemplate
+from tests.unit.examples import examples
 from tests.unit.toy_tokenizer import MARKUP, SPECIAL, save_toy_tokenizer, toy_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é<&>'": {"type": "string"}}}}
@@ -57,7 +58,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     chats(PLAIN | st.sampled_from(["<think>", "a</think>b", "x <tool_call>", "1 < 2", "a <b> c"])),
     st.booleans(),
@@ -76,7 +77,7 @@ def test_ordinary_text_gives_the_reference_ids(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(chats(HOSTILE), chats(PLAIN))
 def test_user_text_makes_no_special_tokens(hostile: Any, harmless: Any) -> None:
     """Every message opens and closes one turn, whatever it says."""
@@ -89,7 +90,7 @@ def test_user_text_makes_no_special_tokens(hostile: Any, harmless: Any) -> None:
         assert marks == [start, end] * len(messages) + [start]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(chats(HOSTILE))
 def test_the_text_is_the_reference_even_then(reference: Any, messages: Any) -> None:
     text = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

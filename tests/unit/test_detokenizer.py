@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.text.detokenizer import IncrementalDetokenizer
+from tests.unit.examples import examples
 from tests.unit.toy_tokenizer import toy_tokenizer
 
 # The first 256 ids are single bytes, so that broken characters of every kind occur.
@@ -15,7 +16,7 @@ IDS = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(IDS, st.booleans())
 def test_pieces_are_the_whole(ids: list[int], skip: bool) -> None:
     tokenizer = toy_tokenizer()
@@ -25,7 +26,7 @@ def test_pieces_are_the_whole(ids: list[int], skip: bool) -> None:
     assert "".join(pieces) + detokenizer.finish() == whole
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(max_size=30))
 def test_text_comes_as_soon_as_it_is_certain(text: str) -> None:
     tokenizer = toy_tokenizer()

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.weights import checkpoint_files
 from openspec.text.tokenizer import Tokenizer
+from tests.unit.examples import examples
 from tests.unit.test_chat_template import HOSTILE, PLAIN, chats
 from tests.unit.test_tokenizer import TEXTS
 
@@ -40,7 +41,7 @@ def test_config_and_tensors_agree(tokenizer: Tokenizer) -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 20 << 20
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(TEXTS)
 def test_encoding_is_the_reference(reference: Any, tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, parse_special=True)
@@ -48,7 +49,7 @@ def test_encoding_is_the_reference(reference: Any, tokenizer: Tokenizer, text: s
     assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(chats(PLAIN))
 def test_chats_are_the_reference(reference: Any, tokenizer: Tokenizer, messages: Any) -> None:
     chat = tokenizer.render_chat(messages)
@@ -57,7 +58,7 @@ def test_chats_are_the_reference(reference: Any, tokenizer: Tokenizer, messages:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(chats(HOSTILE))
 def test_only_the_template_makes_turns(reference: Any, tokenizer: Tokenizer, messages: Any) -> None:
     chat = tokenizer.render_chat(messages)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.rope import YarnParams, default_rope, linear_rope, yarn_rope
 from openspec.errors import ConfigError
+from tests.unit.examples import examples
 
 # hidden, layers, q heads, kv heads, intermediate, tied
 SIZES = {
@@ -338,8 +339,7 @@ ROPE = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @settings(
-    max_examples=1000,
-    deadline=None,
+    examples(1000),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(st.sampled_from(sorted(config_json())), JSON, max_size=3), JSON, ROPE)

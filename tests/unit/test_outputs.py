@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.messages import (
@@ -15,6 +15,7 @@ from openspec.messages import (
     TokenLogprobs,
 )
 from openspec.text.outputs import RequestOutputProcessor, request_output, top_logprobs
+from tests.unit.examples import examples
 from tests.unit.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -113,7 +114,7 @@ STOPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(
     st.one_of(TEXTS.map(encode), RANDOM_IDS),
     st.sampled_from(["stop", "length", "abort"]),

@@ -6,11 +6,12 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.errors import RequestError
 from openspec.messages import EngineRequest, SpeculativeOptions
+from tests.unit.examples import examples
 from tests.unit.fake_core import Seen, both_depths, expected, make_core, make_request
 from tests.unit.fake_runner import VOCAB, FakeRunner, logprobs_of
 
@@ -131,7 +132,7 @@ REQUEST = {
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     specs=st.lists(st.builds(Spec, **REQUEST), min_size=1, max_size=12),
     num_pages=st.integers(16, 60),

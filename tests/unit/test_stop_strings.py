@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.text.stop_strings import StopMatch, StopStrings
+from tests.unit.examples import examples
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=5)
 PIECES = st.lists(st.text("ab", max_size=4), max_size=12)
@@ -20,7 +21,7 @@ def first_match(text: str, stop: list[str], ignore: int) -> tuple[int, str] | No
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 @given(WORDS, PIECES, st.integers(0, 6))
 def test_advance_is_the_definition(stop: list[str], pieces: list[str], num_deaf: int) -> None:
     automaton = StopStrings(stop)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openspec.errors import ConfigError, RequestError
 from openspec.text.tokenizer import Tokenizer
+from tests.unit.examples import examples
 from tests.unit.toy_tokenizer import (
     MARKUP,
     SPECIAL,
@@ -35,14 +36,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(TEXTS)
 def test_encode_is_the_reference(reference: Any, text: str) -> None:
     expected = reference.encode(text, add_special_tokens=False)
     assert toy_tokenizer().encode(text, parse_special=True) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(TEXTS)
 def test_encode_never_yields_special_tokens_unasked(text: str) -> None:
     tokenizer = toy_tokenizer()
@@ -53,7 +54,7 @@ def test_encode_never_yields_special_tokens_unasked(text: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == normalized
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(0, toy_tokenizer().num_tokens + 20), max_size=40), st.booleans())
 def test_decode_is_the_reference(reference: Any, ids: list[int], skip: bool) -> None:
     backend = reference.backend_tokenizer

@@ -114,7 +114,7 @@ def serve_baseline(model_folder: str, num_threads: int) -> None:
         model.generation_config.eos_token_id = None if request.ignore_eos else eos
         start_s = perf_counter()
         with torch.inference_mode():
-            output = model.generate(  # type: ignore[misc]
+            output = model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=request.max_tokens,
