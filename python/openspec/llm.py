@@ -22,6 +22,7 @@ from openspec.messages import (
     EngineRequest,
     EngineStats,
     SamplingParams,
+    engine_request,
     fan_out,
     mean_acceptance_length,
 )
@@ -163,7 +164,7 @@ class LLM:
             by_id = {one.request.request_id: one for group in groups for one in group}
             self._run(by_id, use_tqdm)
         return [
-            request_output(group[0].request.request_id.rpartition("-")[0], text, group)
+            request_output(group[0].request.request_id.partition("-")[0], text, group)
             for text, group in zip(texts, groups, strict=True)
         ]
 
@@ -186,7 +187,7 @@ class LLM:
         self._num_requests += 1
         sampling.check(self.model_config.vocab_size)
         stop_strings = StopStrings(sampling.stop) if sampling.stop else None
-        requests = fan_out(
+        request = engine_request(
             str(self._num_requests),
             prompt,
             sampling,
@@ -196,13 +197,13 @@ class LLM:
         )
         return [
             RequestOutputProcessor(
-                request,
+                sequence,
                 self.tokenizer,
                 index=index,
                 eos_token_ids=self.model_config.eos_token_ids,
                 stop_strings=stop_strings,
             )
-            for index, request in enumerate(requests)
+            for index, sequence in enumerate(fan_out(request))
         ]
 
     def _run(self, by_id: dict[str, RequestOutputProcessor], use_tqdm: bool) -> None:

@@ -188,7 +188,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `n > 1` is fanned out before it gets here.
+    """One prompt, to be completed `sampling.n` times; `fan_out` gives its sequences.
 
     `sampling.seed` is always set here; `stop_token_ids` already holds the model's EOS ids unless
     the request ignores them. Stop strings are the front's business.
@@ -262,6 +262,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
     num_drafter_failures: int = 0
     num_step_failures: int = 0
+    num_admission_failures: int = 0
+    """Sequences that were given no slot, though one was free."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,9 +284,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     startup_seconds: float
 
 
-def fan_out(
+def engine_request(
     request_id: str,
-    prompt_token_ids: Sequence[int],
+    prompt_token_ids: list[int],
     sampling: SamplingParams,
     eos_token_ids: Collection[int],
     *,
@@ -293,8 +295,8 @@ def fan_out(
     priority: int = 0,
     cache_salt: str = "",
     speculative: SpeculativeOptions | None = None,
-) -> list[EngineRequest]:
-    """The `n` engine requests of one request, ids `request_id-0` ...; completion i has seed + i.
+) -> EngineRequest:
+    """A prompt and its sampling parameters as the engine takes them.
 
     The seed is the request's, else `default_seed` (the engine's setting), else random. EOS ids join
     the stop ids unless the request ignores them; `bad_word_ids` are its `bad_words` in tokens.
@@ -305,24 +307,45 @@ def fan_out(
     stop_token_ids = list(sampling.stop_token_ids)
     if not sampling.ignore_eos:
         stop_token_ids += [token for token in eos_token_ids if token not in stop_token_ids]
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=msgspec.structs.replace(
+            sampling,
+            seed=_signed_64(seed),
+            stop_token_ids=stop_token_ids,
+            bad_word_ids=[*sampling.bad_word_ids, *bad_word_ids],
+        ),
+        priority=priority,
+        cache_salt=cache_salt,
+        speculative=speculative or SpeculativeOptions(),
+    )
+
+
+def sequence_ids(request: EngineRequest) -> list[str]:
+    """What the outputs of a request's sequences are called: `request_id-0` ... where n > 1."""
+    num, request_id = request.sampling.n, request.request_id
+    return [request_id] if num == 1 else [f"{request_id}-{index}" for index in range(num)]
+
+
+def fan_out(request: EngineRequest) -> list[EngineRequest]:
+    """The `n` sequences of a request, which share its prompt; number i has seed + i."""
+    sampling = request.sampling
+    if sampling.n == 1:
+        return [request]
     return [
-        EngineRequest(
-            request_id=f"{request_id}-{index}",
-            prompt_token_ids=list(prompt_token_ids),
+        msgspec.structs.replace(
+            request,
+            request_id=request_id,
             sampling=msgspec.structs.replace(
                 sampling,
                 n=1,
-                seed=_signed_64(seed + index),
-                stop_token_ids=stop_token_ids,
-                bad_word_ids=[*sampling.bad_word_ids, *bad_word_ids],
+                seed=_signed_64((sampling.seed or 0) + index),
                 # One sequence's prompt log-probabilities serve all n.
                 prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
             ),
-            priority=priority,
-            cache_salt=cache_salt,
-            speculative=speculative or SpeculativeOptions(),
         )
-        for index in range(sampling.n)
+        for index, request_id in enumerate(sequence_ids(request))
     ]
 
 

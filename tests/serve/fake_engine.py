@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from openspec.errors import EngineError, RequestError
+from openspec.engine.output_stream import OutputStream
+from openspec.errors import EngineError
 from openspec.messages import (
     EngineInfo,
     EngineOutput,
@@ -19,6 +20,7 @@ from openspec.messages import (
     SpecDecodeStats,
     TokenLogprobs,
     add_counters,
+    fan_out,
     record_draft,
 )
 from tests.serve.fake_model import MAX_POSITIONS, vocab_size
@@ -26,74 +28,12 @@ from tests.serve.fake_model import MAX_POSITIONS, vocab_size
 NUM_DRAFTS = 4
 
 
-class FakeStream:
-    """Outputs of one request; joins those nobody has read, as the real stream does."""
-
-    def __init__(self, client: FakeEngineClient, request: EngineRequest) -> None:
-        self.client, self.request = client, request
-        self.pending: EngineOutput | None = None
-        self.failure: Exception | None = None
-        self.news = asyncio.Event()
-        self.is_finished = False
-
-    def __aiter__(self) -> FakeStream:
-        return self
-
-    async def __anext__(self) -> EngineOutput:
-        while self.pending is None:
-            if self.failure is not None:
-                raise self.failure
-            if self.is_finished:
-                raise StopAsyncIteration
-            self.news.clear()
-            await self.news.wait()
-        output, self.pending = self.pending, None
-        if output.finish_reason is not None:
-            self.is_finished = True
-        return output
-
-    def push(self, output: EngineOutput) -> None:
-        if self.pending is None:
-            self.pending = output
-        else:
-            first = self.pending
-            logprobs = first.logprobs
-            if output.logprobs is not None:
-                logprobs = (logprobs or []) + output.logprobs
-            self.pending = EngineOutput(
-                request_id=first.request_id,
-                token_ids=first.token_ids + output.token_ids,
-                logprobs=logprobs,
-                prompt_logprobs=first.prompt_logprobs or output.prompt_logprobs,
-                finish_reason=output.finish_reason,
-                num_cached_tokens=output.num_cached_tokens,
-                spec_decode=output.spec_decode,
-                error=output.error,
-            )
-        self.news.set()
-
-    def fail(self, failure: Exception) -> None:
-        self.failure = failure
-        self.news.set()
-
-    async def aclose(self) -> None:
-        if not self.is_finished:
-            self.client.abort(self.request.request_id)
-            self.is_finished = True
-
-    async def __aenter__(self) -> FakeStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
 class _Sequence:
-    def __init__(self, stream: FakeStream, script: list[int]) -> None:
-        self.stream, self.script = stream, script
+    def __init__(self, stream: OutputStream, request: EngineRequest, script: list[int]) -> None:
+        self.stream, self.request, self.script = stream, request, script
         self.num_done = 0
         self.spec = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
-        self.rng = random.Random(stream.request.request_id)
+        self.rng = random.Random(request.request_id)
 
 
 class FakeEngineClient:
@@ -134,30 +74,35 @@ class FakeEngineClient:
         self.num_stats_calls = 0
         self.num_resets = 0
 
-    def submit(self, request: EngineRequest) -> FakeStream:
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    def submit(self, *requests: EngineRequest) -> OutputStream:
         if not self.is_alive:
             raise EngineError("the engine is gone")
-        if request.request_id in self._running or request.request_id in self._waiting:
-            raise RequestError(f"request id {request.request_id} is in use")
-        self.requests.append(request)
-        script = self.script(request)
-        if isinstance(script, str):
-            script = self.tokenizer.encode(script).ids
-        stream = FakeStream(self, request)
-        self._waiting[request.request_id] = _Sequence(stream, script)
+        sequences = [sequence for request in requests for sequence in fan_out(request)]
+        stream = OutputStream(self.abort, [sequence.request_id for sequence in sequences])
+        for request in sequences:
+            self.requests.append(request)
+            script = self.script(request)
+            if isinstance(script, str):
+                script = self.tokenizer.encode(script).ids
+            self._waiting[request.request_id] = _Sequence(stream, request, script)
         self._work.set()
         return stream
 
-    def abort(self, request_id: str) -> None:
-        for group in (self._waiting, self._running):
-            sequence = group.pop(request_id, None)
-            if sequence is not None:
-                self.aborted.append(request_id)
-                sequence.stream.push(
-                    EngineOutput(
-                        request_id=request_id, finish_reason="abort", spec_decode=sequence.spec
+    def abort(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            for group in (self._waiting, self._running):
+                sequence = group.pop(request_id, None)
+                if sequence is not None:
+                    self.aborted.append(request_id)
+                    sequence.stream.push(
+                        EngineOutput(
+                            request_id=request_id, finish_reason="abort", spec_decode=sequence.spec
+                        )
                     )
-                )
 
     async def stats(self) -> EngineStats:
         self.num_stats_calls += 1
@@ -172,7 +117,7 @@ class FakeEngineClient:
         """As if the child had been killed."""
         self.is_alive = False
         for sequence in [*self._running.values(), *self._waiting.values()]:
-            sequence.stream.fail(EngineError("the engine died at 0x7fffdeadbeef"))
+            sequence.stream.end(EngineError("the engine died at 0x7fffdeadbeef"))
         self._running.clear()
         self._waiting.clear()
 
@@ -195,7 +140,7 @@ class FakeEngineClient:
             await asyncio.sleep(self.step_s)
 
     def _step(self, sequence: _Sequence) -> None:
-        request = sequence.stream.request
+        request = sequence.request
         sampling = request.sampling
         first = sequence.num_done == 0
         budget = max(0, min(sampling.max_tokens, self._room(request)) - sequence.num_done)

@@ -120,7 +120,35 @@ def test_queue_limit(start_server) -> None:
         sock.close()
     wait_until(lambda: server.context.num_sequences == 0)
     assert server.complete(prompt="a", max_tokens=1)
-    assert server.complete(prompt=["a"] * 20, max_tokens=1), "one batch may exceed the limit"
+    assert server.complete(prompt=["a"] * 5, max_tokens=1), "as many as fit at a time"
+    num_before = len(server.engine.requests)
+    for body in ({"prompt": ["a"] * 6}, {"prompt": "a", "n": 6}, {"prompt": ["a"] * 3, "n": 2}):
+        error = server.error("/v1/completions", 400, **body)
+        assert "6 sequences" in error["message"] and "up to 5" in error["message"]
+    sock = post(server, "/v1/completions", {"prompt": ["a"] * 3, "max_tokens": 2000})
+    wait_until(lambda: server.context.num_sequences == 3)
+    error = server.error("/v1/completions", 503, prompt=["a"] * 3)
+    assert "3 of 5 sequences" in error["message"] and "needs 3" in error["message"]
+    assert len(server.engine.requests) == num_before + 3, "all of a request or nothing"
+    sock.close()
+
+
+def test_limit_of_queued_tokens(start_server) -> None:
+    num_kv_tokens = 1024 * 16
+    server = start_server({"step_s": 0.02}, max_num_queued_tokens=100)
+    prompt = [5] * 1500
+    body = {"prompt": [prompt] * 10, "n": 2, "max_tokens": 2000}
+    sock = post(server, "/v1/completions", body)
+    wait_until(lambda: server.context.num_sequences == 20)
+    assert server.context.num_prompt_tokens == 15000, "a prompt counts once"
+    error = server.error("/v1/completions", 503, prompt=[5] * 1485)
+    assert f"15000 of {num_kv_tokens + 100} prompt tokens" in error["message"]
+    assert server.complete(prompt=[5] * 1000, max_tokens=1)
+    error = server.error("/v1/completions", 400, prompt=[prompt] * 11)
+    assert "16500 prompt tokens" in error["message"]
+    sock.close()
+    wait_until(lambda: server.context.num_prompt_tokens == 0)
+    assert server.complete(prompt=prompt, max_tokens=1)
 
 
 def test_load_beyond_the_limit_loses_nothing(start_server) -> None:

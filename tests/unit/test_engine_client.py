@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine.client import EngineClient, join_outputs
+from openspec.engine.client import EngineClient
+from openspec.engine.output_stream import join_outputs
 from openspec.engine.protocol import FrameEncoder, FrameSplitter, ReadStats
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineOutput

@@ -3,29 +3,37 @@ from __future__ import annotations
 import pytest
 
 from openspec.errors import RequestError
-from openspec.messages import SamplingParams, SpeculativeOptions, fan_out
+from openspec.messages import (
+    SamplingParams,
+    SpeculativeOptions,
+    engine_request,
+    fan_out,
+    sequence_ids,
+)
 
 
 def test_n_sequences() -> None:
     sampling = SamplingParams(n=3, seed=5, stop_token_ids=[8], prompt_logprobs=1)
-    requests = fan_out("r", [1, 2], sampling, (7, 8), bad_word_ids=[], priority=2, cache_salt="s")
-    assert [request.request_id for request in requests] == ["r-0", "r-1", "r-2"]
-    assert [request.sampling.seed for request in requests] == [5, 6, 7]
-    assert [request.sampling.prompt_logprobs for request in requests] == [1, None, None]
-    for request in requests:
-        assert request.sampling.n == 1 and request.sampling.stop_token_ids == [8, 7]
-        assert (request.priority, request.cache_salt) == (2, "s")
-        assert request.speculative == SpeculativeOptions()
-        request.sampling.check(100)
+    request = engine_request(
+        "r", [1, 2], sampling, (7, 8), bad_word_ids=[], priority=2, cache_salt="s"
+    )
+    sequences = fan_out(request)
+    assert [one.request_id for one in sequences] == sequence_ids(request) == ["r-0", "r-1", "r-2"]
+    assert [one.sampling.seed for one in sequences] == [5, 6, 7]
+    assert [one.sampling.prompt_logprobs for one in sequences] == [1, None, None]
+    for one in sequences:
+        assert one.prompt_token_ids is request.prompt_token_ids
+        assert one.sampling.n == 1 and one.sampling.stop_token_ids == [8, 7]
+        assert (one.priority, one.cache_salt) == (2, "s")
+        assert one.speculative == SpeculativeOptions()
+        one.sampling.check(100)
 
 
 def test_seeds() -> None:
     def seeds(seed: int | None, default: int | None = None) -> list[int | None]:
         sampling = SamplingParams(n=2, seed=seed)
-        return [
-            r.sampling.seed
-            for r in fan_out("r", [1], sampling, (), bad_word_ids=[], default_seed=default)
-        ]
+        request = engine_request("r", [1], sampling, (), bad_word_ids=[], default_seed=default)
+        return [one.sampling.seed for one in fan_out(request)]
 
     assert seeds(None) != seeds(None)
     assert seeds(None, 3) == [3, 4] and seeds(1, 3) == [1, 2]
@@ -36,7 +44,8 @@ def test_seeds() -> None:
 
 def test_ignore_eos() -> None:
     sampling = SamplingParams(ignore_eos=True, stop_token_ids=[8])
-    assert fan_out("r", [1], sampling, (7,), bad_word_ids=[])[0].sampling.stop_token_ids == [8]
+    request = engine_request("r", [1], sampling, (7,), bad_word_ids=[])
+    assert request.sampling.stop_token_ids == [8]
 
 
 def test_what_is_sent_with_every_completion_has_a_limit() -> None:
@@ -47,7 +56,7 @@ def test_what_is_sent_with_every_completion_has_a_limit() -> None:
 
 def test_bad_words_join_those_in_ids() -> None:
     sampling = SamplingParams(bad_words=["no"], bad_word_ids=[[7]])
-    [request] = fan_out("r", [1], sampling, (), bad_word_ids=[[1, 2], [3, 2]])
+    request = engine_request("r", [1], sampling, (), bad_word_ids=[[1, 2], [3, 2]])
     assert request.sampling.bad_word_ids == [[7], [1, 2], [3, 2]]
 
 

@@ -27,7 +27,7 @@ if importlib.util.find_spec("openspec._C") is not None:
     from openspec.engine.client import EngineClient
     from openspec.engine.request import Request
     from openspec.llm import LLM
-    from openspec.messages import fan_out
+    from openspec.messages import engine_request
     from openspec.text.outputs import RequestOutput
 
 METHODS = [name for name in available_drafters() if name != plain_method()]
@@ -287,7 +287,7 @@ def test_no_drafts_is_plain() -> None:
 def test_engine_process(plain: list[object]) -> None:
     async def tokens_of(client: EngineClient, name: str, prompt: list[int]) -> list[int]:
         sampling = SamplingParams(temperature=0, max_tokens=24, seed=0)
-        [request] = fan_out(name, prompt, sampling, [], bad_word_ids=[])
+        request = engine_request(name, prompt, sampling, [], bad_word_ids=[])
         stream = client.submit(request)
         return [token async for output in stream for token in output.token_ids]
 

@@ -8,13 +8,16 @@ import logging
 import os
 import socket
 import sys
+from bisect import insort
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from openspec.config import EngineConfig
+from openspec.engine.output_stream import OutputStream
 from openspec.engine.protocol import (
     Abort,
     Close,
@@ -34,7 +37,13 @@ from openspec.engine.protocol import (
     ToEngine,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.messages import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    sequence_ids,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,91 +51,31 @@ ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.process")
 CLOSE_TIMEOUT_S = 10.0
 
 
-class OutputStream(AsyncIterator[EngineOutput]):
-    """Outputs of one request, in order; ends after the one with a finish reason.
+@dataclass(slots=True, eq=False)
+class _Submission:
+    """A request that has not crossed yet."""
 
-    Outputs that arrived while nobody read are joined into one. Close it early (`aclose`, or leave
-    `async with`) to abort the request within a step.
-    """
-
-    def __init__(self, client: EngineClient, request_id: str) -> None:
-        self._client = client
-        self._request_id = request_id
-        self._arrived: list[EngineOutput] = []
-        self._error: Exception | None = None
-        self._is_over = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def __anext__(self) -> EngineOutput:
-        while not self._arrived:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._is_over:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        arrived, self._arrived = self._arrived, []
-        return arrived[0] if len(arrived) == 1 else join_outputs(arrived)
-
-    async def aclose(self) -> None:
-        """Aborts the request unless it is finished."""
-        if not self._is_over:
-            self._client.abort(self._request_id)
-            self.end()
-
-    async def __aenter__(self) -> OutputStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def push(self, output: EngineOutput) -> None:
-        """Called by the client for every output; nothing, once the stream is closed."""
-        if self._is_over:
-            return
-        self._arrived.append(output)
-        if output.finish_reason is not None:
-            self._is_over = True
-        self._wake()
-
-    def end(self, error: Exception | None = None) -> None:
-        """Called by the client when there will be no more outputs."""
-        self._error = error
-        self._is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    request: EngineRequest
+    open_ids: set[str]
+    """Its sequences without those that were aborted."""
 
 
-def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
-    """One output that says what several in a row said."""
-    first, last = outputs[0], outputs[-1]
-    logprobs = [entry for output in outputs for entry in output.logprobs or ()]
-    has_logprobs = any(output.logprobs is not None for output in outputs)
-    return EngineOutput(
-        request_id=last.request_id,
-        token_ids=[token for output in outputs for token in output.token_ids],
-        logprobs=logprobs if has_logprobs else None,
-        prompt_logprobs=first.prompt_logprobs,
-        finish_reason=last.finish_reason,
-        num_cached_tokens=last.num_cached_tokens,
-        spec_decode=last.spec_decode,
-        error=last.error,
-    )
+def _priority(submission: _Submission) -> int:
+    return submission.request.priority
 
 
 class EngineClient:
-    """Owns the child process. All methods belong to the event loop that called `start`."""
+    """Owns the child process. All methods belong to the event loop that called `start`.
+
+    Submissions cross one by one as the engine reads them, in order of priority, and everything else
+    overtakes them.
+    """
 
     def __init__(self) -> None:
         self._encoder = FrameEncoder()
         self._streams: dict[str, OutputStream] = {}
+        self._unsent: list[_Submission] = []
+        self._is_writable = True
         self._stats_waiters: deque[asyncio.Future[EngineStats]] = deque()
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
@@ -201,29 +150,52 @@ class EngineClient:
         """The child's process id."""
         return None if self._process is None else self._process.pid
 
-    def submit(self, request: EngineRequest) -> OutputStream:
-        """Sends a request at once; iterate the stream for its outputs.
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences whose streams wait for outputs, whether or not the engine knows them."""
+        return sum(len(stream.open_ids) for stream in set(self._streams.values()))
+
+    def submit(self, *requests: EngineRequest) -> OutputStream:
+        """Sends requests; iterate the stream for the outputs of all their sequences.
 
         A request that can never be served ends the iteration with `RequestError`; an engine that
         died ends it with `EngineError`.
 
         Raises:
-            RequestError: if the request id is in use.
+            RequestError: if a request id is in use.
             EngineError: if the engine is gone.
         """
         if not self._is_alive:
             raise EngineError(self._reason or "the engine is closed")
-        if request.request_id in self._streams:
-            raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
-        self._send(Submit(request))
-        stream = OutputStream(self, request.request_id)
-        self._streams[request.request_id] = stream
+        submissions = [_Submission(request, set(sequence_ids(request))) for request in requests]
+        request_ids = [one for submission in submissions for one in submission.open_ids]
+        for request_id in request_ids:
+            if request_id in self._streams:
+                raise RequestError(f"request id {request_id!r} is in use", "request_id")
+        stream = OutputStream(self.abort, request_ids)
+        self._streams.update(dict.fromkeys(request_ids, stream))
+        for submission in submissions:
+            insort(self._unsent, submission, key=_priority)
+        self._send_unsent()
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request within a step; its stream gets a last output, finish reason "abort"."""
-        if self._is_alive and request_id in self._streams:
-            self._send(Abort(request_id))
+    def abort(self, *request_ids: str) -> None:
+        """Ends sequences within a step; each gets a last output, finish reason "abort".
+
+        What has not crossed ends at once, and never does.
+        """
+        unsent = {one: submission for submission in self._unsent for one in submission.open_ids}
+        crossed = []
+        for request_id in request_ids:
+            if request_id in unsent:
+                unsent[request_id].open_ids.remove(request_id)
+                stream = self._streams.pop(request_id)
+                stream.push(EngineOutput(request_id=request_id, finish_reason="abort"))
+            elif request_id in self._streams:
+                crossed.append(request_id)
+        self._unsent = [submission for submission in self._unsent if submission.open_ids]
+        if crossed and self._is_alive:
+            self._send(Abort(crossed))
 
     async def stats(self) -> EngineStats:
         """Counters and gauges of the engine core.
@@ -273,7 +245,14 @@ class EngineClient:
 
     def connected(self, transport: asyncio.Transport) -> None:
         """The socket is open."""
+        # Writing is paused while anything that was written has not been sent.
+        transport.set_write_buffer_limits(0)
         self._transport = transport
+
+    def set_writable(self, is_writable: bool) -> None:
+        """Whether the socket takes more."""
+        self._is_writable = is_writable
+        self._send_unsent()
 
     def receive(self, message: ToClient) -> None:
         """Takes one message of the child."""
@@ -285,9 +264,9 @@ class EngineClient:
                         del self._streams[output.request_id]
                     stream.push(output)
         elif isinstance(message, Rejected):
-            stream = self._streams.pop(message.request_id, None)
-            if stream is not None:
-                stream.end(RequestError(message.message, message.param, message.code))
+            for request_id in message.request_ids:
+                if (stream := self._streams.pop(request_id, None)) is not None:
+                    stream.end(RequestError(message.message, message.param, message.code))
         elif isinstance(message, Stats):
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
@@ -328,12 +307,20 @@ class EngineClient:
             self._ready.set_exception(EngineError(reason))
             self._ready.exception()  # retrieved, whether or not somebody waits
         streams, self._streams = self._streams, {}
+        self._unsent.clear()
         for stream in streams.values():
             stream.end(EngineError(reason))
         while self._stats_waiters:
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(EngineError(reason))
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._is_writable:
+            submission = self._unsent.pop(0)
+            self._send(Submit(submission.request))
+            if dropped := set(sequence_ids(submission.request)) - submission.open_ids:
+                self._send(Abort(sorted(dropped)))
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -351,6 +338,12 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.Transport):
             self._client.connected(transport)
+
+    def pause_writing(self) -> None:
+        self._client.set_writable(False)
+
+    def resume_writing(self) -> None:
+        self._client.set_writable(True)
 
     def data_received(self, data: bytes) -> None:
         for body in self._splitter.feed(data):

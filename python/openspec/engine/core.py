@@ -54,22 +54,20 @@ class EngineCore:
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
-        self._num_step_failures = 0
+        self._num_step_failures = self._num_admission_failures = 0
         self._num_steps = 0
         self._reported: set[str] = set()
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queues a request.
+        """Queues the sequences of a request.
 
         Raises:
             RequestError: if it can never be served, with the numbers.
         """
-        output = self._scheduler.add(request, self.info.vocab_size)
-        if output is not None:
-            self._ready.append(output)
+        self._ready += self._scheduler.add(request, self.info.vocab_size)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; unknown or finished ones are ignored."""
+        """Ends a sequence; unknown or finished ones are ignored."""
         output = self._scheduler.abort(request_id)
         if output is not None:
             self._ready.append(output)
@@ -97,6 +95,7 @@ class EngineCore:
         stats.num_drafter_failures = runner.stats.num_drafter_failures
         stats.prefix_cache_queries, stats.prefix_cache_hits = runner.prefix_cache_stats
         stats.num_step_failures = self._num_step_failures
+        stats.num_admission_failures = self._num_admission_failures
         return copy.deepcopy(stats)
 
     def reset_prefix_cache(self) -> None:
@@ -179,6 +178,7 @@ class EngineCore:
 
     def _refuse(self, refusal: NotAdmitted) -> list[EngineOutput]:
         """Ends a request that the device could not take."""
+        self._num_admission_failures += 1
         cause = refusal.__cause__
         message = f"the request could not be admitted: {type(cause).__name__}: {cause}"
         logger.error("%s", message)

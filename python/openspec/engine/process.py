@@ -1,6 +1,6 @@
 """The engine core in a process of its own: `python -m openspec.engine.process FD`.
 
-FD is a socket to the client; see `engine_protocol` for what is said on it. The process does nothing
+FD is a socket to the client; see `protocol.py` for what is said on it. The process does nothing
 but step: it blocks on the socket when idle, looks at it between steps without blocking, and ends
 when the client does.
 """
@@ -34,6 +34,7 @@ from openspec.engine.protocol import (
     ToEngine,
 )
 from openspec.errors import ConfigError, RequestError
+from openspec.messages import sequence_ids
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,11 @@ def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None
         try:
             core.add_request(message.request)
         except RequestError as error:
-            request_id = message.request.request_id
-            channel.send(Rejected(request_id, str(error), error.param, error.code))
+            request_ids = sequence_ids(message.request)
+            channel.send(Rejected(request_ids, str(error), error.param, error.code))
     elif isinstance(message, Abort):
-        core.abort(message.request_id)
+        for request_id in message.request_ids:
+            core.abort(request_id)
     elif isinstance(message, ReadStats):
         channel.send(Stats(core.stats()))
     elif isinstance(message, ResetPrefixCache):

@@ -6,7 +6,9 @@ in one frame.
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from typing import TypeAlias
 
 import msgspec
@@ -18,6 +20,8 @@ from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineSta
 MAX_FRAME_BYTES = 1 << 30
 _HEADER_BYTES = 4
 _CHUNK_BYTES = 1 << 18
+READ_S = 0.005
+"""What reading between two steps may take, so that a flood cannot hold up the steps."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -28,15 +32,15 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
-    """Run a request."""
+    """Run a request; its prompt crosses once for all its sequences."""
 
     request: EngineRequest
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """End a request; if it is unknown, nothing happens."""
+    """End sequences; if one is unknown, nothing happens."""
 
-    request_id: str
+    request_ids: list[str]
 
 
 class ReadStats(msgspec.Struct, tag="read_stats", frozen=True):
@@ -71,9 +75,9 @@ class Outputs(msgspec.Struct, tag="outputs", frozen=True):
 
 
 class Rejected(msgspec.Struct, tag="rejected", frozen=True):
-    """A request that can never be served."""
+    """A request that can never be served, by the ids of its sequences."""
 
-    request_id: str
+    request_ids: list[str]
     message: str
     param: str | None
     code: str | None
@@ -116,6 +120,11 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def has_part(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return len(self._buffer) > 0
+
     def feed(self, data: bytes) -> list[bytes]:
         """Bodies that are complete with this data.
 
@@ -145,6 +154,8 @@ class EngineChannel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._splitter = FrameSplitter()
         self._encoder = FrameEncoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
@@ -154,20 +165,24 @@ class EngineChannel:
         self._socket.sendall(self._encoder.encode(message))
 
     def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that are there; with `wait`, at least one.
+        """All messages that are there, as far as `READ_S` allows; with `wait`, at least one.
+
+        The rest of a frame that has begun is on its way, and worth waiting for.
 
         Raises:
             EOFError: if the client is gone.
         """
         messages: list[ToEngine] = []
+        end = time.monotonic() + READ_S
         while True:
-            may_wait = wait and not messages
-            try:
-                data = self._socket.recv(_CHUNK_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            must_wait = wait and not messages
+            left_ms = max(0.0, (end - time.monotonic()) * 1000)
+            if left_ms == 0 and not must_wait:
                 return messages
+            timeout_ms = None if must_wait else left_ms if self._splitter.has_part else 0
+            if not self._poll.poll(timeout_ms):
+                return messages
+            data = self._socket.recv(_CHUNK_BYTES)
             if not data:
                 raise EOFError
             messages += [self._decoder.decode(body) for body in self._splitter.feed(data)]
-            if len(data) < _CHUNK_BYTES and (messages or not wait):
-                return messages

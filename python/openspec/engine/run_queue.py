@@ -62,6 +62,14 @@ class RunQueue:
         request, num_free_then = self._blocked
         return request is not self._first_waiting() or num_free_pages > num_free_then
 
+    def outranks_a_prompt(self) -> bool:
+        """Whether the first in the queue comes before a prompt on its way."""
+        first = self._first_waiting()
+        return first is not None and any(
+            request.phase is Phase.PREFILLING and first.rank < request.rank
+            for request in self._running
+        )
+
     def admit(self, num_taken: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 

@@ -20,7 +20,14 @@ from openspec.engine.planner import SchedulerConfig, plan_step
 from openspec.engine.request import Phase, Request, StepPlan
 from openspec.engine.run_queue import RunQueue
 from openspec.errors import EngineError, RequestError
-from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs, record_draft
+from openspec.messages import (
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    TokenLogprobs,
+    fan_out,
+    record_draft,
+)
 
 
 class Scheduler:
@@ -36,24 +43,30 @@ class Scheduler:
 
     # Submission and cancellation
 
-    def add(self, source: EngineRequest, vocab_size: int) -> EngineOutput | None:
-        """Queues a request. Returns its only output if there is nothing to compute.
+    def add(self, source: EngineRequest, vocab_size: int) -> list[EngineOutput]:
+        """Queues the sequences of a request. Returns their only outputs if nothing is to compute.
 
         Raises:
             RequestError: for a request that can never run, with the numbers.
         """
-        if self._queue.get(source.request_id) is not None:
-            raise RequestError(f"request id {source.request_id!r} is in use", "request_id")
+        sequences = fan_out(source)
+        for sequence in sequences:
+            if self._queue.get(sequence.request_id) is not None:
+                raise RequestError(f"request id {sequence.request_id!r} is in use", "request_id")
         max_tokens = self._check(source, vocab_size)
         limit = self._config.max_draft_tokens if source.speculative.enabled else 0
         if source.speculative.num_speculative_tokens is not None:
             limit = max(0, min(limit, source.speculative.num_speculative_tokens))
-        request = Request(source, self._num_arrivals, max_tokens, limit, min(limit, self._depth))
-        self._num_arrivals += 1
-        if max_tokens == 0 and not request.needs_prompt_logprobs:
-            return request.last_output("length")
-        self._queue.enqueue(request)
-        return None
+        depth = min(limit, self._depth)
+        outputs = []
+        for sequence in sequences:
+            request = Request(sequence, self._num_arrivals, max_tokens, limit, depth)
+            self._num_arrivals += 1
+            if max_tokens == 0 and not request.needs_prompt_logprobs:
+                outputs.append(request.last_output("length"))
+            else:
+                self._queue.enqueue(request)
+        return outputs
 
     def abort(self, request_id: str) -> EngineOutput | None:
         """Ends a request now; None if it is unknown or finished."""

@@ -92,8 +92,8 @@ class Answer(ABC):
         """Runs the job and answers, streamed if the request asks for it."""
         job = self.job
         if self._body.stream:
-            return EventStream(self._events(), job.abort)
-        async with abort_on_disconnect(request.receive, job.abort), job:
+            return EventStream(self._events(), job.hang_up)
+        async with watch_connection(request.receive, job.hang_up), job:
             await job.run()
         return await self.context.text_pool.run(self._size(), self._full)
 
@@ -159,7 +159,7 @@ class Answer(ABC):
 
 
 @contextlib.asynccontextmanager
-async def abort_on_disconnect(
+async def watch_connection(
     receive: Receive, on_disconnect: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Watches the connection while the body runs."""
@@ -201,7 +201,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything. The status waits for the first event, which may be a refusal."""
-        async with abort_on_disconnect(receive, self._on_disconnect):
+        async with watch_connection(receive, self._on_disconnect):
             first = asyncio.ensure_future(anext(self._events, None))
             await asyncio.wait({first}, timeout=KEEP_ALIVE_S)
             if first.done() and (error := first.exception()) is not None:

@@ -41,6 +41,9 @@ class ServeConfig:
     """Form of the model's thinking, which answers carry apart from their text."""
     max_num_queued_reqs: int | None = number(1024, 0, 1 << 20)
     """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
+    max_num_queued_tokens: int | None = number(4 * 1024 * 1024, 0, 1 << 32)
+    """Prompt tokens that may wait beyond those that the KV pages hold, a prompt counted once for
+    all its completions; further requests get 503 and Retry-After."""
     max_body_bytes: int = number(8 * 1024 * 1024, 1024, 1 << 30, is_bytes=True)
     """Largest request body."""
     request_timeout_s: float = number(60.0, 0.1, 3600)

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
+from openspec.errors import RequestError
 from openspec.messages import EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
@@ -26,7 +27,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 STATS_MAX_AGE_S = 0.1
-STATS_TIMEOUT_S = 2.0
+STATS_TIMEOUT_S = 0.1
 MAX_INLINE_CHARS = 4096
 """Smaller work is done at once: a thread would cost more than it saves."""
 
@@ -157,6 +158,8 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     num_sequences: int = 0
     """In flight, running or waiting."""
+    num_prompt_tokens: int = 0
+    """Of their prompts, each counted once."""
     _stats: EngineStats = field(default_factory=EngineStats)
     _stats_time: float = 0.0
     _stats_task: asyncio.Task[EngineStats] | None = None
@@ -191,32 +194,62 @@ class ServerContext:
                 code="model_not_found",
             )
 
-    def check_capacity(self) -> None:
-        """Refuses a request while the queue is full, the engine gone or the server ending.
+    def check_capacity(self, num_sequences: int = 1, num_prompt_tokens: int = 1) -> None:
+        """Refuses a request while the queue has no room, the engine is gone or the server ending.
 
         Raises:
             ApiError: 503.
+            RequestError: not even an empty queue has room for it.
         """
         if self.lifecycle.is_ending:
             raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
         if not self.engine.is_alive:
             raise overloaded("The engine is not running.", retry_after_s=10)
-        limit = self.config.max_num_queued_reqs
-        if limit is not None and self.num_sequences >= self.engine.info.max_num_seqs + limit:
+        info, config = self.engine.info, self.config
+        num_kv_tokens = info.num_pages * info.page_size
+        for what, wanted, taken, num_running, num_queued in (
+            (
+                "sequences",
+                num_sequences,
+                self.num_sequences,
+                info.max_num_seqs,
+                config.max_num_queued_reqs,
+            ),
+            (
+                "prompt tokens",
+                num_prompt_tokens,
+                self.num_prompt_tokens,
+                num_kv_tokens,
+                config.max_num_queued_tokens,
+            ),
+        ):
+            if num_queued is None or taken + wanted <= num_running + num_queued:
+                continue
+            most = num_running + num_queued
+            if wanted > most:
+                raise RequestError(
+                    f"The request has {wanted} {what}; this server takes up to {most} at a time."
+                )
             self.metrics.rejections.labels("queue_full").inc()
-            raise overloaded("Too many requests are waiting; try again later.", retry_after_s=1)
+            raise overloaded(
+                f"Too many requests are waiting: {taken} of {most} {what} are taken, and this one "
+                f"needs {wanted}; try again later.",
+                retry_after_s=1,
+            )
 
     async def stats(self) -> EngineStats:
         """The engine's statistics, at most a moment old.
 
         However many ask, the engine is asked once; while it does not answer, the last known ones.
         """
-        if time.monotonic() - self._stats_time < STATS_MAX_AGE_S or not self.engine.is_alive:
-            return self._stats
-        if self._stats_task is None:
-            self._stats_task = asyncio.create_task(self.engine.stats())
-            self._stats_task.add_done_callback(self._take_stats)
-        await asyncio.wait({self._stats_task}, timeout=STATS_TIMEOUT_S)
+        if time.monotonic() - self._stats_time >= STATS_MAX_AGE_S and self.engine.is_alive:
+            if self._stats_task is None:
+                self._stats_task = asyncio.create_task(self.engine.stats())
+                self._stats_task.add_done_callback(self._take_stats)
+            await asyncio.wait({self._stats_task}, timeout=STATS_TIMEOUT_S)
+        # Sequences that the engine has not read yet wait, too.
+        num_unfinished = self.engine.num_unfinished
+        self._stats.num_waiting = max(0, num_unfinished - self._stats.num_running)
         return self._stats
 
     def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:

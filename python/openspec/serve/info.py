@@ -97,6 +97,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "acceptance": config.acceptance,
             "adaptive_speculation": config.adaptive_speculation,
             "max_num_queued_reqs": context.config.max_num_queued_reqs,
+            "max_num_queued_tokens": context.config.max_num_queued_tokens,
             "enable_prefix_caching": config.enable_prefix_caching,
             "spec_decode": _speculation(stats),
             # Under this name benchmark clients look for the acceptance length.

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from openspec.engine.client import OutputStream
+from openspec.engine.output_stream import OutputStream
 from openspec.errors import EngineError, RequestError
 from openspec.messages import (
     EngineOutput,
     SamplingParams,
     SpecDecodeStats,
     SpeculativeOptions,
+    engine_request,
     fan_out,
     total_speculation,
 )
 from openspec.serve.api import GenerationFields, SpeculativeField
 from openspec.serve.body import Arrival
 from openspec.serve.context import ServerContext
+from openspec.serve.wire import ApiError
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 from openspec.text.stop_strings import StopStrings
 
@@ -59,13 +60,13 @@ class Job:
         self.processors: list[RequestOutputProcessor] = []
         """By choice index: the completions of the first prompt, then of the second, ..."""
         self._context = context
-        self._streams: list[OutputStream] = []
-        self._is_aborted = False
+        self._stream: OutputStream | None = None
+        self._is_aborted = self._is_gone = False
         stops = StopStrings(sampling.stop) if sampling.stop else None
         speculative = _speculative(context, body.speculative)
         bad_word_ids = context.tokenizer.ids_of_bad_words(sampling.bad_words)
-        for number, prompt in enumerate(prompts):
-            for request in fan_out(
+        self._requests = [
+            engine_request(
                 f"{self.request_id}-{number}",
                 prompt.token_ids,
                 sampling,
@@ -75,43 +76,54 @@ class Job:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 speculative=speculative,
-            ):
-                self.processors.append(
-                    RequestOutputProcessor(
-                        request,
-                        context.tokenizer,
-                        index=len(self.processors),
-                        eos_token_ids=context.model.eos_token_ids,
-                        stop_strings=stops,
-                        arrival_time=arrival.time,
-                    )
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        sequences = [sequence for request in self._requests for sequence in fan_out(request)]
+        for index, sequence in enumerate(sequences):
+            self.processors.append(
+                RequestOutputProcessor(
+                    sequence,
+                    context.tokenizer,
+                    index=index,
+                    eos_token_ids=context.model.eos_token_ids,
+                    stop_strings=stops,
+                    arrival_time=arrival.time,
                 )
+            )
+        self._by_id = {processor.request.request_id: processor for processor in self.processors}
         self._last_times = [arrival.time] * len(self.processors)
 
     async def __aenter__(self) -> Job:
-        self._context.check_capacity()
-        self._context.num_sequences += len(self.processors)
-        self._context.lifecycle.enter(self)
-        self._context.metrics.load.inc()
-        try:
-            for processor in self.processors:
-                self._streams.append(self._context.engine.submit(processor.request))
-        except BaseException:
-            await self.__aexit__()
-            raise
+        context, num_sequences, num_prompt_tokens = self._context, *self._size()
+        context.check_capacity(num_sequences, num_prompt_tokens)
+        self._stream = context.engine.submit(*self._requests)
+        context.num_sequences += num_sequences
+        context.num_prompt_tokens += num_prompt_tokens
+        context.lifecycle.enter(self)
+        context.metrics.load.inc()
         if self._is_aborted:
             self.abort()
+        if self._is_gone:
+            self.hang_up()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._context.num_sequences -= len(self.processors)
-        self._context.lifecycle.leave(self)
-        self._context.metrics.load.dec()
-        for stream in self._streams:
-            await stream.aclose()
-        for processor in self.processors[: len(self._streams)]:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        context, num_sequences, num_prompt_tokens = self._context, *self._size()
+        context.num_sequences -= num_sequences
+        context.num_prompt_tokens -= num_prompt_tokens
+        context.lifecycle.leave(self)
+        context.metrics.load.dec()
+        if self._stream is not None:
+            await self._stream.aclose()
+        reason = "error" if isinstance(error, EngineError) else "abort"
+        for processor in self.processors:
             if not processor.finished:
-                self._context.metrics.success.labels("abort").inc()
+                context.metrics.success.labels(reason).inc()
+
+    def _size(self) -> tuple[int, int]:
+        """Sequences and prompt tokens; a prompt counts once, however often it is completed."""
+        return len(self.processors), sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice completes."""
@@ -120,9 +132,14 @@ class Job:
     def abort(self) -> None:
         """Ends every sequence within a step; their last outputs say "abort"."""
         self._is_aborted = True
-        for processor in self.processors[: len(self._streams)]:
-            if not processor.finished:
-                self._context.engine.abort(processor.request.request_id)
+        if self._stream is not None:
+            self._context.engine.abort(*self._stream.open_ids)
+
+    def hang_up(self) -> None:
+        """The client is gone: ends every sequence, and waits for no last output."""
+        self._is_gone = True
+        if self._stream is not None:
+            self._stream.end(ApiError(400, "The client went away."))
 
     async def outputs(self) -> AsyncIterator[tuple[RequestOutputProcessor, OutputDelta]]:
         """What the sequences add, in order of arrival, until all have ended.
@@ -133,16 +150,20 @@ class Job:
         """
         # A stop string ends a sequence before the engine knows. Its last delta waits for the
         # engine's last word, within a step, because that brings the statistics.
-        held: dict[int, OutputDelta] = {}
-        async for index, output in _merge(self._streams):
-            delta = self._take(index, output)
+        held: dict[str, OutputDelta] = {}
+        if self._stream is None:
+            return
+        async for output in self._stream:
+            request_id = output.request_id
+            processor = self._by_id[request_id]
+            delta = self._take(processor, output)
             if delta.abort:
-                held[index] = delta
-                self._context.engine.abort(self.processors[index].request.request_id)
-            elif output.finish_reason is not None and index in held:
-                yield self.processors[index], held.pop(index)
-            elif index not in held:
-                yield self.processors[index], delta
+                held[request_id] = delta
+                self._context.engine.abort(request_id)
+            elif output.finish_reason is not None and request_id in held:
+                yield processor, held.pop(request_id)
+            elif request_id not in held:
+                yield processor, delta
 
     async def run(self) -> None:
         """Waits until all sequences have ended."""
@@ -160,15 +181,15 @@ class Job:
         times = [processor.metrics().first_token_time for processor in self.processors]
         return min((t - self.arrival_time for t in times if t is not None), default=None)
 
-    def _take(self, index: int, output: EngineOutput) -> OutputDelta:
-        processor = self.processors[index]
+    def _take(self, processor: RequestOutputProcessor, output: EngineOutput) -> OutputDelta:
         delta = processor.process(output)
+        self._observe(processor, delta)
         if delta.finish_reason == "error":
             raise EngineError(delta.error or "unknown")
-        self._observe(index, processor, delta)
         return delta
 
-    def _observe(self, index: int, processor: RequestOutputProcessor, delta: OutputDelta) -> None:
+    def _observe(self, processor: RequestOutputProcessor, delta: OutputDelta) -> None:
+        index = processor.index
         metrics, now, last = self._context.metrics, time.monotonic(), self._last_times[index]
         num_new, num_out = len(delta.token_ids), processor.num_output_tokens
         if num_new:
@@ -185,41 +206,6 @@ class Job:
             first = processor.metrics().first_token_time
             if first is not None and num_out > 1:
                 metrics.time_per_output_token.observe((now - first) / (num_out - 1))
-
-
-async def _merge(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, EngineOutput]]:
-    """Outputs of several streams as they come.
-
-    The queue is short, so that while nobody reads, the engine's client joins outputs.
-    """
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    queue: asyncio.Queue[tuple[int, EngineOutput | Exception | None]] = asyncio.Queue(len(streams))
-
-    async def pump(index: int, stream: OutputStream) -> None:
-        try:
-            async for output in stream:
-                await queue.put((index, output))
-            await queue.put((index, None))
-        except Exception as exc:
-            await queue.put((index, exc))
-
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    num_open = len(tasks)
-    try:
-        while num_open:
-            index, item = await queue.get()
-            if item is None:
-                num_open -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield index, item
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def sampling_params(

@@ -226,6 +226,12 @@ _ENGINE_METRICS = (
         OWN,
     ),
     _counter(
+        "engine_admission_failures",
+        "Sequences that the device did not take.",
+        lambda s: s.num_admission_failures,
+        OWN,
+    ),
+    _counter(
         "drafter_failures",
         "Steps that went on without drafts.",
         lambda s: s.num_drafter_failures,
