@@ -59,19 +59,17 @@ RunnerConfig config_4b(const std::string& method) {
     return config;
   }
   RunnerConfig config;
-  config.target = {.hidden_size = 2560,
-                   .num_layers = 36,
-                   .num_q_heads = 32,
-                   .num_kv_heads = 8,
-                   .head_dim = 128,
-                   .intermediate_size = 9728,
-                   .vocab_size = kVocab,
-                   .rms_norm_eps = 1e-6f,
-                   .tie_word_embeddings = true,
-                   .inv_freq = {},
-                   .rope_scale = 1.0f};
+  TargetConfig& target = config.target;
+  target.hidden_size = 2560;
+  target.num_layers = 36;
+  target.num_q_heads = 32;
+  target.num_kv_heads = 8;
+  target.head_dim = 128;
+  target.intermediate_size = 9728;
+  target.vocab_size = kVocab;
+  target.tie_word_embeddings = true;
   for (int i = 0; i < 64; ++i) {
-    config.target.inv_freq.push_back(std::pow(1e6f, -static_cast<float>(i) / 64.0f));
+    target.inv_freq.push_back(std::pow(1e6f, -static_cast<float>(i) / 64.0f));
   }
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;

@@ -228,10 +228,17 @@ void bind_values(py::module_& m) {
       .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
                        int head_dim, int intermediate_size, int vocab_size, float rms_norm_eps,
                        bool tie_word_embeddings, std::vector<float> inv_freq, float rope_scale) {
-             TargetConfig config{hidden_size,         num_layers,   num_q_heads,
-                                 num_kv_heads,        head_dim,     intermediate_size,
-                                 vocab_size,          rms_norm_eps, tie_word_embeddings,
-                                 std::move(inv_freq), rope_scale};
+             TargetConfig config{{.hidden_size = hidden_size,
+                                  .num_q_heads = num_q_heads,
+                                  .num_kv_heads = num_kv_heads,
+                                  .head_dim = head_dim,
+                                  .intermediate_size = intermediate_size,
+                                  .rms_norm_eps = rms_norm_eps},
+                                 num_layers,
+                                 vocab_size,
+                                 tie_word_embeddings,
+                                 std::move(inv_freq),
+                                 rope_scale};
              config.validate();
              return config;
            }),

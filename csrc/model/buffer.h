@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <vector>
 
 #include "kernels/common/device.h"
 #include "kernels/common/exec.h"
@@ -27,6 +28,17 @@ constexpr Memory memory_of(Device device) {
 /// The size of an area of a buffer, such that the next starts on a cache line, and where CUDA's
 /// copy engine can begin.
 constexpr size_t area_bytes(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// Areas one after another, planned before there is a buffer.
+struct AreaPlan {
+  size_t bytes = 0;
+  /// The place of an area of `count` entries of `entry_bytes` each.
+  size_t take(int count, size_t entry_bytes) {
+    const size_t place = bytes;
+    bytes += area_bytes(static_cast<size_t>(count) * entry_bytes);
+    return place;
+  }
+};
 
 namespace detail {
 struct FreeMemory {
@@ -94,6 +106,16 @@ class Buffer {
   std::unique_ptr<std::byte, detail::FreeMemory> data_;
   size_t bytes_ = 0;
 };
+
+/// A copy on the host of `count` values that lie where the device's ops work.
+template <typename T>
+std::vector<T> copy_from(Device device, const T* values, size_t count, void* stream = nullptr) {
+  if (device == Device::kCpu) return {values, values + count};
+  std::vector<T> copy(count);
+  device::copy_to_host(copy.data(), values, count * sizeof(T), stream);
+  device::synchronize(stream);
+  return copy;
+}
 
 /// A copy of `values` where the device's ops work.
 inline Buffer copy_for(Device device, std::span<const float> values) {

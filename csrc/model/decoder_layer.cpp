@@ -37,7 +37,7 @@ DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
   const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
   DecoderLayer layer;
   layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
-                                 {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs,
+                                 {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs(),
                                  LinearEpilogue::kNone);
   layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
                                LinearEpilogue::kNone, /*may_split=*/true);
@@ -53,18 +53,6 @@ DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
     layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
   }
   return layer;
-}
-
-size_t decoder_layer_bytes(const LayerGeometry& g, Device device) {
-  const auto linear = [&](int outputs, int inputs, LinearEpilogue epilogue) {
-    return Weights::linear_bytes(device, outputs, inputs, epilogue);
-  };
-  return linear(g.qkv_width(), g.attention_inputs, LinearEpilogue::kNone) +
-         linear(g.hidden_size, g.q_width(), LinearEpilogue::kNone) +
-         linear(2 * g.intermediate_size, g.hidden_size, LinearEpilogue::kSwiGlu) +
-         linear(g.hidden_size, g.intermediate_size, LinearEpilogue::kNone) +
-         2 * Weights::norm_bytes(g.hidden_size) +
-         (g.has_qk_norm ? 2 * Weights::norm_bytes(g.head_dim) : 0);
 }
 
 void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
@@ -97,51 +85,51 @@ size_t DecoderScratch::bytes(const LayerGeometry& geometry, DType dtype, Device 
   return plan(geometry, dtype, device, limits, num_threads).total;
 }
 
-DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype, Device device,
+DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
+                                            [[maybe_unused]] Device device,
                                             const ForwardLimits& limits, int num_threads) {
   Places at{};
-  const auto take = [&](size_t bytes) {
-    const size_t offset = at.total;
-    at.total += area_bytes(bytes);
-    return offset;
+  AreaPlan areas;
+  const int most_rows = std::max(limits.max_rows, limits.max_logits_rows);
+  const auto take_rows = [&](int width, size_t bytes) {
+    return areas.take(limits.max_rows, static_cast<size_t>(width) * bytes);
   };
-  const auto rows_of = [&](int width) {
-    return static_cast<size_t>(limits.max_rows) * static_cast<size_t>(width) * dtype_bytes(dtype);
-  };
-  at.qkv = take(rows_of(g.qkv_width()));
-  at.q = take(rows_of(g.q_width()));
-  at.attended = take(rows_of(g.q_width()));
-  at.delta = take(rows_of(g.hidden_size));
-  at.activated = take(rows_of(g.intermediate_size));
-  at.cos_sin =
-      take(static_cast<size_t>(limits.max_rows) * static_cast<size_t>(g.head_dim) * sizeof(float));
+  at.residual = areas.take(most_rows, static_cast<size_t>(g.hidden_size) * dtype_bytes(dtype));
+  at.normed = take_rows(g.hidden_size, dtype_bytes(dtype));
+  at.attention_in =
+      g.num_inputs == 1 ? at.normed : take_rows(g.attention_inputs(), dtype_bytes(dtype));
+  at.qkv = take_rows(std::max(g.qkv_width(), limits.max_outputs), dtype_bytes(dtype));
+  at.q = take_rows(g.q_width(), dtype_bytes(dtype));
+  at.attended = take_rows(g.q_width(), dtype_bytes(dtype));
+  at.delta = take_rows(g.hidden_size, dtype_bytes(dtype));
+  at.activated = take_rows(g.intermediate_size, dtype_bytes(dtype));
+  at.cos_sin = take_rows(g.head_dim, sizeof(float));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
     int num_splits = 1;
     for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
       num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
     }
-    at.linear = take(kLinearWorkspaceBytesCuda);
-    at.partials = take(static_cast<size_t>(num_splits) *
-                       static_cast<size_t>(std::min(limits.max_rows, kMaxPartialRows)) *
-                       static_cast<size_t>(g.hidden_size) * sizeof(float));
-    at.attention = take(span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
-                                                            g.num_q_heads, limits.max_tokens));
+    at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
+    at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
+                             static_cast<size_t>(g.hidden_size) * sizeof(float));
+    at.attention =
+        areas.take(1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
+                                                          g.num_q_heads, limits.max_tokens));
+    at.total = areas.bytes;
     return at;
   }
-#else
-  (void)device;
 #endif
-  const int num_rows = std::max(limits.max_rows, limits.max_logits_rows);
   size_t linear_bytes = 0;
   for (const int inputs :
-       {g.attention_inputs, g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs}) {
-    linear_bytes = std::max(linear_bytes, linear_workspace_bytes_cpu(num_rows, inputs, dtype,
+       {g.attention_inputs(), g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs}) {
+    linear_bytes = std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs, dtype,
                                                                      linear_layout_cpu(inputs)));
   }
-  at.linear = take(linear_bytes);
-  at.attention =
-      take(span_attention_workspace_bytes_cpu(num_threads, g.num_q_heads, limits.max_tokens));
+  at.linear = areas.take(1, linear_bytes);
+  at.attention = areas.take(
+      1, span_attention_workspace_bytes_cpu(num_threads, g.num_q_heads, limits.max_tokens));
+  at.total = areas.bytes;
   return at;
 }
 
@@ -155,6 +143,22 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
                      .out_dtype = out_dtype,
                      .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
                      .partials = partials});
+}
+
+void DecoderScratch::logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row,
+                            int count, float* out) {
+  const void* in = normed();
+  if (row != nullptr) {
+    const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
+    ops::gather_rows(exec, {.row = row,
+                            .in = in,
+                            .out = residual(),
+                            .num_rows = count,
+                            .width_bytes = width,
+                            .out_stride = width});
+    in = residual();
+  }
+  linear(exec, head, in, out, count, DType::kF32);
 }
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
@@ -240,6 +244,21 @@ void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayer
                            .num_q_heads = g.num_q_heads,
                            .eps = g.rms_norm_eps,
                            .dtype = scratch_.dtype_});
+}
+
+void DecoderPass::append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
+                                 const void* x, std::span<const KvLayerView> kv) {
+  const DecoderScratch::Places& places = scratch_.at_;
+  scratch_.linear(exec_, context, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  AppendContextParams params = {.rows = attention_.rows,
+                                .kv = at(places.qkv),
+                                .cos_sin = at<float>(places.cos_sin),
+                                .layers = {},
+                                .num_layers = static_cast<int>(layers.size()),
+                                .eps = scratch_.geometry_.rms_norm_eps,
+                                .dtype = scratch_.dtype_};
+  for (size_t i = 0; i < layers.size(); ++i) params.layers[i] = {layers[i].k_norm, kv[i]};
+  ops::append_context(exec_, params);
 }
 
 void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {

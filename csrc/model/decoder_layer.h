@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,15 @@ namespace openspec {
 /// then a SwiGLU MLP, both added to a residual stream.
 struct LayerGeometry {
   int hidden_size = 0;
-  int attention_inputs = 0;  // hidden_size, or more where attention reads more than the stream
   int num_q_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
   int intermediate_size = 0;
+  int num_inputs = 1;  // states side by side that attention reads
   bool has_qk_norm = true;
   float rms_norm_eps = 1e-6f;
 
+  int attention_inputs() const { return num_inputs * hidden_size; }
   int q_width() const { return num_q_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
   int qkv_width() const { return q_width() + 2 * kv_width(); }
@@ -42,6 +44,7 @@ struct ForwardLimits {
   int max_logits_rows = 1;  // at a time
   int max_tokens = 1;       // of one sequence, drafts included
   int max_inputs = 0;       // of a linear to hidden_size beside those of the layers
+  int max_outputs = 0;      // of another linear beside them
 };
 
 struct DecoderLayer {
@@ -52,7 +55,6 @@ struct DecoderLayer {
 /// Takes a layer's place among the weights; names as in Hugging Face checkpoints below `prefix`.
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& geometry,
                                const std::string& prefix);
-size_t decoder_layer_bytes(const LayerGeometry& geometry, Device device);
 
 /// Throws ArgumentError if the device's kernels do not cover the geometry.
 void check_geometry(const LayerGeometry& geometry, DType dtype, Device device);
@@ -65,7 +67,7 @@ struct Delta {
   int num_partials = 0;
 };
 
-/// Memory of passes through layers of one geometry.
+/// Memory of passes through layers of one geometry, and of what a model does around them.
 class DecoderScratch {
  public:
   DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
@@ -73,19 +75,31 @@ class DecoderScratch {
   static size_t bytes(const LayerGeometry& geometry, DType dtype, Device device,
                       const ForwardLimits& limits, int num_threads);
 
+  /// [max_rows, hidden_size] for the residual stream and for a norm of it, until the next pass.
+  void* residual() { return buffer_.at(at_.residual); }
+  void* normed() { return buffer_.at(at_.normed); }
+  /// [max_rows, attention_inputs]
+  std::byte* attention_in() { return buffer_.at(at_.attention_in); }
+
   /// out [num_rows, outputs] = x W^T, or `partials` where they are given; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
               int num_rows, DType out_dtype, float* partials = nullptr);
-  /// The same for the next norm, hidden_size outputs wide; there until the next one.
-  Delta delta(const ExecContext& exec, const PackedLinear& weight, const void* x, int num_rows);
+  /// Logits of rows of `normed`: out [count, outputs] fp32; row [count] lies on the device, of -1
+  /// comes anything; null: the first rows. The residual stream is gone then.
+  void logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row, int count,
+              float* out);
 
  private:
   friend class DecoderPass;
   struct Places {
-    size_t qkv, q, attended, delta, activated, cos_sin, linear, attention, partials, total;
+    size_t residual, normed, attention_in, qkv, q, attended, delta, activated, cos_sin, linear,
+        attention, partials, total;
   };
   static Places plan(const LayerGeometry& geometry, DType dtype, Device device,
                      const ForwardLimits& limits, int num_threads);
+
+  /// out = x W^T for the next norm, hidden_size outputs wide; there until the next one.
+  Delta delta(const ExecContext& exec, const PackedLinear& weight, const void* x, int num_rows);
 
   LayerGeometry geometry_;
   DType dtype_;
@@ -112,7 +126,11 @@ class DecoderPass {
   void project(const PackedLinear& weight, const void* x);
   /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
   void append(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
-  /// The same, then attention.
+  /// K and V of x [num_rows, hidden_size] for all `layers` at once, of which `context` holds the
+  /// k_proj and v_proj, one layer's below the other's.
+  void append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
+                      const void* x, std::span<const KvLayerView> kv);
+  /// The same as `append`, then attention.
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);

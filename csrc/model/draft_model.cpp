@@ -1,25 +1,13 @@
 #include "model/draft_model.h"
 
 #include <cmath>
-#include <vector>
 
 #include "core/check.h"
 
 namespace openspec {
 
-LayerGeometry DraftModelConfig::layer() const {
-  return {.hidden_size = hidden_size,
-          .attention_inputs = hidden_size,
-          .num_q_heads = num_q_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_dim = head_dim,
-          .intermediate_size = intermediate_size,
-          .has_qk_norm = true,
-          .rms_norm_eps = rms_norm_eps};
-}
-
 void DraftModelConfig::validate() const {
-  layer().validate();
+  LayerGeometry::validate();
   check_size("number of capture_layers", num_captures);
   check_size("draft_vocab_size", draft_vocab_size);
   OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
@@ -29,12 +17,28 @@ void DraftModelConfig::validate() const {
   OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
 }
 
-Buffer DraftModelConfig::inv_freq(Device device) const {
+std::vector<float> DraftModelConfig::rope_frequencies() const {
   std::vector<float> values;
   for (int i = 0; i < head_dim / 2; ++i) {
     values.push_back(static_cast<float>(std::pow(rope_theta, -2.0 * i / head_dim)));
   }
-  return copy_for(device, values);
+  return values;
+}
+
+DraftTensors::DraftTensors(Weights& weights, const DraftModelConfig& c,
+                           const std::string& hidden_norm_name, bool has_head)
+    : fc(weights.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
+                            LinearEpilogue::kNone, /*may_split=*/true)),
+      hidden_norm(weights.add_norm(hidden_norm_name, c.hidden_size)),
+      final_norm(weights.add_norm("norm.weight", c.hidden_size)) {
+  if (has_head) {
+    head = weights.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
+                              LinearEpilogue::kNone);
+  }
+  if (c.has_embedding) {
+    embedding = weights.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
+  }
+  if (c.has_token_map) token_map = weights.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
 }
 
 }  // namespace openspec

@@ -14,6 +14,10 @@ namespace {
 constexpr DType kMatrixType = DType::kBF16;
 constexpr size_t kStagingBytes = size_t{64} << 20;
 
+size_t matrix_bytes(int num_rows, int width) {
+  return static_cast<size_t>(num_rows) * static_cast<size_t>(width) * dtype_bytes(kMatrixType);
+}
+
 int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (int64_t size : shape) count *= size;
@@ -39,9 +43,9 @@ Weights::Weights(Device device, size_t bytes)
     : device_(device), buffer_(bytes, memory_of(device)) {}
 
 void* Weights::take(size_t bytes) {
-  void* data = buffer_.at(num_taken_);
+  void* data = buffer_.bytes() == 0 ? nullptr : buffer_.at(num_taken_);
   num_taken_ += area_bytes(bytes);
-  OPENSPEC_CHECK(num_taken_ <= buffer_.bytes(), "weights outgrow their plan");
+  OPENSPEC_CHECK(data == nullptr || num_taken_ <= buffer_.bytes(), "weights outgrow their plan");
   return data;
 }
 
@@ -76,8 +80,9 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
 
 PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                                  const std::vector<int>& outputs, int inputs,
-                                 LinearEpilogue epilogue, bool may_split) {
+                                 LinearEpilogue epilogue, [[maybe_unused]] bool may_split) {
   PackedLinear linear;
+  size_t bytes = 0;
   for (int count : outputs) linear.num_outputs += count;
   linear.num_inputs = inputs;
   linear.epilogue = epilogue;
@@ -86,15 +91,15 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
                        ": a matrix of ", linear.num_outputs, " x ", inputs,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
+    bytes = matrix_bytes(linear.num_outputs, inputs);
 #ifdef OPENSPEC_CUDA
     if (may_split) linear.num_splits = linear_num_splits_cuda(linear.num_outputs, inputs);
-#else
-    (void)may_split;
 #endif
   } else {
     linear.layout = linear_layout_cpu(inputs);
+    bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs, epilogue);
   }
-  void* packed = take(linear_bytes(device_, linear.num_outputs, inputs, epilogue));
+  void* packed = take(bytes);
   linear.data = packed;
   int first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -112,7 +117,7 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
-  void* weight = take(norm_bytes(width));
+  void* weight = take(static_cast<size_t>(width) * sizeof(float));
   destinations_[name] = {{width}, {[this, weight, width](const void* data, DType source) {
                            const std::vector<float> values = to_floats(data, source, width);
                            put(weight, values.data(), values.size() * sizeof(float));
@@ -127,19 +132,17 @@ const float* Weights::add_row(const std::string& name, int width) {
 }
 
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
-  const size_t bytes = table_bytes(num_rows, width);
+  const size_t bytes = matrix_bytes(num_rows, width);
   void* table = take(bytes);
-  destinations_[name] = {
-      {num_rows, width}, {[this, table, num_rows, width](const void* data, DType) {
-        put(table, data,
-            static_cast<size_t>(num_rows) * static_cast<size_t>(width) * dtype_bytes(kMatrixType));
-      }}};
+  destinations_[name] = {{num_rows, width}, {[this, table, bytes](const void* data, DType) {
+                           put(table, data, bytes);
+                         }}};
   return table;
 }
 
 Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int vocab_size) {
-  auto* token_of = static_cast<int32_t*>(take(token_map_bytes(count, vocab_size)));
-  int32_t* column_of = token_of + count;
+  auto* token_of = static_cast<int32_t*>(take(static_cast<size_t>(count) * sizeof(int32_t)));
+  auto* column_of = static_cast<int32_t*>(take(static_cast<size_t>(vocab_size) * sizeof(int32_t)));
   destinations_[name] = {
       {count}, {}, [this, name, token_of, column_of, vocab_size](std::span<const int64_t> offsets) {
         std::vector<int32_t> ids, columns(static_cast<size_t>(vocab_size), -1);
@@ -207,25 +210,6 @@ void Weights::finish_loading() {
   }
   if (device_ == Device::kCuda) device::synchronize(nullptr);
   staging_ = Buffer();
-}
-
-size_t Weights::linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue) {
-  if (device == Device::kCuda) {
-    return area_bytes(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) *
-                      dtype_bytes(kMatrixType));
-  }
-  return area_bytes(linear_packed_bytes_cpu(outputs, inputs, epilogue));
-}
-size_t Weights::norm_bytes(int width) {
-  return area_bytes(static_cast<size_t>(width) * sizeof(float));
-}
-size_t Weights::token_map_bytes(int count, int vocab_size) {
-  return area_bytes((static_cast<size_t>(count) + static_cast<size_t>(vocab_size)) *
-                    sizeof(int32_t));
-}
-size_t Weights::table_bytes(int num_rows, int width) {
-  return area_bytes(static_cast<size_t>(num_rows) * static_cast<size_t>(width) *
-                    dtype_bytes(kMatrixType));
 }
 
 }  // namespace openspec

@@ -24,7 +24,15 @@ struct TensorSpec {
 /// and the way from a checkpoint's tensors into it. Matrices stay bf16, as published.
 class Weights {
  public:
-  Weights(Device device, size_t bytes);
+  /// Without `bytes` of memory it only counts what is added.
+  explicit Weights(Device device, size_t bytes = 0);
+  /// Bytes of what the constructor Tensors(weights, config) adds.
+  template <typename Tensors, typename Config>
+  static size_t bytes_of(const Config& config, Device device) {
+    Weights counted(device);
+    Tensors(counted, config);
+    return counted.num_taken_;
+  }
 
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
   /// tensor may be part of several matrices.
@@ -55,11 +63,6 @@ class Weights {
   void load_offsets(const std::string& name, std::span<const int64_t> offsets);
   /// Throws ArgumentError naming a tensor that was not given.
   void finish_loading();
-
-  static size_t linear_bytes(Device device, int outputs, int inputs, LinearEpilogue epilogue);
-  static size_t norm_bytes(int width);
-  static size_t table_bytes(int num_rows, int width);
-  static size_t token_map_bytes(int count, int vocab_size);
 
  private:
   using Store = std::function<void(const void* data, DType dtype)>;

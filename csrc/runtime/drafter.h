@@ -62,6 +62,20 @@ struct WantedDrafts {
   int32_t* parents = nullptr;  // out [num_seqs, max_drafts]
   // Of drafters that make trees or have scores, where the step looks at them; else null.
   float* scores = nullptr;  // out [num_seqs, max_drafts]
+
+  /// The same of `count` sequences from the `first` one on.
+  WantedDrafts part(int first, int count) const {
+    const ptrdiff_t draft = ptrdiff_t{first} * max_drafts;
+    WantedDrafts part = *this;
+    part.seq += first;
+    part.num_wanted += first;
+    part.num_seqs = count;
+    part.drafts += draft;
+    part.num_drafts += first;
+    if (parents != nullptr) part.parents += draft;
+    if (scores != nullptr) part.scores += draft;
+    return part;
+  }
 };
 
 /// A step after its commit, on the device that ran it.

@@ -24,18 +24,18 @@ DraftModelConfig NetworkDrafter::draft_model_config() {
     return config_.integer(name, of_target, 1, kMost);
   };
   needs_.capture_layers = config_.layers("capture_layers");
-  return {.hidden_size = target.hidden_size,
-          .num_captures = static_cast<int>(needs_.capture_layers.size()),
-          .num_q_heads = size("num_q_heads", target.num_q_heads),
-          .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
-          .head_dim = size("head_dim", target.head_dim),
-          .intermediate_size = size("intermediate_size", target.intermediate_size),
-          .vocab_size = target.vocab_size,
-          .draft_vocab_size = size("draft_vocab_size", target.vocab_size),
-          .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6)),
-          .rope_theta = config_.number("rope_theta", 1e4),
-          .has_embedding = config_.flag("has_embedding", false),
-          .has_token_map = config_.flag("has_token_map", false)};
+  return {{.hidden_size = target.hidden_size,
+           .num_q_heads = size("num_q_heads", target.num_q_heads),
+           .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
+           .head_dim = size("head_dim", target.head_dim),
+           .intermediate_size = size("intermediate_size", target.intermediate_size),
+           .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6))},
+          /*num_captures=*/static_cast<int>(needs_.capture_layers.size()),
+          /*vocab_size=*/target.vocab_size,
+          /*draft_vocab_size=*/size("draft_vocab_size", target.vocab_size),
+          /*rope_theta=*/config_.number("rope_theta", 1e4),
+          /*has_embedding=*/config_.flag("has_embedding", false),
+          /*has_token_map=*/config_.flag("has_token_map", false)};
 }
 
 void NetworkDrafter::declare_trees(int top_k, const DraftModelConfig& model) {
@@ -65,14 +65,30 @@ void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
   at_.window_pages = take(seqs * max_window_pages_, sizeof(int32_t));
 }
 
-size_t NetworkDrafter::take(int count, size_t bytes) {
-  const size_t place = num_bytes_;
-  num_bytes_ += area_bytes(static_cast<size_t>(count) * bytes);
-  return place;
+void NetworkDrafter::plan_draws([[maybe_unused]] int max_num_samples, int vocab_size) {
+  size_t bytes = choose_workspace_bytes_cpu(config_.num_threads, vocab_size);
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    bytes = choose_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#endif
+  at_.choose = take(1, bytes);
+}
+
+void NetworkDrafter::plan_best(int max_num_samples, int vocab_size, int top_k) {
+  at_.top_tokens = take(max_num_samples * top_k, sizeof(int32_t));
+  at_.top_scores = take(max_num_samples * top_k, sizeof(float));
+  size_t bytes = top_drafts_workspace_bytes_cpu(config_.num_threads, vocab_size);
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    bytes = top_drafts_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#endif
+  at_.top_drafts = take(1, bytes);
 }
 
 void NetworkDrafter::allocate() {
-  memory_ = Buffer(num_bytes_, memory_of(config_.device));
+  memory_ = Buffer(areas_.bytes, memory_of(config_.device));
   if (config_.device == Device::kCuda) {
     device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
     device::synchronize(nullptr);
@@ -156,37 +172,21 @@ const SamplingParams* NetworkDrafter::sampling(const TableView& table) {
   return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);  // zeros: the best
 }
 
-size_t NetworkDrafter::choose_bytes(int max_num_samples, int vocab_size) const {
-#ifdef OPENSPEC_CUDA
-  if (config_.device == Device::kCuda) {
-    return choose_workspace_bytes_cuda(max_num_samples, vocab_size);
-  }
-#else
-  (void)max_num_samples;
-#endif
-  return choose_workspace_bytes_cpu(config_.num_threads, vocab_size);
+void NetworkDrafter::draw(const ExecContext& exec, const TableView& table, ChooseParams params) {
+  params.is_draft = true;
+  params.has_own_noise = keeps_logits();
+  params.sampling = sampling(table);
+  params.workspace = at<float>(at_.choose);
+  ops::choose(exec, params);
 }
 
-size_t NetworkDrafter::top_drafts_bytes(int max_num_samples, int vocab_size) const {
-#ifdef OPENSPEC_CUDA
-  if (config_.device == Device::kCuda) {
-    return top_drafts_workspace_bytes_cuda(max_num_samples, vocab_size);
-  }
-#else
-  (void)max_num_samples;
-#endif
-  return top_drafts_workspace_bytes_cpu(config_.num_threads, vocab_size);
-}
-
-std::vector<float> NetworkDrafter::on_host(const float* values, size_t count) const {
-  std::vector<float> copy(count);
-  if (config_.device == Device::kCuda) {
-    device::copy_to_host(copy.data(), values, count * sizeof(float), nullptr);
-    device::synchronize(nullptr);
-  } else {
-    std::copy_n(values, count, copy.begin());
-  }
-  return copy;
+void NetworkDrafter::find_best(const ExecContext& exec, const TableView& table,
+                               TopDraftsParams params) {
+  params.sampling = sampling(table);
+  params.tokens = top_tokens();
+  params.scores = top_scores();
+  params.workspace = at<void>(at_.top_drafts);
+  ops::top_drafts(exec, params);
 }
 
 }  // namespace openspec

@@ -2,10 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/common/exec.h"
 #include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/draft_tree.h"
 #include "model/buffer.h"
 #include "model/draft_model.h"
 #include "runtime/drafter.h"
@@ -33,9 +36,13 @@ class NetworkDrafter : public Drafter {
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
   /// sequence. Before memory of the drafter's own is planned.
   void plan_rows(int max_rows, int max_span_rows);
+  /// The same for draws of drafts from logits of `vocab_size` columns.
+  void plan_draws(int max_num_samples, int vocab_size);
+  /// The same for the `top_k` best after each.
+  void plan_best(int max_num_samples, int vocab_size, int top_k);
   /// A place for `count` entries of `bytes` each, which `at` finds once memory is allocated.
-  size_t take(int count, size_t bytes);
-  size_t planned_bytes() const { return num_bytes_; }
+  size_t take(int count, size_t bytes) { return areas_.take(count, bytes); }
+  size_t planned_bytes() const { return areas_.bytes; }
   /// Takes the memory that is planned, zeroed.
   void allocate();
   template <typename T>
@@ -65,9 +72,12 @@ class NetworkDrafter : public Drafter {
   const SamplingParams* sampling(const TableView& table);
   /// Whether the logits of all drafts are to be kept, for acceptance by rejection.
   bool keeps_logits() const { return needs_.keeps_logits; }
-  size_t choose_bytes(int max_num_samples, int vocab_size) const;
-  size_t top_drafts_bytes(int max_num_samples, int vocab_size) const;
-  std::vector<float> on_host(const float* values, size_t count) const;
+  /// Draws drafts; `params` says of which rows and logits, and where to.
+  void draw(const ExecContext& exec, const TableView& table, ChooseParams params);
+  /// Finds the best; `params` says of which rows and logits, and how many.
+  void find_best(const ExecContext& exec, const TableView& table, TopDraftsParams params);
+  int32_t* top_tokens() { return at<int32_t>(at_.top_tokens); }
+  float* top_scores() { return at<float>(at_.top_scores); }
 
   const DrafterConfig config_;
   DrafterNeeds needs_;
@@ -76,14 +86,72 @@ class NetworkDrafter : public Drafter {
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
         span_kv_len, span_seq, greedy, window_kv_len, window_seq, window_pages;
+    size_t choose, top_tokens, top_scores, top_drafts;
   };
 
   bool has_noise_;
   int window_;
   int max_window_pages_ = 0, max_span_rows_ = 0;
-  size_t num_bytes_ = 0;
+  AreaPlan areas_;
   Places at_{};
   Buffer memory_;
+};
+
+/// A drafter whose network is a DecoderModel over captured states of the target.
+template <typename Model>
+class HeadDrafter : public NetworkDrafter {
+ public:
+  Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
+  void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) final {
+    target_ = &target.tensors();
+    kv_.assign(kv_layers.begin(), kv_layers.end());
+    model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
+    allocate();
+  }
+  std::vector<float> last_logits() final {
+    return copy_from(config_.device, last_logits_.data(), last_logits_.size());
+  }
+
+ protected:
+  using NetworkDrafter::NetworkDrafter;
+
+  /// Declares `num_layers` of the head's geometry, and memory: once all else is planned.
+  void declare_head(int num_layers, const ForwardLimits& limits) {
+    limits_ = limits;
+    needs_.kv_layers.assign(static_cast<size_t>(num_layers), {head_.num_kv_heads, head_.head_dim});
+    needs_.fixed_bytes =
+        Model::weight_bytes(head_, config_.device) +
+        Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
+        planned_bytes();
+  }
+  /// A row of logits.
+  size_t logits_bytes() const {
+    return static_cast<size_t>(head_.draft_vocab_size) * sizeof(float);
+  }
+  void set_last_logits(const float* logits, int count) {
+    last_logits_ = {logits, static_cast<size_t>(count) * logits_bytes() / sizeof(float)};
+  }
+  /// Token ids of the logits' columns; null: their numbers.
+  const int32_t* token_of() const { return model_->tensors().token_map.token_of; }
+  /// See draft_logits().
+  DraftLogits kept_logits(const float* values, int64_t depth_stride, const int32_t* row) const {
+    if (!keeps_logits()) return {};
+    return {.values = values,
+            .row_stride = head_.draft_vocab_size,
+            .depth_stride = depth_stride,
+            .row = row,
+            .vocab_size = head_.draft_vocab_size,
+            .column_of = model_->tensors().token_map.column_of};
+  }
+
+  typename Model::Geometry head_;
+  ForwardLimits limits_;
+  std::optional<Model> model_;
+  std::vector<KvLayerView> kv_;
+  const TargetTensors* target_ = nullptr;
+
+ private:
+  std::span<const float> last_logits_;
 };
 
 }  // namespace openspec

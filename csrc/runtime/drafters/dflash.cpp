@@ -1,7 +1,6 @@
 #include "model/dflash.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -19,10 +18,10 @@ constexpr int kMaxBlock = 64;
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
-class DFlashDrafter final : public NetworkDrafter {
+class DFlashDrafter final : public HeadDrafter<DFlash> {
  public:
   explicit DFlashDrafter(const DrafterConfig& config)
-      : NetworkDrafter(config),
+      : HeadDrafter(config),
         depth_(config.draft_depth),
         top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)),
         first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
@@ -34,47 +33,23 @@ class DFlashDrafter final : public NetworkDrafter {
                        "a tree of ", config.max_draft_tokens, " drafts, at most ",
                        kMaxBlockTreeNodes);
     mask_token_ = config.integer("mask_token", -1, 0, config.target.vocab_size - 1);
-    model_config_ = {draft_model_config()};
-    model_config_.num_layers = config.integer("num_layers", 0, 1, 64);
-    model_config_.is_causal = config.flag("is_causal", false);
-    model_config_.has_head = config.flag("has_head", false);
-    model_config_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
-    model_config_.has_confidence = config.flag("has_confidence", false);
-    model_config_.confidence_sees_token = config.flag("confidence_sees_token", false);
-    model_config_.validate();
-    declare_trees(top_k_, model_config_);
-    needs_.has_scores = model_config_.has_confidence;
-    needs_.kv_layers.assign(static_cast<size_t>(model_config_.num_layers),
-                            {model_config_.num_kv_heads, model_config_.head_dim});
+    head_ = {draft_model_config()};
+    head_.num_layers = config.integer("num_layers", 0, 1, 64);
+    head_.is_causal = config.flag("is_causal", false);
+    head_.has_head = config.flag("has_head", false);
+    head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
+    head_.has_confidence = config.flag("has_confidence", false);
+    head_.confidence_sees_token = config.flag("confidence_sees_token", false);
+    head_.validate();
+    declare_trees(top_k_, head_);
+    needs_.has_scores = head_.has_confidence;
     plan();
-    needs_.fixed_bytes = DFlash::weight_bytes(model_config_, config_.device) +
-                         DFlash::scratch_bytes(model_config_, config_.dtype, config_.device,
-                                               limits(), config_.num_threads) +
-                         planned_bytes();
-  }
-
-  Weights* weights() override { return model_ ? &model_->weights() : nullptr; }
-
-  void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) override {
-    target_ = &target;
-    kv_.assign(kv_layers.begin(), kv_layers.end());
-    model_.emplace(model_config_, config_.dtype, config_.device, limits(), config_.num_threads);
-    allocate();
-  }
-
-  std::vector<float> last_logits() override {
-    return on_host(at<float>(at_.logits), static_cast<size_t>(num_last_logits_) *
-                                              static_cast<size_t>(model_config_.draft_vocab_size));
+    declare_head(head_.num_layers, limits());
   }
 
   DraftLogits draft_logits() override {
-    if (!keeps_logits()) return {};
-    return {.values = at<float>(at_.logits),
-            .row_stride = model_config_.draft_vocab_size,
-            .depth_stride = model_config_.draft_vocab_size,
-            .row = at<int32_t>(at_.first_sample),
-            .vocab_size = model_config_.draft_vocab_size,
-            .column_of = model_->column_of()};
+    return kept_logits(at<float>(at_.logits), head_.draft_vocab_size,
+                       at<int32_t>(at_.first_sample));
   }
 
   void propose(const ExecContext& exec, const TableView& table,
@@ -84,23 +59,15 @@ class DFlashDrafter final : public NetworkDrafter {
     const int seqs_per_pass =
         exec.device == Device::kCuda ? wanted.num_seqs : std::max(1, most_rows() / block_rows());
     for (int first = 0; first < wanted.num_seqs; first += seqs_per_pass) {
-      const ptrdiff_t drafts = ptrdiff_t{first} * wanted.max_drafts;
-      WantedDrafts part = wanted;
-      part.seq += first;
-      part.num_wanted += first;
-      part.num_seqs = std::min(seqs_per_pass, wanted.num_seqs - first);
-      part.drafts += drafts;
-      part.num_drafts += first;
-      if (wanted.parents != nullptr) part.parents += drafts;
-      if (wanted.scores != nullptr) part.scores += drafts;
-      propose_blocks(exec, table, part);
+      propose_blocks(exec, table,
+                     wanted.part(first, std::min(seqs_per_pass, wanted.num_seqs - first)));
     }
   }
 
   void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
     void* features = at<void>(at_.features);
-    const DraftRows rows = extend_rows(exec, table, step, features,
-                                       model_config_.num_captures * model_config_.hidden_size);
+    const DraftRows rows =
+        extend_rows(exec, table, step, features, head_.num_captures * head_.hidden_size);
     if (rows.num_rows > 0) model_->extend(exec, rows.batch(), features, kv_);
   }
 
@@ -108,10 +75,8 @@ class DFlashDrafter final : public NetworkDrafter {
   struct Places {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
         logits;
-    size_t choose;                              // of all tokens
-    size_t top_tokens, top_scores, top_drafts;  // of candidates
-    size_t step_sample, confidence;             // with a Markov head
-    size_t pair_ranks, pair_scores;             // of trees with a Markov head
+    size_t step_sample, confidence;  // with a Markov head
+    size_t pair_ranks, pair_scores;  // of trees with a Markov head
   };
   /// Rows of blocks and those that tell drafts, at most.
   struct Room {
@@ -119,12 +84,12 @@ class DFlashDrafter final : public NetworkDrafter {
   };
 
   bool makes_trees() const { return top_k_ > 1; }
-  bool has_markov() const { return model_config_.markov_rank > 0; }
+  bool has_markov() const { return head_.markov_rank > 0; }
   /// The best tokens of a position among which drafts are looked for; 0: all are.
   int num_candidates() const {
     if (makes_trees()) return top_k_;
     if (!has_markov() || keeps_logits()) return 0;
-    return std::min(kMaxTopDrafts, model_config_.draft_vocab_size);
+    return std::min(kMaxTopDrafts, head_.draft_vocab_size);
   }
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
@@ -164,14 +129,14 @@ class DFlashDrafter final : public NetworkDrafter {
                            .sample_row = at<int32_t>(at_.sample_row),
                            .first_sample = at<int32_t>(at_.first_sample),
                            .num_drafts = num_depths});
-    num_last_logits_ = room.num_samples;
+    set_last_logits(at<float>(at_.logits), room.num_samples);
     if (room.num_samples == 0) return;
     void* outputs = at<void>(at_.outputs);
     const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len);
-    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding(), at<void>(at_.hidden));
+    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding, at<void>(at_.hidden));
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
-              model_config_.hidden_size);
-    model_->logits(exec, target_->head(), outputs, room.num_samples, at<float>(at_.logits));
+              head_.hidden_size);
+    model_->logits(exec, target_->head, outputs, room.num_samples, at<float>(at_.logits));
     if (num_candidates() > 0) {
       // What stands before a first draft is known: any token may follow.
       if (has_markov()) add_markov(exec, table, wanted, num_depths, 0);
@@ -188,7 +153,7 @@ class DFlashDrafter final : public NetworkDrafter {
     } else {
       find_path(exec, table, wanted);
     }
-    const bool has_scores = wanted.scores != nullptr && model_config_.has_confidence;
+    const bool has_scores = wanted.scores != nullptr && head_.has_confidence;
     if (has_scores) judge(exec, table, wanted);
     ops::store_blocks(exec, {.chosen = at<int32_t>(at_.chosen),
                              .confidence = has_scores ? at<float>(at_.confidence) : nullptr,
@@ -203,18 +168,15 @@ class DFlashDrafter final : public NetworkDrafter {
   /// Draws the drafts of `samples`, or of the first `num_samples` there are.
   void choose(const ExecContext& exec, const TableView& table, const DraftRows& rows,
               const int32_t* samples, int num_samples) {
-    ops::choose(exec, {.rows = rows.batch(),
-                       .sample_row = at<int32_t>(at_.sample_row),
-                       .num_samples = num_samples,
-                       .samples = samples,
-                       .logits = at<float>(at_.logits),
-                       .vocab_size = model_config_.draft_vocab_size,
-                       .is_draft = true,
-                       .has_own_noise = keeps_logits(),
-                       .token_of = model_->token_of(),
-                       .sampling = sampling(table),
-                       .chosen = at<int32_t>(at_.chosen),
-                       .workspace = at<float>(at_.choose)});
+    draw(exec, table,
+         {.rows = rows.batch(),
+          .sample_row = at<int32_t>(at_.sample_row),
+          .num_samples = num_samples,
+          .samples = samples,
+          .logits = at<float>(at_.logits),
+          .vocab_size = head_.draft_vocab_size,
+          .token_of = token_of(),
+          .chosen = at<int32_t>(at_.chosen)});
   }
 
   /// Each draft, of all tokens, with what the Markov head adds behind the one before.
@@ -241,7 +203,7 @@ class DFlashDrafter final : public NetworkDrafter {
   }
 
   void judge(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
-    const bool sees_token = model_config_.confidence_sees_token;
+    const bool sees_token = head_.confidence_sees_token;
     ops::block_confidence(exec, {.table = table,
                                  .seq = wanted.seq,
                                  .first_sample = at<int32_t>(at_.first_sample),
@@ -250,28 +212,25 @@ class DFlashDrafter final : public NetworkDrafter {
                                  .chosen = at<int32_t>(at_.chosen),
                                  .outputs = at<void>(at_.outputs),
                                  .states = sees_token ? model_->markov_pairs().first : nullptr,
-                                 .weight = model_->confidence_weight(),
-                                 .bias = model_->confidence_bias(),
-                                 .width = model_config_.hidden_size,
-                                 .state_width = sees_token ? model_config_.markov_rank : 0,
+                                 .weight = model_->tensors().confidence_weight,
+                                 .bias = model_->tensors().confidence_bias,
+                                 .width = head_.hidden_size,
+                                 .state_width = sees_token ? head_.markov_rank : 0,
                                  .dtype = config_.dtype,
                                  .confidence = at<float>(at_.confidence)});
   }
 
   void find_candidates(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                        const Room& room) {
-    ops::top_drafts(exec, {.rows = rows.batch(),
-                           .sample_row = at<int32_t>(at_.sample_row),
-                           .num_samples = room.num_samples,
-                           .logits = at<float>(at_.logits),
-                           .vocab_size = model_config_.draft_vocab_size,
-                           .token_of = model_->token_of(),
-                           .sampling = sampling(table),
-                           .ignores_filters = has_markov(),
-                           .top_k = num_candidates(),
-                           .tokens = at<int32_t>(at_.top_tokens),
-                           .scores = at<float>(at_.top_scores),
-                           .workspace = at<void>(at_.top_drafts)});
+    find_best(exec, table,
+              {.rows = rows.batch(),
+               .sample_row = at<int32_t>(at_.sample_row),
+               .num_samples = room.num_samples,
+               .logits = at<float>(at_.logits),
+               .vocab_size = head_.draft_vocab_size,
+               .token_of = token_of(),
+               .ignores_filters = has_markov(),
+               .top_k = num_candidates()});
   }
 
   /// Each draft, of the candidates, with what the Markov head adds behind the one before.
@@ -281,8 +240,8 @@ class DFlashDrafter final : public NetworkDrafter {
                            .num_drafts = wanted.num_drafts,
                            .num_seqs = wanted.num_seqs,
                            .top_k = num_candidates(),
-                           .tokens = at<int32_t>(at_.top_tokens),
-                           .scores = at<float>(at_.top_scores),
+                           .tokens = top_tokens(),
+                           .scores = top_scores(),
                            .sampling = sampling(table),
                            .pairs = model_->markov_pairs(),
                            .chosen = at<int32_t>(at_.chosen)});
@@ -296,15 +255,15 @@ class DFlashDrafter final : public NetworkDrafter {
                               .num_seqs = wanted.num_seqs,
                               .max_depth = depth_,
                               .top_k = top_k_,
-                              .tokens = at<int32_t>(at_.top_tokens),
-                              .scores = at<float>(at_.top_scores),
+                              .tokens = top_tokens(),
+                              .scores = top_scores(),
                               .sampling = sampling(table),
                               .pairs = model_->markov_pairs(),
                               .pair_ranks = at<int32_t>(at_.pair_ranks),
                               .pair_scores = at<float>(at_.pair_scores)});
     }
-    ops::block_trees(exec, {.tokens = at<int32_t>(at_.top_tokens),
-                            .scores = at<float>(at_.top_scores),
+    ops::block_trees(exec, {.tokens = top_tokens(),
+                            .scores = top_scores(),
                             .pair_ranks = has_markov() ? at<int32_t>(at_.pair_ranks) : nullptr,
                             .pair_scores = has_markov() ? at<float>(at_.pair_scores) : nullptr,
                             .top_k = top_k_,
@@ -331,29 +290,26 @@ class DFlashDrafter final : public NetworkDrafter {
 
   void plan() {
     const int seqs = config_.max_num_seqs, samples = most_rows();
-    const int vocab_size = model_config_.draft_vocab_size;
+    const int vocab_size = head_.draft_vocab_size;
     plan_rows(limits().max_rows, block_rows());
     at_.first_sample = take(seqs, sizeof(int32_t));
     at_.num_depths = take(seqs, sizeof(int32_t));
     for (size_t* array : {&at_.head_row, &at_.sample_row, &at_.chosen}) {
       *array = take(samples, sizeof(int32_t));
     }
-    const size_t width =
-        static_cast<size_t>(model_config_.hidden_size) * dtype_bytes(config_.dtype);
-    const size_t logits = static_cast<size_t>(vocab_size) * sizeof(float);
-    at_.features = take(limits().max_rows, static_cast<size_t>(model_config_.num_captures) * width);
+    const size_t width = static_cast<size_t>(head_.hidden_size) * dtype_bytes(config_.dtype);
+    at_.features = take(limits().max_rows, static_cast<size_t>(head_.num_captures) * width);
     at_.hidden = take(samples, width);
     at_.outputs = take(samples, width);
-    at_.logits = take(samples, logits);
-    if (num_candidates() == 0) at_.choose = take(1, choose_bytes(samples, vocab_size));
+    at_.logits = take(samples, logits_bytes());
+    if (num_candidates() == 0) {
+      plan_draws(samples, vocab_size);
+    } else {
+      plan_best(samples, vocab_size, num_candidates());
+    }
     if (has_markov()) {
       at_.step_sample = take(seqs, sizeof(int32_t));
       at_.confidence = take(samples, sizeof(float));
-    }
-    if (num_candidates() > 0) {
-      at_.top_tokens = take(samples * num_candidates(), sizeof(int32_t));
-      at_.top_scores = take(samples * num_candidates(), sizeof(float));
-      at_.top_drafts = take(1, top_drafts_bytes(samples, vocab_size));
     }
     if (makes_trees() && has_markov()) {
       const int num_pairs = samples * top_k_ * top_k_;
@@ -365,12 +321,7 @@ class DFlashDrafter final : public NetworkDrafter {
   int depth_, top_k_;    // top_k 1: a chain
   int first_draft_row_;  // 0: the last known token's row tells a draft as well
   int mask_token_ = 0;
-  int num_last_logits_ = 0;
-  DFlashConfig model_config_;
   Places at_{};
-  std::optional<DFlash> model_;
-  std::vector<KvLayerView> kv_;
-  const Qwen3* target_ = nullptr;
 };
 
 std::unique_ptr<Drafter> make(const DrafterConfig& config) {

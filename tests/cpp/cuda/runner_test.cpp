@@ -26,19 +26,17 @@ constexpr int kVocab = 544;
 
 RunnerConfig small_config() {
   RunnerConfig config;
-  config.target = {.hidden_size = 320,
-                   .num_layers = 3,
-                   .num_q_heads = 4,
-                   .num_kv_heads = 2,
-                   .head_dim = 128,
-                   .intermediate_size = 608,
-                   .vocab_size = kVocab,
-                   .rms_norm_eps = 1e-6f,
-                   .tie_word_embeddings = true,
-                   .inv_freq = {},
-                   .rope_scale = 1.0f};
+  TargetConfig& target = config.target;
+  target.hidden_size = 320;
+  target.num_layers = 3;
+  target.num_q_heads = 4;
+  target.num_kv_heads = 2;
+  target.head_dim = 128;
+  target.intermediate_size = 608;
+  target.vocab_size = kVocab;
+  target.tie_word_embeddings = true;
   for (int i = 0; i < 64; ++i) {
-    config.target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 64.0f));
+    target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 64.0f));
   }
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;

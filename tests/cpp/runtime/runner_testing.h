@@ -24,17 +24,15 @@ using Script = std::function<Ids(std::span<const int32_t>, int)>;
 
 /// For the CPU.
 inline TargetConfig small_target(int num_layers, int vocab_size) {
-  TargetConfig target = {.hidden_size = 48,
-                         .num_layers = num_layers,
-                         .num_q_heads = 4,
-                         .num_kv_heads = 2,
-                         .head_dim = 32,
-                         .intermediate_size = 80,
-                         .vocab_size = vocab_size,
-                         .rms_norm_eps = 1e-6f,
-                         .tie_word_embeddings = true,
-                         .inv_freq = {},
-                         .rope_scale = 1.0f};
+  TargetConfig target;
+  target.hidden_size = 48;
+  target.num_layers = num_layers;
+  target.num_q_heads = 4;
+  target.num_kv_heads = 2;
+  target.head_dim = 32;
+  target.intermediate_size = 80;
+  target.vocab_size = vocab_size;
+  target.tie_word_embeddings = true;
   for (int i = 0; i < 16; ++i) {
     target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
   }
