@@ -281,8 +281,12 @@ def verdicts(traffic: Traffic, samples: list[Sample], idle: Sample, url: str) ->
     for name in ("num_requests_running", "num_requests_waiting", "server_load"):
         if left[name]:
             wrong[name] = f"{left[name]:g} when nobody asks"
-    for name in ("step_failures_total", "drafter_failures_total"):
-        if left[name]:
+    for name in (
+        "engine_step_failures_total",
+        "engine_admission_failures_total",
+        "drafter_failures_total",
+    ):
+        if name not in left or left[name]:
             wrong[name] = f"{left[name]:g}"
     httpx.post(f"{url}/flush_cache").raise_for_status()
     time.sleep(0.2)

@@ -86,6 +86,8 @@ class EngineConfig:
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)
     """Seed of requests that bring none. Default: a random one for each."""
+    max_failures_in_a_row: int = number(3, 1, 1 << 20)
+    """Failed steps and admissions without a good step between them after which the engine ends."""
     stats_interval_s: float = number(10.0, 0.0, 86400.0)
     """Seconds between lines of statistics in the log while there is work; 0 for none."""
 

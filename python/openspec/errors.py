@@ -20,7 +20,14 @@ class RequestError(ValueError):
 
 
 class EngineError(RuntimeError):
-    """A broken invariant, or an engine that is gone. HTTP 500 or 503."""
+    """A broken invariant, or an engine that is gone. HTTP 500 or 503.
+
+    `code` says for a machine what became of the engine: engine_hung or engine_dead.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class OutOfPages(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine.core import EngineCore
+from openspec.errors import EngineError
 from openspec.messages import SamplingParams
 from tests.gates import harness
 from tests.gates.conftest import Reference, drafter_settings
@@ -76,3 +77,12 @@ def test_a_drafter_that_raises_costs_drafts_only(reference: Reference) -> None:
     assert texts(run(core, batch)) == texts(reference(batch))
     assert core.stats().num_drafter_failures > 0
     assert core.stats().num_step_failures == 0
+
+
+def test_nothing_but_failures_end_the_engine() -> None:
+    core = make_core(max_failures_in_a_row=2)
+    Fault(core, "score", every=1)
+    job = Job(prompt=(400, 401), sampling=SamplingParams(temperature=0.0, max_tokens=4))
+    assert run(core, [job])[0].finish_reason == "error"
+    with pytest.raises(EngineError, match=r"2 failures in a row; the last: .*injected in score"):
+        run(core, [job])

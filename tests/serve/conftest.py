@@ -16,6 +16,7 @@ import pytest
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
+from openspec.engine.supervisor import Supervisor
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
 from openspec.serve.server import http_server
@@ -91,7 +92,7 @@ def run_fake_server(
         context = ServerContext(
             config=ServeConfig(**config),
             engine_config=EngineConfig(model=str(model)),
-            engine=engine,
+            supervisor=Supervisor(engine),
             model=ModelConfig.from_folder(model),
             tokenizer=Tokenizer.from_folder(model),
             model_names=[MODEL_NAME],

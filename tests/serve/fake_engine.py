@@ -58,6 +58,7 @@ class FakeEngineClient:
         )
         self.step_s = step_s
         self.is_alive = True
+        self.failure = "engine_dead"
         self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS

@@ -93,6 +93,7 @@ class RealServer:
     def metric(self, name: str) -> float:
         text = self.client.get("/metrics").text
         lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        assert lines, f"no metric {name}"
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int:

@@ -63,7 +63,7 @@ def leaves_nothing_behind(real: RealServer) -> Iterator[None]:
     real.client.post("/flush_cache").raise_for_status()
     wait_until(lambda: real.metric("openspec:kv_cache_usage_perc") == 0)
     wait_until(lambda: num_files(real) <= files + 2)  # of connections that end just now
-    assert real.metric("openspec:step_failures_total") == 0
+    assert real.metric("openspec:engine_step_failures_total") == 0
 
 
 def num_files(server: RealServer) -> int:

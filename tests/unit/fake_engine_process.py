@@ -1,7 +1,8 @@
 """The engine process with the fake runner: `python -m tests.unit.fake_engine_process FD`.
 
 `EngineConfig.model` tells it how to behave: "fake", "slow steps", "bad config", "bad start",
-"slow start", "dies" (at the tenth step) or "broken" (an invariant fails at the tenth step).
+"slow start"; at the tenth step "dies", "broken" (an invariant fails) or "hangs"; or "refuses"
+(every request, as a device without a context does).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from openspec.config import EngineConfig
 from openspec.engine import process as engine_process
 from openspec.engine.core import EngineCore
+from openspec.engine.request import Request
 from openspec.errors import ConfigError, EngineError
 from tests.unit.fake_core import make_core
 from tests.unit.fake_runner import FakeRunner
@@ -33,12 +35,19 @@ def load(config: EngineConfig) -> EngineCore:
             os._exit(3)
         if runner.stats.num_steps == 10 and config.model == "broken":
             raise EngineError("page 3 is held twice")
+        if runner.stats.num_steps == 10 and config.model == "hangs":
+            time.sleep(600)
 
     def check_integrity() -> None:
         if config.model == "broken":
             raise EngineError("page 3 is held twice")
 
+    def add(request: Request) -> int:
+        raise RuntimeError("no context")
+
     runner.hook = hook
+    if config.model == "refuses":
+        runner.add = add  # type: ignore[method-assign]
     runner.check_integrity = check_integrity  # type: ignore[method-assign]
     return make_core(runner, config.max_num_seqs)
 

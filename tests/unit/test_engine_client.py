@@ -33,11 +33,14 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_client(
-    test: Callable[[EngineClient], Awaitable[None]], model: str = "fake", max_num_seqs: int = 8
+    test: Callable[[EngineClient], Awaitable[None]],
+    model: str = "fake",
+    max_num_seqs: int = 8,
+    watchdog_s: float = 0.0,
 ) -> None:
     async def main() -> None:
         config = EngineConfig(model=model, max_num_seqs=max_num_seqs)
-        client = await EngineClient.start(config, command=COMMAND)
+        client = await EngineClient.start(config, command=COMMAND, watchdog_s=watchdog_s)
         try:
             await asyncio.wait_for(test(client), 120)
         finally:
@@ -193,6 +196,52 @@ def test_death_fails_everything_pending(model: str, message: str) -> None:
             await client.stats()
 
     with_client(test, model)
+
+
+async def error_of(client: EngineClient, name: str, **sampling: object) -> str:
+    """How a request that does not end well ends."""
+    try:
+        async for output in client.submit(make_request(name, **sampling)):
+            if output.finish_reason == "error":
+                return output.error or ""
+    except EngineError as error:
+        return str(error)
+    raise AssertionError("it ended well")
+
+
+def test_a_hung_engine_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: EngineClient) -> None:
+        pid = client.pid
+        assert "the engine hung and was ended" in await error_of(client, "r", max_tokens=900)
+        assert client.failure == "engine_hung" and not client.is_alive
+        await client.ended()
+        assert pid is not None and not Path(f"/proc/{pid}").exists()
+        assert "1 sequences fail: r" in caplog.text
+
+    with_client(test, "hangs", watchdog_s=1.0)
+
+
+def test_a_stop_within_the_limit_is_no_hang() -> None:
+    async def test(client: EngineClient) -> None:
+        assert client.pid is not None
+        for _ in range(2):
+            os.kill(client.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.0)
+            os.kill(client.pid, signal.SIGCONT)
+            await asyncio.sleep(0.2)
+        assert (await collect(client, max_tokens=5))[1] == "length"
+
+    with_client(test, watchdog_s=30.0)
+
+
+def test_a_device_that_takes_nobody_ends_the_engine() -> None:
+    async def test(client: EngineClient) -> None:
+        errors = [await error_of(client, f"r{number}") for number in range(3)]
+        assert ["could not be admitted" in error for error in errors] == [True] * 3
+        assert ["failures in a row" in error for error in errors] == [False, False, True]
+        assert not client.is_alive
+
+    with_client(test, "refuses")
 
 
 def test_a_killed_child() -> None:

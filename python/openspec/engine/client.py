@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from bisect import insort
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from openspec.config import EngineConfig
+from openspec.engine.heartbeat import Heartbeat, heartbeat_memory
 from openspec.engine.output_stream import OutputStream
 from openspec.engine.protocol import (
     Abort,
@@ -49,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.process")
 CLOSE_TIMEOUT_S = 10.0
+WATCH_S = 1.0
+DUMP_S = 0.5
+"""What a hung engine gets to write where it hangs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +88,11 @@ class EngineClient:
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._reason: str | None = None
         self._is_alive = False
+        self._is_hung = False
+        self._heartbeat: Heartbeat | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._burial: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
 
     @classmethod
     async def start(
@@ -91,8 +100,12 @@ class EngineClient:
         config: EngineConfig,
         timeout_s: float = 600.0,
         command: Sequence[str] = ENGINE_COMMAND,
+        watchdog_s: float = 0.0,
     ) -> EngineClient:
         """Starts the child and waits until the model is loaded.
+
+        With `watchdog_s`, a child whose loop stands still for so long is ended, a step of many rows
+        later.
 
         Raises:
             ConfigError: what the child found wrong with the configuration, in one line.
@@ -100,15 +113,20 @@ class EngineClient:
         """
         client = cls()
         try:
-            await client._start(config, timeout_s, command)
+            await client._start(config, timeout_s, command, watchdog_s)
         except BaseException:
             await client.close()
             raise
         return client
 
-    async def _start(self, config: EngineConfig, timeout_s: float, command: Sequence[str]) -> None:
+    async def _start(
+        self, config: EngineConfig, timeout_s: float, command: Sequence[str], watchdog_s: float
+    ) -> None:
         own_end, child_end = socket.socketpair()
         with child_end:
+            memory = heartbeat_memory()
+            self._heartbeat = Heartbeat(memory)
+            fds = (child_end.fileno(), memory)
             package_root = str(Path(__file__).parents[2])
             search_path = os.pathsep.join(
                 filter(None, [package_root, os.environ.get("PYTHONPATH")])
@@ -116,22 +134,26 @@ class EngineClient:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *command,
-                    str(child_end.fileno()),
-                    pass_fds=[child_end.fileno()],
+                    *map(str, fds),
+                    pass_fds=fds,
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": search_path},
                 )
             except BaseException:
                 own_end.close()
                 raise
+            finally:
+                os.close(memory)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: _Connection(self), sock=own_end)
         self._is_alive = True
-        self._send(Start(config, logging.getLogger().getEffectiveLevel()))
+        self._send(Start(config, logging.getLogger().getEffectiveLevel(), watchdog_s))
         try:
             self._info = await asyncio.wait_for(self._ready, timeout_s)
         except asyncio.TimeoutError:
             raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
+        if watchdog_s > 0:
+            self._watch = loop.create_task(self._end_if_hung(self._heartbeat))
 
     @property
     def info(self) -> EngineInfo:
@@ -144,6 +166,15 @@ class EngineClient:
     def is_alive(self) -> bool:
         """False once the child is gone or being closed."""
         return self._is_alive
+
+    @property
+    def failure(self) -> str:
+        """How it ended, as `EngineError.code` says it."""
+        return "engine_hung" if self._is_hung else "engine_dead"
+
+    async def ended(self) -> None:
+        """Returns once the child is gone, unless it was closed."""
+        await self._ended.wait()
 
     @property
     def pid(self) -> int | None:
@@ -226,10 +257,13 @@ class EngineClient:
         if self._is_alive:
             self._send(Close())
         self._is_alive = False
+        if self._watch is not None:
+            self._watch.cancel()
         if self._process is not None and self._process.returncode is None:
             try:
-                # A child that never got ready has nothing to finish.
-                patience_s = CLOSE_TIMEOUT_S if self._info is not None else 0.1
+                # A child that never got ready has nothing to finish, and one that hangs never does.
+                can_finish = self._info is not None and not self._is_hung
+                patience_s = CLOSE_TIMEOUT_S if can_finish else 0.1
                 await asyncio.wait_for(self._process.wait(), patience_s)
             except asyncio.TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
@@ -288,6 +322,24 @@ class EngineClient:
         if was_alive:
             self._burial = asyncio.get_running_loop().create_task(self._bury())
 
+    async def _end_if_hung(self, heartbeat: Heartbeat) -> None:
+        num_late = 0
+        # Twice in a row: after both processes were stopped, the engine may be about to beat.
+        while num_late < 2:
+            await asyncio.sleep(WATCH_S)
+            num_late = num_late + 1 if heartbeat.is_late else 0
+        if not self._is_alive or self._process is None:
+            return
+        self._is_alive, self._is_hung = False, True
+        self._reason = "the engine hung and was ended: a step took longer than the watchdog allows"
+        names = list(self._streams)
+        logger.error("%s; %d sequences fail: %s", self._reason, len(names), " ".join(names[:20]))
+        self._fail_all()
+        self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(DUMP_S)
+        self._process.kill()
+        await self._bury()
+
     async def _bury(self) -> None:
         if self._process is not None:
             try:
@@ -300,6 +352,7 @@ class EngineClient:
                 self._reason = f"the engine process died ({how})"
                 logger.error("%s", self._reason)
         self._fail_all()
+        self._ended.set()
 
     def _fail_all(self) -> None:
         reason = self._reason or "the engine is closed"
@@ -309,7 +362,7 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         self._unsent.clear()
         for stream in streams.values():
-            stream.end(EngineError(reason))
+            stream.end(EngineError(reason, self.failure))
         while self._stats_waiters:
             waiter = self._stats_waiters.popleft()
             if not waiter.done():

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from openspec.engine import executor
 from openspec.engine.executor import Lease, Runner, SpanResult
 from openspec.engine.planner import SchedulerConfig
-from openspec.engine.request import StepPlan
+from openspec.engine.request import Request, StepPlan
 from openspec.engine.run_queue import NotAdmitted
 from openspec.engine.scheduler import Scheduler
-from openspec.errors import OutOfPages
+from openspec.errors import EngineError, OutOfPages
 from openspec.messages import (
     EngineInfo,
     EngineOutput,
@@ -37,8 +37,10 @@ class EngineCore:
     n + 1 before it collects step n.
 
     A step that fails is run once more without drafts; if that fails too, the requests in it end
-    with finish reason "error" and everyone else goes on. A broken invariant (`EngineError` from the
-    integrity check) ends the engine instead.
+    with finish reason "error" and everyone else goes on. So does a request that the device cannot
+    take. The engine ends where going on makes no sense: an invariant is broken or the device does
+    not answer (`EngineError` from the integrity check), or `max_failures_in_a_row` admissions and
+    steps failed and none succeeded.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EngineCore:
         scheduler_config: SchedulerConfig,
         info: EngineInfo,
         stats_interval_s: float = 0.0,
+        max_failures_in_a_row: int = 3,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -55,8 +58,12 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = self._num_admission_failures = 0
+        self._num_failures_in_a_row = 0
+        self._max_failures_in_a_row = max_failures_in_a_row
         self._num_steps = 0
         self._reported: set[str] = set()
+        self.on_launch: Callable[[int], None] | None = None
+        """Told how many rows are in flight, as a step is launched."""
 
     def add_request(self, request: EngineRequest) -> None:
         """Queues the sequences of a request.
@@ -128,6 +135,9 @@ class EngineCore:
         return self._take(plan, results)
 
     def _launch(self, plan: StepPlan) -> None:
+        if self.on_launch is not None:
+            plans = [plan, *(other for other, _ in self._in_flight)]
+            self.on_launch(sum(one.num_rows for one in plans))
         self._in_flight.append((plan, executor.launch(self._runner, plan.spans)))
 
     def _finish_oldest(self) -> Sequence[SpanResult]:
@@ -136,6 +146,7 @@ class EngineCore:
         return results
 
     def _take(self, plan: StepPlan, results: Sequence[SpanResult]) -> list[EngineOutput]:
+        self._num_failures_in_a_row = 0
         outputs = self._scheduler.update(plan, results)
         self._stats_log.tick(self.stats)
         self._num_steps += 1
@@ -161,8 +172,7 @@ class EngineCore:
             if not (isinstance(error, OutOfPages) and self._scheduler.preempt_last()):
                 message = self._report(error)
                 if has_failed:
-                    self._runner.check_integrity()
-                    return self._scheduler.fail(plan.requests, message)
+                    return self._fail(plan.requests, message)
                 has_failed = True
             plan = self._scheduler.schedule_again(plan)
             if not plan.spans:
@@ -182,7 +192,17 @@ class EngineCore:
         cause = refusal.__cause__
         message = f"the request could not be admitted: {type(cause).__name__}: {cause}"
         logger.error("%s", message)
-        return self._scheduler.fail([refusal.request], message)
+        return self._fail([refusal.request], message)
+
+    def _fail(self, requests: Sequence[Request], message: str) -> list[EngineOutput]:
+        """Ends requests, and with them the engine if it cannot serve others either."""
+        self._runner.check_integrity()
+        self._num_failures_in_a_row += 1
+        if self._num_failures_in_a_row == self._max_failures_in_a_row:
+            raise EngineError(
+                f"{self._num_failures_in_a_row} failures in a row; the last: {message}"
+            )
+        return self._scheduler.fail(requests, message)
 
     def _report_drafter(self) -> None:
         stats = self._runner.stats

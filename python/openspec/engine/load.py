@@ -141,6 +141,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         ),
         info,
         config.stats_interval_s,
+        config.max_failures_in_a_row,
     )
 
 

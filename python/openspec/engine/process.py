@@ -1,13 +1,14 @@
-"""The engine core in a process of its own: `python -m openspec.engine.process FD`.
+"""The engine core in a process of its own: `python -m openspec.engine.process FD HEARTBEAT_FD`.
 
-FD is a socket to the client; see `protocol.py` for what is said on it. The process does nothing
-but step: it blocks on the socket when idle, looks at it between steps without blocking, and ends
-when the client does.
+FD is a socket to the client; see `protocol.py` for what is said on it. HEARTBEAT_FD is memory that
+both share; see `heartbeat.py`. The process does nothing but step: it waits for the socket when
+idle, looks at it between steps without blocking, and ends when the client does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Callable
 
 from openspec.config import EngineConfig
 from openspec.engine.core import EngineCore
+from openspec.engine.heartbeat import ROW_S, Heartbeat
 from openspec.engine.protocol import (
     Abort,
     Close,
@@ -33,19 +35,23 @@ from openspec.engine.protocol import (
     Submit,
     ToEngine,
 )
-from openspec.errors import ConfigError, RequestError
+from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import sequence_ids
 
 logger = logging.getLogger(__name__)
 
+IDLE_BEAT_S = 1.0
 
-def run(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -> int:
+
+def run(
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig], EngineCore]
+) -> int:
     """Loads the engine and serves the client until it closes; returns the exit status."""
     try:
-        core = _start(channel, load)
+        core = _start(channel, heartbeat, load)
         if core is None:
             return 1
-        while _exchange(channel, core):
+        while _exchange(channel, heartbeat, core):
             outputs = core.step()
             if outputs:
                 channel.send(Outputs(outputs))
@@ -53,14 +59,18 @@ def run(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -> i
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the client is gone, and nobody is left to work for
     except Exception as error:
-        logger.exception("the engine stops")
+        # What the engine itself found wrong needs no traceback.
+        is_known = isinstance(error, EngineError)
+        logger.error("the engine stops: %s", _one_line(error), exc_info=not is_known)
         with contextlib.suppress(OSError):
             channel.send(Fatal(_one_line(error)))
         return 1
 
 
-def _start(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -> EngineCore | None:
-    first = channel.receive(wait=True)[0]
+def _start(
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig], EngineCore]
+) -> EngineCore | None:
+    first = channel.receive(wait_s=None)[0]
     if not isinstance(first, Start):
         raise EOFError
     logging.basicConfig(
@@ -78,13 +88,17 @@ def _start(channel: EngineChannel, load: Callable[[EngineConfig], EngineCore]) -
     gc.collect()
     gc.freeze()
     channel.send(Ready(core.info))
+    heartbeat.limit_s = first.watchdog_s
+    row_s = ROW_S[core.info.device]
+    core.on_launch = lambda num_rows: heartbeat.beat(num_rows * row_s)
     return core
 
 
-def _exchange(channel: EngineChannel, core: EngineCore) -> bool:
+def _exchange(channel: EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
     """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
     while True:
-        for message in channel.receive(wait=not core.has_work):
+        heartbeat.beat()
+        for message in channel.receive(wait_s=0.0 if core.has_work else IDLE_BEAT_S):
             if isinstance(message, Close):
                 return False
             _handle(channel, core, message)
@@ -118,10 +132,12 @@ def main(load: Callable[[EngineConfig], EngineCore] | None = None) -> int:
     # too, while the server still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)  # shows where an engine hangs
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
+    heartbeat = Heartbeat(int(sys.argv[2]))
     if load is None:
         load = _load
-    return run(channel, load)
+    return run(channel, heartbeat, load)
 
 
 def _load(config: EngineConfig) -> EngineCore:

@@ -29,6 +29,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
     config: EngineConfig
     log_level: int
+    watchdog_s: float
+    """What a step may take beside what its rows justify; 0: as long as it likes."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -164,8 +166,8 @@ class EngineChannel:
         """Sends one message; OSError if the client is gone."""
         self._socket.sendall(self._encoder.encode(message))
 
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that are there, as far as `READ_S` allows; with `wait`, at least one.
+    def receive(self, wait_s: float | None = 0.0) -> list[ToEngine]:
+        """All messages that are there, as far as `READ_S` allows; waits for a first one.
 
         The rest of a frame that has begun is on its way, and worth waiting for.
 
@@ -175,11 +177,12 @@ class EngineChannel:
         messages: list[ToEngine] = []
         end = time.monotonic() + READ_S
         while True:
-            must_wait = wait and not messages
+            must_wait = wait_s != 0 and not messages
             left_ms = max(0.0, (end - time.monotonic()) * 1000)
             if left_ms == 0 and not must_wait:
                 return messages
-            timeout_ms = None if must_wait else left_ms if self._splitter.has_part else 0
+            wait_ms = None if wait_s is None else wait_s * 1000
+            timeout_ms = wait_ms if must_wait else left_ms if self._splitter.has_part else 0
             if not self._poll.poll(timeout_ms):
                 return messages
             data = self._socket.recv(_CHUNK_BYTES)

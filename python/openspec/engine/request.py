@@ -109,6 +109,11 @@ class StepPlan:
     def __post_init__(self) -> None:
         self.stays = [request.stay for request in self.requests]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step, if every draft finds a place."""
+        return sum(num_new_tokens + max_drafts for _, num_new_tokens, max_drafts in self.spans)
+
     def plain(self) -> StepPlan:
         """The same step without drafts, for the requests that have not left since."""
         left = [

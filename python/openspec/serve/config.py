@@ -54,6 +54,11 @@ class ServeConfig:
     """After SIGTERM, keep accepting new requests for so long: load balancers lag behind /ready."""
     shutdown_timeout: float = number(30.0, 0, 86400)
     """After SIGTERM, seconds that running requests may take before they end with "abort"."""
+    watchdog_timeout: float = number(60.0, 0, 86400)
+    """Seconds that a step may take beside what its tokens justify before the engine counts as hung
+    and is ended; 0: any time."""
+    restart_engine: int = number(0, 0, 1 << 20)
+    """How often an engine that ended is started again."""
     num_text_threads: int = number(2, 1, 64)
     """Threads that parse, render and tokenize large requests."""
     allow_credentials: bool = False

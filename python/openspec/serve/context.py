@@ -15,11 +15,12 @@ from typing import Protocol, TypeVar
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
+from openspec.engine.supervisor import Supervisor
 from openspec.errors import RequestError
 from openspec.messages import EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
-from openspec.serve.wire import ApiError, overloaded
+from openspec.serve.wire import ENGINE_STATES, ApiError, overloaded
 from openspec.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class ServerContext:
 
     config: ServeConfig
     engine_config: EngineConfig
-    engine: EngineClient
+    supervisor: Supervisor
     model: ModelConfig
     tokenizer: Tokenizer
     model_names: list[str]
@@ -170,6 +171,11 @@ class ServerContext:
         self.text_pool = TextPool(self.config.num_text_threads)
 
     @property
+    def engine(self) -> EngineClient:
+        """The engine of this moment."""
+        return self.supervisor.engine
+
+    @property
     def model_name(self) -> str:
         """The name in answers."""
         return self.model_names[0]
@@ -178,6 +184,17 @@ class ServerContext:
     def is_ready(self) -> bool:
         """Whether new requests are welcome."""
         return self.engine.is_alive and not self.lifecycle.is_draining
+
+    def check_engine(self) -> None:
+        """Refuses anything while no engine runs.
+
+        Raises:
+            ApiError: 503, with a code that tells why.
+        """
+        if self.engine.is_alive:
+            return
+        code = "engine_restarting" if self.supervisor.is_restarting else self.engine.failure
+        raise overloaded(ENGINE_STATES[code], retry_after_s=10, code=code)
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served here.
@@ -203,8 +220,7 @@ class ServerContext:
         """
         if self.lifecycle.is_ending:
             raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
-        if not self.engine.is_alive:
-            raise overloaded("The engine is not running.", retry_after_s=10)
+        self.check_engine()
         info, config = self.engine.info, self.config
         num_kv_tokens = info.num_pages * info.page_size
         for what, wanted, taken, num_running, num_queued in (

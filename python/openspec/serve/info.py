@@ -60,9 +60,8 @@ async def get_model(context: ServerContext, request: Request) -> Response:
 
 
 async def health(context: ServerContext, _: Request) -> Response:
-    """Is the process worth keeping? 503 once the engine is gone."""
-    if not context.engine.is_alive:
-        return error_response(overloaded("The engine is not running.", retry_after_s=10))
+    """Is the process worth keeping? 503 while no engine runs, with a code that tells why."""
+    context.check_engine()
     return Response(status_code=200)
 
 
@@ -82,6 +81,7 @@ async def metrics(context: ServerContext, _: Request) -> Response:
     """Metrics for Prometheus."""
     await context.stats()
     context.metrics.ready.set(1 if context.is_ready else 0)
+    context.metrics.restarts.set(context.supervisor.num_restarts)
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

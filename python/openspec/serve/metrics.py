@@ -99,6 +99,9 @@ class ServerMetrics:
         )
         self.load = Gauge("server_load", "Generation requests in flight.", registry=None)
         self.ready = Gauge("ready", "1 if new requests are welcome.", registry=None)
+        self.restarts = Gauge(
+            "engine_restarts", "How often the engine was started again.", registry=None
+        )
         cache = Info("cache_config", "The KV cache.", registry=None)
         cache.info({"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)})
         engine = Info("engine", "The engine.", registry=None)
@@ -115,7 +118,9 @@ class ServerMetrics:
         for reason in ("queue_full", "draining"):
             self.rejections.labels(reason)
         self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
-        self._families += [(OWN, one) for one in (self.http, self.load, self.ready, engine)]
+        self._families += [
+            (OWN, one) for one in (self.http, self.load, self.ready, self.restarts, engine)
+        ]
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._page, self._page_time = b"", 0.0

@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 
 import h11
@@ -23,6 +23,7 @@ import openspec
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
+from openspec.engine.supervisor import Supervisor
 from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
@@ -63,14 +64,18 @@ async def _serve(
             await _run(context, sock, signals)
         finally:
             context.text_pool.close()
-            await context.engine.close()
+            await context.supervisor.close()
 
 
 async def _load(
     engine_config: EngineConfig, config: ServeConfig, names: list[str]
 ) -> ServerContext:
     model = ModelConfig.from_folder(engine_config.model_path)
-    engine_task = asyncio.ensure_future(EngineClient.start(engine_config))
+
+    def start() -> Coroutine[None, None, EngineClient]:
+        return EngineClient.start(engine_config, watchdog_s=config.watchdog_timeout)
+
+    engine_task = asyncio.create_task(start())
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
     except BaseException:
@@ -85,10 +90,12 @@ async def _load(
                 f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
                 f"{model.vocab_size}; take both from the same checkpoint"
             )
+        supervisor = Supervisor(engine)
+        supervisor.restart_with(start, config.restart_engine)
         return ServerContext(
             config=config,
             engine_config=engine_config,
-            engine=engine,
+            supervisor=supervisor,
             model=model,
             tokenizer=tokenizer,
             model_names=names,
@@ -214,7 +221,7 @@ class _Signals:
             # It may end all the same, where it was about to when it was cancelled.
             context = await task
             context.text_pool.close()
-            await context.engine.close()
+            await context.supervisor.close()
         return None
 
     def _on_signal(self) -> None:

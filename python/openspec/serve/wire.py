@@ -276,6 +276,14 @@ def error_response(error: ApiError) -> Response:
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
+ENGINE_STATES = {
+    "engine_dead": "The engine ended.",
+    "engine_hung": "The engine hung and was ended.",
+    "engine_restarting": "The engine is starting again.",
+}
+"""Why there is none, by the code of the error."""
+
+
 def to_api_error(exc: Exception) -> ApiError:
     """Maps any exception to an answer; what nobody raised on purpose is logged and becomes 500."""
     if isinstance(exc, ApiError):
@@ -284,17 +292,20 @@ def to_api_error(exc: Exception) -> ApiError:
         return ApiError(400, str(exc), param=exc.param, code=exc.code)
     if isinstance(exc, EngineError):
         logger.error("engine error: %s", exc)
-        return ApiError(500, "The engine failed on this request.", kind="server_error")
+        message = ENGINE_STATES.get(exc.code or "", "The engine failed on this request.")
+        return ApiError(500, message, kind="server_error", code=exc.code)
     logger.error("unexpected error while serving a request", exc_info=exc)
     return ApiError(500, "Internal server error.", kind="server_error")
 
 
-def overloaded(message: str, *, retry_after_s: int, close: bool = False) -> ApiError:
+def overloaded(
+    message: str, *, retry_after_s: int, close: bool = False, code: str | None = None
+) -> ApiError:
     """503 with Retry-After."""
     headers = {"retry-after": str(retry_after_s)}
     if close:
         headers["connection"] = "close"
-    return ApiError(503, message, kind="service_unavailable", headers=headers)
+    return ApiError(503, message, kind="service_unavailable", code=code, headers=headers)
 
 
 def not_found() -> ApiError:
