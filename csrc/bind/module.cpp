@@ -424,6 +424,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("drafter_names", &openspec::drafter_names);
   m.def("has_cuda", [] { return openspec::device::why_unusable().empty(); });
   m.def("why_no_cuda", &openspec::device::why_unusable);
+  m.def("fail_check", &openspec::device::fail_check, py::arg("count"));
   m.def("cuda_device_name", &openspec::device::name);
   m.def("cuda_memory", [] {
     const auto memory = openspec::device::memory();

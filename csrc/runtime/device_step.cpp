@@ -157,8 +157,7 @@ void DeviceStep::launch(StepLease& lease) {
   if (goes_back || !shape.keeps_rows || num_kept_steps_ == most_kept_steps(config)) {
     teach_kept(lease.ring_index);
   }
-  num_kept_steps_ += shape.keeps_rows;
-  lease.num_waiting = num_kept_steps_;
+  lease.num_waiting = num_kept_steps_ + shape.keeps_rows;
   const int num_samples = num_samples_of(lease, shape);
   lease.has_proposed = shape.proposes || proposes_on_host();
 
@@ -193,6 +192,7 @@ void DeviceStep::launch(StepLease& lease) {
   std::copy(slot_updates_.begin(), slot_updates_.end(), input.slot_updates);
   std::copy(page_updates.begin(), page_updates.end(), input.page_updates);
   start(lease.ring_index, header, shape, num_samples);
+  num_kept_steps_ = lease.num_waiting;  // and not earlier: the device keeps what it was given
   slot_updates_.clear();
   new_slots_.clear();
 }

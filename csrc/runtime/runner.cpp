@@ -191,6 +191,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
   const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
   try {
+    enter("add");
     table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
@@ -396,7 +397,13 @@ void Runner::commit(StepLease& lease) {
     if (request.max_drafts > 0 && !result.token_ids.empty()) {
       observe_acceptance(result, lease.has_proposed);
     }
-    if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
+    if (config_.enable_prefix_caching) {
+      try {
+        publish_pages(slot, lease.num_waiting);
+      } catch (const std::exception&) {
+        // Others find less in the cache. What is committed stays, and the rest must follow.
+      }
+    }
   }
   backend_->teach_drafter(lease);
   {
@@ -428,6 +435,7 @@ void Runner::publish_pages(int slot, int num_waiting) {
   const std::span<const PageId> pages = table_.pages(slot);
   const auto num_ready = static_cast<size_t>(std::max(0, table_.kv_len(slot) - num_waiting));
   while ((hashes.size() + 1) * page_size <= num_ready) {
+    enter("publish");
     const size_t page = hashes.size();
     hashes.push_back(hasher_.extend(page == 0 ? table_.root(slot) : hashes.back(),
                                     tokens.subspan(page * page_size, page_size)));

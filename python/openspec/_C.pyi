@@ -13,6 +13,12 @@ def has_cuda() -> bool:
 def why_no_cuda() -> str:
     """The reason if it cannot, else nothing."""
 
+def fail_check(count: int, /) -> int:
+    """For tests: makes the count-th call of the CUDA runtime from here on fail; 0: none.
+
+    Returns how many calls there were since the last call of this function.
+    """
+
 def cuda_memory() -> tuple[int, int]:
     """(free, total) bytes of the CUDA device."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from openspec.engine.core import EngineCore
@@ -77,6 +79,37 @@ def test_a_drafter_that_raises_costs_drafts_only(reference: Reference) -> None:
     assert texts(run(core, batch)) == texts(reference(batch))
     assert core.stats().num_drafter_failures > 0
     assert core.stats().num_step_failures == 0
+
+
+def test_a_page_that_is_not_published_costs_nothing(
+    drafter_name: str, reference: Reference
+) -> None:
+    batch = jobs("mixed", 8)
+    core = make_core(**drafter_settings(drafter_name))
+    fault = Fault(core, "publish", every=2)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert fault.num_raised > 3
+    assert core.stats().num_step_failures == 0
+
+
+def test_a_request_that_is_not_admitted_is_the_only_one(
+    drafter_name: str, reference: Reference
+) -> None:
+    batch = jobs("mixed", 8)
+    core = make_core(max_failures_in_a_row=100, **drafter_settings(drafter_name))
+
+    numbers = count()
+
+    def refuse(stage: str) -> None:
+        if stage == "add" and next(numbers) % 3 == 1:
+            raise RuntimeError("injected in add")
+
+    core._runner.set_stage_hook(refuse)  # type: ignore[attr-defined]
+    results = run(core, batch)
+    refused = [result for result in results if result.finish_reason == "error"]
+    assert len(refused) == core.stats().num_admission_failures >= 2
+    for result, expected in zip(results, reference(batch), strict=True):
+        assert result in refused or result.text == expected.text
 
 
 def test_nothing_but_failures_end_the_engine() -> None:

@@ -2,6 +2,8 @@
 
 #ifdef OPENSPEC_CUDA
 #include <cuda_runtime_api.h>
+
+#include <atomic>
 #endif
 
 namespace openspec::device {
@@ -13,7 +15,19 @@ cudaStream_t stream_of(void* handle) { return static_cast<cudaStream_t>(handle);
 cudaEvent_t event_of(void* handle) { return static_cast<cudaEvent_t>(handle); }
 }  // namespace
 
+namespace {
+std::atomic<int64_t> num_checks{0}, failing_check{-1};
+}  // namespace
+
+int64_t fail_check(int64_t count) {
+  failing_check = count == 0 ? -1 : count;
+  return num_checks.exchange(0);
+}
+
 void check(int error, const char* what) {
+  if (++num_checks == failing_check) {
+    openspec::detail::fail<DeviceError>("CUDA: ", what, ": a failure that a test asked for");
+  }
   if (error == cudaSuccess) return;
   const auto code = static_cast<cudaError_t>(error);
   cudaGetLastError();  // an error that does not last must not be reported twice
@@ -143,6 +157,7 @@ namespace {
 }  // namespace
 
 void check(int, const char*) { no_cuda(); }
+int64_t fail_check(int64_t) { no_cuda(); }
 std::string why_unusable() { return "openspec was built without CUDA"; }
 std::string name() { no_cuda(); }
 MemoryInfo memory() { no_cuda(); }

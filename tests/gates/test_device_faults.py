@@ -1,0 +1,87 @@
+"""A call of the CUDA runtime that fails: the step is given up, the books are whole, the text stays.
+
+What was enqueued before the failing call runs all the same, so every one of them leaves a step that
+is half done.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from openspec import _C
+from openspec.engine.core import EngineCore
+from openspec.errors import EngineError
+from openspec.messages import SamplingParams
+from tests.gates import harness
+from tests.gates.conftest import drafter_settings
+from tests.gates.harness import Job, make_core, run, texts
+
+NUM_PROBED_STARTS = 12
+JOBS = [
+    # Longer than any recorded step, so that kernels are launched one by one.
+    Job(
+        prompt=tuple(400 + i % 7 for i in range(90)),
+        sampling=SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True),
+    ),
+    Job(
+        prompt=tuple(500 + i % 3 for i in range(30)),
+        sampling=SamplingParams(temperature=0.9, seed=5, max_tokens=9, ignore_eos=True),
+        arrives_at=3,
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def needs_a_device() -> None:
+    if harness.DEVICE != "cuda":
+        pytest.skip("runs with --device cuda")
+
+
+def small_core(drafter_name: str) -> EngineCore:
+    return make_core(max_num_seqs=2, max_num_batched_tokens=64, **drafter_settings(drafter_name))
+
+
+def num_failures(core: EngineCore) -> int:
+    stats = core.stats()
+    return stats.num_step_failures + stats.num_admission_failures
+
+
+def test_every_call_of_a_run(drafter_name: str) -> None:
+    core = small_core(drafter_name)
+    expected = texts(run(core, JOBS))
+    core.reset_prefix_cache()
+    _C.fail_check(0)
+    run(core, JOBS)
+    num_calls = _C.fail_check(0)
+    assert num_calls > 50
+    num_errors = 0
+    for call in range(1, num_calls + 1):
+        core.reset_prefix_cache()
+        before = num_failures(core)
+        _C.fail_check(call)
+        results = run(core, JOBS)  # checks books and pages
+        _C.fail_check(0)
+        assert num_failures(core) <= before + 1
+        for result, text in zip(results, expected, strict=True):
+            if result.finish_reason == "error":  # the device refused to take it
+                num_errors += 1
+                assert result.token_ids == []
+            else:
+                assert result.text == text, f"call {call} of {num_calls}"
+    assert 0 < num_errors < num_calls / 4
+    assert num_failures(core) > 0.9 * num_calls
+    assert texts(run(core, JOBS)) == expected
+
+
+def test_calls_of_a_start(drafter_name: str) -> None:
+    _C.fail_check(0)
+    core = small_core(drafter_name)
+    num_calls = _C.fail_check(0)
+    expected = texts(run(core, JOBS))
+    del core
+    for probe in range(NUM_PROBED_STARTS):
+        _C.fail_check(1 + probe * (num_calls - 1) // (NUM_PROBED_STARTS - 1))
+        with pytest.raises(EngineError, match="a failure that a test asked for"):
+            small_core(drafter_name)
+    _C.fail_check(0)
+    assert texts(run(small_core(drafter_name), JOBS)) == expected
