@@ -253,6 +253,7 @@ def test_a_pickled_head_is_converted_by_its_id(
     assert convert_drafter.main(arguments) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
 def test_an_id_is_served_under_its_name(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +270,7 @@ def test_an_id_is_served_under_its_name(
         assert llm.generate("a", use_tqdm=False)[0].outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_commands_take_ids(hub: FakeHub, tmp_path: Path) -> None:
     """The environment's variables alone, in processes of their own."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
