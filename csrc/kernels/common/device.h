@@ -26,8 +26,8 @@ namespace openspec::device {
 
 /// Throws DeviceError naming `what` unless `error` (a cudaError_t) is success.
 void check(int error, const char* what);
-/// For tests: the `count`-th check from here on fails, as if its call had; 0: none does. Returns how
-/// many checks there were since the last call of this function.
+/// For tests: the `count`-th check from here on fails, as if its call had; 0: none does. Returns
+/// how many checks there were since the last call of this function.
 int64_t fail_check(int64_t count);
 
 /// Empty if a device can be used, else the reason.
