@@ -141,10 +141,19 @@ class Traffic:
         assert all(choice["finish_reason"] in ("stop", "length") for choice in choices)
         return "answered"
 
-    async def _stream(self) -> str:
+    def _streamed_request(self) -> tuple[str, dict[str, object]]:
         path, body = self._request()
-        async with self._client.stream("POST", path, json={**body, "stream": True}) as answer:
-            assert answer.status_code == 200, f"{answer.status_code}"
+        body["stream"] = True
+        if "n" in body:  # cannot be streamed together
+            body.pop("prompt_logprobs", None)
+        return path, body
+
+    async def _stream(self) -> str:
+        path, body = self._streamed_request()
+        async with self._client.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+            assert answer.status_code == 200, f"{answer.status_code} {answer.text[:300]} {body}"
             lines = [line async for line in answer.aiter_lines() if line]
         assert lines[-1] == "data: [DONE]", lines[-1][:300]
         return "answered"
@@ -193,8 +202,8 @@ class Traffic:
         return "the same"
 
     async def _slow_reader(self) -> str:
-        path, body = self._request()
-        body |= {"stream": True, "max_tokens": 64}
+        path, body = self._streamed_request()
+        body["max_tokens"] = 64
         async with self._client.stream("POST", path, json=body) as answer:
             async for _ in answer.aiter_bytes(64):
                 await asyncio.sleep(0.01)
