@@ -317,6 +317,14 @@ void bind_runner(py::module_& m) {
       .def("load_draft_tensor", &load_draft_tensor, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
+      .def(
+          "non_finite_tensors",
+          [](Runner& runner) {
+            const Weights* draft = runner.drafter().weights();
+            return std::pair{runner.target().weights().non_finite(),
+                             draft == nullptr ? std::vector<std::string>() : draft->non_finite()};
+          },
+          Nogil())
       .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
       .def(
           "measure_step_times",

@@ -49,6 +49,12 @@ void* Weights::take(size_t bytes) {
   return data;
 }
 
+void* Weights::take_numbers(const std::string& name, size_t bytes, DType dtype) {
+  void* data = take(bytes);
+  numbers_.push_back({name, {data, bytes, dtype}});
+  return data;
+}
+
 void Weights::put(void* to, const void* from, size_t bytes) {
   if (device_ == Device::kCuda) {
     device::copy_to_device(to, from, bytes, nullptr);
@@ -99,7 +105,9 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     linear.layout = linear_layout_cpu(inputs);
     bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs, epilogue);
   }
-  void* packed = take(bytes);
+  std::string names;
+  for (const std::string& part : parts) names += (names.empty() ? "" : ", ") + prefix + part;
+  void* packed = take_numbers(names, bytes, kMatrixType);
   linear.data = packed;
   int first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -117,7 +125,7 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
-  void* weight = take(static_cast<size_t>(width) * sizeof(float));
+  void* weight = take_numbers(name, static_cast<size_t>(width) * sizeof(float), DType::kF32);
   destinations_[name] = {{width}, {[this, weight, width](const void* data, DType source) {
                            const std::vector<float> values = to_floats(data, source, width);
                            put(weight, values.data(), values.size() * sizeof(float));
@@ -133,7 +141,7 @@ const float* Weights::add_row(const std::string& name, int width) {
 
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
   const size_t bytes = matrix_bytes(num_rows, width);
-  void* table = take(bytes);
+  void* table = take_numbers(name, bytes, kMatrixType);
   destinations_[name] = {{num_rows, width}, {[this, table, bytes](const void* data, DType) {
                            put(table, data, bytes);
                          }}};
@@ -210,6 +218,30 @@ void Weights::finish_loading() {
   }
   if (device_ == Device::kCuda) device::synchronize(nullptr);
   staging_ = Buffer();
+}
+
+std::vector<std::string> Weights::non_finite() const {
+  std::vector<int32_t> found(numbers_.size(), 0);
+  if (device_ == Device::kCuda) {
+#ifdef OPENSPEC_CUDA
+    const size_t bytes = found.size() * sizeof(int32_t);
+    Buffer on_device(bytes, Memory::kDevice);
+    device::fill_zero(on_device.data(), bytes, nullptr);
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      device::check(find_non_finite_cuda(numbers_[i].second, on_device.as<int32_t>() + i, nullptr),
+                    "find_non_finite");
+    }
+    device::copy_to_host(found.data(), on_device.data(), bytes, nullptr);
+    device::synchronize(nullptr);
+#endif
+  } else {
+    for (size_t i = 0; i < numbers_.size(); ++i) found[i] = !is_finite_cpu(numbers_[i].second);
+  }
+  std::vector<std::string> names;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != 0) names.push_back(numbers_[i].first);
+  }
+  return names;
 }
 
 }  // namespace openspec

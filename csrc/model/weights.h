@@ -5,9 +5,11 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/finite.h"
 #include "kernels/linear/linear.h"
 #include "model/buffer.h"
 
@@ -63,6 +65,9 @@ class Weights {
   void load_offsets(const std::string& name, std::span<const int64_t> offsets);
   /// Throws ArgumentError naming a tensor that was not given.
   void finish_loading();
+  /// Tensors with a NaN or an infinite number, in one read of the weights. Tensors that make one
+  /// matrix are named together.
+  std::vector<std::string> non_finite() const;
 
  private:
   using Store = std::function<void(const void* data, DType dtype)>;
@@ -76,6 +81,8 @@ class Weights {
   };
 
   void* take(size_t bytes);
+  /// Room for numbers that `non_finite` looks at.
+  void* take_numbers(const std::string& name, size_t bytes, DType dtype);
   void put(void* to, const void* from, size_t bytes);
   void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
             void* packed);
@@ -84,6 +91,7 @@ class Weights {
   Buffer buffer_;
   size_t num_taken_ = 0;
   std::map<std::string, Destination> destinations_;
+  std::vector<std::pair<std::string, NumberArea>> numbers_;
   Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix
 };
 

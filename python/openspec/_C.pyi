@@ -173,6 +173,8 @@ class Runner:
         """Takes one of these: "BF16", for vectors also "F32"; "I64" or "I32" for token ids."""
     def finish_loading(self) -> None:
         """Closes the loading of target and drafter."""
+    def non_finite_tensors(self) -> tuple[list[str], list[str]]:
+        """Tensors of target and drafter that hold NaN or infinity, in one read of the weights."""
     def measure_step_times(self, budget_s: float) -> None:
         """Fills the cost table that adaptive drafting uses; stops after about so many seconds."""
 

@@ -80,6 +80,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""
+    check_weights: bool = True
+    """Refuse a model whose weights hold NaN or infinity; takes one read of them."""
     num_threads: int | None = number(None, 1, 1024)
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     enable_prefix_caching: bool = True

@@ -282,6 +282,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     memory_plan: dict[str, int]
     startup_seconds: float
+    num_non_finite_draft_tensors: int = 0
+    """Tensors of the draft model with NaN or infinity, which cost drafts."""
 
 
 def engine_request(

@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.errors import ConfigError
+from tests.gates import harness
+from tests.gates.conftest import Reference
 from tests.gates.test_logits import EMBEDDED, RANDOM_MODELS, Subject, make_random_model
+from tests.gates.workload import jobs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -55,6 +59,37 @@ def test_config_of_another_size_is_refused(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ConfigError, match=message):
             Subject(folder)
+
+
+def with_one_odd_number(folder: Path, tensor: str, number: float) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors[tensor].view(-1)[-1] = number
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("tensor", ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight"])
+def test_a_model_of_nan_is_refused(tmp_path: Path, tensor: str, number: float) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED, folder)
+    with_one_odd_number(folder, tensor, number)
+    with pytest.raises(ConfigError, match=rf"1 tensors .*first .*{tensor}.*--no-check-weights"):
+        harness.make_core(model=str(folder))
+    core = harness.make_core(model=str(folder), check_weights=False)
+    assert core.info.num_non_finite_draft_tensors == 0
+
+
+def test_a_head_of_nan_costs_drafts_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reference: Reference
+) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(EMBEDDED / "eagle3", folder)
+    with_one_odd_number(folder, "midlayer.mlp.up_proj.weight", float("nan"))
+    core = harness.make_core(method="eagle3", draft_model=str(folder))
+    assert core.info.num_non_finite_draft_tensors == 1
+    assert "1 tensors of the draft model" in caplog.text and "up_proj" in caplog.text
+    batch = jobs("mixed", 4)
+    assert harness.texts(harness.run(core, batch)) == harness.texts(reference(batch))
 
 
 @pytest.mark.parametrize("name", RANDOM_MODELS)

@@ -115,10 +115,11 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     )
     runner = CompiledRunner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path, draft_model=draft_model)
+    num_non_finite = _check_weights(runner) if config.check_weights else 0
     if config.adaptive_speculation and config.draft_depth > 0:
         runner.measure_step_times(STEP_TIMING_BUDGET_S)
 
-    info = _info(config, device, model_config, plan, time.monotonic() - started)
+    info = _info(config, device, model_config, plan, time.monotonic() - started, num_non_finite)
     logger.info(
         "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
         info.startup_seconds,
@@ -143,6 +144,23 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         config.stats_interval_s,
         config.max_failures_in_a_row,
     )
+
+
+def _check_weights(runner: _C.Runner) -> int:
+    """Refuses a model of NaN or infinity; such tensors of its draft model only cost drafts."""
+    target, draft = runner.non_finite_tensors()
+    if target:
+        raise ConfigError(
+            f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
+            "checkpoint anew, or run it as it is with --no-check-weights"
+        )
+    if draft:
+        logger.warning(
+            "%d tensors of the draft model hold NaN or infinity, which costs drafts: %s",
+            len(draft),
+            "; ".join(draft[:5]),
+        )
+    return len(draft)
 
 
 def _read_draft_model(spec: DrafterSpec, setup: DraftSetup, is_given: bool) -> DraftModel | None:
@@ -222,6 +240,7 @@ def _info(
     model_config: ModelConfig,
     plan: MemoryPlan,
     startup_seconds: float,
+    num_non_finite_draft_tensors: int,
 ) -> EngineInfo:
     return EngineInfo(
         model=str(config.model_path),
@@ -237,4 +256,5 @@ def _info(
         device=device.name,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
+        num_non_finite_draft_tensors=num_non_finite_draft_tensors,
     )

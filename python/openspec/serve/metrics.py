@@ -102,6 +102,10 @@ class ServerMetrics:
         self.restarts = Gauge(
             "engine_restarts", "How often the engine was started again.", registry=None
         )
+        non_finite = Counter(
+            "draft_model_non_finite_tensors", "Tensors with NaN or infinity.", registry=None
+        )
+        non_finite.inc(info.num_non_finite_draft_tensors)
         cache = Info("cache_config", "The KV cache.", registry=None)
         cache.info({"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)})
         engine = Info("engine", "The engine.", registry=None)
@@ -119,7 +123,8 @@ class ServerMetrics:
             self.rejections.labels(reason)
         self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
         self._families += [
-            (OWN, one) for one in (self.http, self.load, self.ready, self.restarts, engine)
+            (OWN, one)
+            for one in (self.http, self.load, self.ready, self.restarts, non_finite, engine)
         ]
         self._registry = CollectorRegistry()
         self._registry.register(self)
