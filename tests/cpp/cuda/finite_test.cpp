@@ -11,8 +11,7 @@ NeedsDevice needs_device;
 
 bool is_finite_on_device(const DeviceBuffer& numbers, size_t bytes, DType dtype) {
   const DeviceBuffer found(std::vector<int32_t>{0});
-  device::check(find_non_finite_cuda({numbers.data(), bytes, dtype}, found.as<int32_t>(), nullptr),
-                "find_non_finite");
+  CHECK_CUDA(find_non_finite_cuda({numbers.data(), bytes, dtype}, found.as<int32_t>(), nullptr));
   return found.download<int32_t>()[0] == 0;
 }
 
