@@ -233,7 +233,9 @@ def test_a_fault_in_every_stage(plain: list[object]) -> None:
         runner.set_stage_hook(hook)
         outputs = llm.generate(*mixed_requests(), use_tqdm=False)
         runner.set_stage_hook(None)
-        assert len(set(failed)) >= 5 and llm.stats().num_step_failures == len(failed)
+        # A page that is not published fails no step.
+        assert llm.stats().num_step_failures == sum(stage != "publish" for stage in failed)
+        assert len(set(failed)) >= 5
         assert essence(outputs) == plain
         assert essence(generate(llm)) == plain
 
