@@ -6,6 +6,8 @@
 
 #include <bit>
 #include <cstring>
+#include <initializer_list>
+#include <optional>
 
 #include "bind/sampling_params.h"
 #include "core/check.h"
@@ -16,10 +18,16 @@ namespace py = pybind11;
 namespace openspec {
 namespace {
 
-DType parse_dtype(const std::string& name) {
-  if (name == "float32") return DType::kF32;
-  if (name == "bfloat16") return DType::kBF16;
-  detail::fail<ArgumentError>("dtype must be float32 or bfloat16, got ", name);
+/// The value of `name` among `choices`; `what` says of what.
+template <typename T>
+T parse(const char* what, const std::string& name,
+        std::initializer_list<std::pair<const char*, T>> choices) {
+  std::string names;
+  for (const auto& [choice, value] : choices) {
+    if (name == choice) return value;
+    names += (names.empty() ? "" : " or ") + std::string(choice);
+  }
+  detail::fail<ArgumentError>(what, " must be ", names, ", got ", name);
 }
 
 /// What a drafter written in Python derives from; Python calls it through PythonDrafter.
@@ -71,18 +79,6 @@ class PythonDrafter final : public Drafter {
   py::object drafter_;
 };
 
-Device parse_device(const std::string& name) {
-  if (name == "cpu") return Device::kCpu;
-  if (name == "cuda") return Device::kCuda;
-  detail::fail<ArgumentError>("device must be cpu or cuda, got ", name);
-}
-
-Acceptance parse_acceptance(const std::string& name) {
-  if (name == "match") return Acceptance::kMatch;
-  if (name == "rejection") return Acceptance::kRejection;
-  detail::fail<ArgumentError>("acceptance must be match or rejection, got ", name);
-}
-
 RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
                                 const std::string& dtype, int page_size, int max_num_seqs,
                                 int max_model_len, int max_num_batched_tokens,
@@ -93,8 +89,9 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
                                 bool enable_prefix_caching, const std::string& cache_key) {
   RunnerConfig config;
   config.target = target;
-  config.device = parse_device(device);
-  config.dtype = parse_dtype(dtype);
+  config.device = parse<Device>("device", device, {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}});
+  config.dtype =
+      parse<DType>("dtype", dtype, {{"float32", DType::kF32}, {"bfloat16", DType::kBF16}});
   config.page_size = page_size;
   config.max_num_seqs = max_num_seqs;
   config.max_model_len = max_model_len;
@@ -105,7 +102,9 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
   config.draft_depth = draft_depth;
   config.method = method;
   config.method_options = method_options;
-  config.acceptance = parse_acceptance(acceptance);
+  config.acceptance =
+      parse<Acceptance>("acceptance", acceptance,
+                        {{"match", Acceptance::kMatch}, {"rejection", Acceptance::kRejection}});
   config.adaptive = adaptive;
   config.enable_prefix_caching = enable_prefix_caching;
   OPENSPEC_CHECK_ARG(cache_key.size() == sizeof(config.cache_key), "cache_key must have ",
@@ -115,20 +114,12 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
   return config;
 }
 
-py::list rows_of(const std::vector<float>& values, size_t width) {
-  py::list rows;
-  for (size_t at = 0; width > 0 && at + width <= values.size(); at += width) {
-    rows.append(
-        py::cast(std::vector<float>(values.begin() + static_cast<std::ptrdiff_t>(at),
-                                    values.begin() + static_cast<std::ptrdiff_t>(at + width))));
+std::vector<std::vector<float>> rows_of(const std::vector<float>& values, size_t width) {
+  std::vector<std::vector<float>> rows;
+  for (auto at = values.begin(); at < values.end(); at += static_cast<std::ptrdiff_t>(width)) {
+    rows.emplace_back(at, at + static_cast<std::ptrdiff_t>(width));
   }
   return rows;
-}
-
-py::list captured_rows(Runner& runner) {
-  return rows_of(runner.backend().last_features(),
-                 runner.backend().capture_layers().size() *
-                     static_cast<size_t>(runner.config().target.hidden_size));
 }
 
 /// One part of each of the last drafts.
@@ -139,16 +130,14 @@ std::vector<T> parts_of(Runner& runner, T Draft::* part) {
   return parts;
 }
 
-const char* finish_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kRunning:
-      break;
-  }
-  return "";
+/// Of each FinishReason.
+constexpr const char* kFinishNames[] = {"", "stop", "length"};
+
+/// What the table says of a slot that holds a sequence.
+template <auto kGet>
+int of_slot(const Runner& runner, int slot) {
+  runner.table().check_slot(slot);
+  return (runner.table().*kGet)(slot);
 }
 
 /// The bytes of an object with a contiguous buffer.
@@ -179,16 +168,6 @@ std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& logprobs)
   return tuples;
 }
 
-void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
-                 const std::string& dtype) {
-  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
-                     " must be BF16 or F32, is ", dtype);
-  const BufferBytes bytes(data);
-  py::gil_scoped_release nogil;
-  runner.target().weights().load(name, bytes.data(), bytes.size(),
-                                 dtype == "F32" ? DType::kF32 : DType::kBF16);
-}
-
 template <typename T>
 std::vector<int64_t> integers_of(const BufferBytes& bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -196,18 +175,20 @@ std::vector<int64_t> integers_of(const BufferBytes& bytes) {
   return {values.begin(), values.end()};
 }
 
-void load_draft_tensor(Runner& runner, const std::string& name, const py::buffer& data,
-                       const std::string& dtype) {
-  Weights* weights = runner.drafter().weights();
+/// A tensor of the target or of the draft model, which may have token ids too.
+template <bool kIsDraft>
+void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                 const std::string& dtype) {
+  Weights* weights = kIsDraft ? runner.drafter().weights() : &runner.target().weights();
   OPENSPEC_CHECK_ARG(weights != nullptr, "this drafter has no weights");
   const BufferBytes bytes(data);
-  if (dtype == "I64" || dtype == "I32") {
+  if (kIsDraft && (dtype == "I64" || dtype == "I32")) {
     weights->load_offsets(
         name, dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes));
     return;
   }
-  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name,
-                     " must be BF16, F32, I64 or I32, is ", dtype);
+  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name, " must be ",
+                     kIsDraft ? "BF16, F32, I64 or I32" : "BF16 or F32", ", is ", dtype);
   py::gil_scoped_release nogil;
   weights->load(name, bytes.data(), bytes.size(), dtype == "F32" ? DType::kF32 : DType::kBF16);
 }
@@ -266,8 +247,9 @@ void bind_values(py::module_& m) {
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
-      .def_property_readonly("finish_reason",
-                             [](const SpanResult& result) { return finish_name(result.finish); })
+      .def_property_readonly(
+          "finish_reason",
+          [](const SpanResult& result) { return kFinishNames[static_cast<size_t>(result.finish)]; })
       .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
       .def_property_readonly("logprobs",
@@ -313,8 +295,8 @@ void bind_runner(py::module_& m) {
       .def("expected_tensors", [](Runner& runner) { return shapes_of(&runner.target().weights()); })
       .def("expected_draft_tensors",
            [](Runner& runner) { return shapes_of(runner.drafter().weights()); })
-      .def("load_tensor", &load_tensor, py::arg("name"), py::arg("data"), py::arg("dtype"))
-      .def("load_draft_tensor", &load_draft_tensor, py::arg("name"), py::arg("data"),
+      .def("load_tensor", &load_tensor<false>, py::arg("name"), py::arg("data"), py::arg("dtype"))
+      .def("load_draft_tensor", &load_tensor<true>, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
       .def(
@@ -341,20 +323,8 @@ void bind_runner(py::module_& m) {
           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
           py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
-      .def(
-          "num_tokens",
-          [](const Runner& runner, int slot) {
-            runner.table().check_slot(slot);
-            return runner.table().num_tokens(slot);
-          },
-          py::arg("slot"))
-      .def(
-          "kv_len",
-          [](const Runner& runner, int slot) {
-            runner.table().check_slot(slot);
-            return runner.table().kv_len(slot);
-          },
-          py::arg("slot"))
+      .def("num_tokens", &of_slot<&SequenceTable::num_tokens>, py::arg("slot"))
+      .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
       .def(
           "token_ids",
           [](const Runner& runner, int slot) {
@@ -383,17 +353,18 @@ void bind_runner(py::module_& m) {
           py::arg("spans"), py::keep_alive<0, 1>())
       .def(
           "set_stage_hook",
-          [](Runner& runner, const py::object& hook) {
-            if (hook.is_none()) {
-              runner.set_stage_hook(nullptr);
-            } else {
-              // std::function from pybind11 takes the GIL for the call and for its own end.
-              runner.set_stage_hook(hook.cast<Runner::StageHook>());
-            }
+          // std::function from pybind11 takes the GIL for the call and for its own end.
+          [](Runner& runner, const std::optional<Runner::StageHook>& hook) {
+            runner.set_stage_hook(hook.value_or(nullptr));
           },
           py::arg("hook"))
       .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
-      .def("captured", &captured_rows)
+      .def("captured",
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_features(),
+                            runner.backend().capture_layers().size() *
+                                static_cast<size_t>(runner.config().target.hidden_size));
+           })
       .def("last_logits",
            [](Runner& runner) {
              return rows_of(runner.backend().last_logits(),

@@ -58,26 +58,9 @@ void check_ngram_lookup(const Tensor& tokens, const Tensor& num_tokens, const Te
   check_range(max_lookback, "max_lookback", 1, kMaxInt);
 }
 
-NgramLookupResult empty_ngram_lookup_result(const Tensor& seq, int64_t max_drafts) {
-  const c10::SymInt num_seqs = seq.sym_size(0);
-  return {at::empty_symint({num_seqs, max_drafts}, seq.options()),
-          at::empty_symint({num_seqs}, seq.options()), at::empty_symint({num_seqs}, seq.options())};
-}
-
-NgramLookupResult ngram_lookup_meta(const Tensor& tokens, const Tensor& num_tokens,
-                                    const Tensor& seq, const Tensor& num_wanted, int64_t max_drafts,
-                                    int64_t ngram_min, int64_t ngram_max, int64_t max_lookback,
-                                    bool /*earliest*/) {
-  check_ngram_lookup(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
-                     max_lookback);
-  return empty_ngram_lookup_result(seq, max_drafts);
-}
-
-NgramLookupParams ngram_lookup_params(const Tensor& tokens, const Tensor& num_tokens,
-                                      const Tensor& seq, const Tensor& num_wanted,
-                                      int64_t max_drafts, int64_t ngram_min, int64_t ngram_max,
-                                      int64_t max_lookback, bool earliest,
-                                      const NgramLookupResult& result) {
+/// What holds of tensors with data.
+void check_ngram_lookup_layout(const Tensor& tokens, const Tensor& num_tokens, const Tensor& seq,
+                               const Tensor& num_wanted) {
   TORCH_CHECK_VALUE(tokens.size(1) <= 1 || tokens.stride(1) == 1,
                     "tokens must be contiguous along its last dimension");
   for (const Tensor* list : {&num_tokens, &seq, &num_wanted}) {
@@ -89,42 +72,16 @@ NgramLookupParams ngram_lookup_params(const Tensor& tokens, const Tensor& num_to
   TORCH_CHECK_VALUE(num_wanted.size(0) == seq.size(0),
                     "num_wanted must have one entry for each of ", seq.size(0),
                     " entries of seq, has ", num_wanted.size(0));
-  const auto& [drafts, num_drafts, match_len] = result;
-  NgramLookupParams params;
-  params.tokens = tokens.const_data_ptr<int32_t>();
-  params.tokens_stride = tokens.stride(0);
-  params.num_tokens = num_tokens.const_data_ptr<int32_t>();
-  params.seq = seq.const_data_ptr<int32_t>();
-  params.num_wanted = num_wanted.const_data_ptr<int32_t>();
-  params.num_seqs = static_cast<int>(seq.size(0));
-  params.max_drafts = static_cast<int>(max_drafts);
-  params.ngram_min = static_cast<int>(ngram_min);
-  params.ngram_max = static_cast<int>(ngram_max);
-  params.max_lookback = static_cast<int>(max_lookback);
-  params.earliest = earliest;
-  params.drafts = drafts.mutable_data_ptr<int32_t>();
-  params.num_drafts = num_drafts.mutable_data_ptr<int32_t>();
-  params.match_len = match_len.mutable_data_ptr<int32_t>();
-  return params;
 }
 
-NgramLookupResult ngram_lookup_on_cpu(const Tensor& tokens, const Tensor& num_tokens,
-                                      const Tensor& seq, const Tensor& num_wanted,
-                                      int64_t max_drafts, int64_t ngram_min, int64_t ngram_max,
-                                      int64_t max_lookback, bool earliest) {
-  check_ngram_lookup(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
-                     max_lookback);
-  NgramLookupResult result = empty_ngram_lookup_result(seq, max_drafts);
-  NgramLookupParams params =
-      ngram_lookup_params(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
-                          max_lookback, earliest, result);
+void run_on_cpu(NgramLookupParams params, const Tensor& tokens, const Tensor& seq) {
   // Values can be checked here; on a device reading them would stall the stream.
   for (int64_t i = 0; i < tokens.size(0); ++i) {
     check_range(params.num_tokens[i], "num_tokens", 0, tokens.size(1));
   }
   for (int i = 0; i < params.num_seqs; ++i) {
     check_range(params.seq[i], "seq", 0, tokens.size(0) - 1);
-    check_range(params.num_wanted[i], "num_wanted", 0, max_drafts);
+    check_range(params.num_wanted[i], "num_wanted", 0, params.max_drafts);
   }
   // No window is longer than a history: the workspace need not be either.
   params.max_lookback = static_cast<int>(
@@ -137,26 +94,51 @@ NgramLookupResult ngram_lookup_on_cpu(const Tensor& tokens, const Tensor& num_to
   ExecContext exec;
   exec.pool = &pool;
   ngram_lookup_cpu(exec, params);
-  return result;
 }
 
 #ifdef OPENSPEC_CUDA
-NgramLookupResult ngram_lookup_on_cuda(const Tensor& tokens, const Tensor& num_tokens,
-                                       const Tensor& seq, const Tensor& num_wanted,
-                                       int64_t max_drafts, int64_t ngram_min, int64_t ngram_max,
-                                       int64_t max_lookback, bool earliest) {
-  check_ngram_lookup(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
-                     max_lookback);
+void run_on_cuda(const NgramLookupParams& params, const Tensor& tokens) {
   const c10::DeviceGuard guard(tokens.device());
-  NgramLookupResult result = empty_ngram_lookup_result(seq, max_drafts);
-  const NgramLookupParams params =
-      ngram_lookup_params(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
-                          max_lookback, earliest, result);
   C10_CUDA_CHECK(static_cast<cudaError_t>(
       ngram_lookup_cuda(params, c10::cuda::getCurrentCUDAStream().stream())));
-  return result;
 }
 #endif
+
+/// The op as the dispatcher calls it for one kind of tensors.
+template <c10::DeviceType kDevice>
+NgramLookupResult ngram_lookup(const Tensor& tokens, const Tensor& num_tokens, const Tensor& seq,
+                               const Tensor& num_wanted, int64_t max_drafts, int64_t ngram_min,
+                               int64_t ngram_max, int64_t max_lookback, bool earliest) {
+  check_ngram_lookup(tokens, num_tokens, seq, num_wanted, max_drafts, ngram_min, ngram_max,
+                     max_lookback);
+  const c10::SymInt num_seqs = seq.sym_size(0);
+  const Tensor drafts = at::empty_symint({num_seqs, max_drafts}, seq.options());
+  const Tensor num_drafts = at::empty_symint({num_seqs}, seq.options());
+  const Tensor match_len = at::empty_symint({num_seqs}, seq.options());
+  if constexpr (kDevice != c10::DeviceType::Meta) {
+    check_ngram_lookup_layout(tokens, num_tokens, seq, num_wanted);
+    NgramLookupParams params;
+    params.tokens = tokens.const_data_ptr<int32_t>();
+    params.tokens_stride = tokens.stride(0);
+    params.num_tokens = num_tokens.const_data_ptr<int32_t>();
+    params.seq = seq.const_data_ptr<int32_t>();
+    params.num_wanted = num_wanted.const_data_ptr<int32_t>();
+    params.num_seqs = static_cast<int>(seq.size(0));
+    params.max_drafts = static_cast<int>(max_drafts);
+    params.ngram_min = static_cast<int>(ngram_min);
+    params.ngram_max = static_cast<int>(ngram_max);
+    params.max_lookback = static_cast<int>(max_lookback);
+    params.earliest = earliest;
+    params.drafts = drafts.mutable_data_ptr<int32_t>();
+    params.num_drafts = num_drafts.mutable_data_ptr<int32_t>();
+    params.match_len = match_len.mutable_data_ptr<int32_t>();
+#ifdef OPENSPEC_CUDA
+    if constexpr (kDevice == c10::DeviceType::CUDA) run_on_cuda(params, tokens);
+#endif
+    if constexpr (kDevice == c10::DeviceType::CPU) run_on_cpu(params, tokens, seq);
+  }
+  return {drafts, num_drafts, match_len};
+}
 
 }  // namespace
 }  // namespace openspec
@@ -168,10 +150,13 @@ TORCH_LIBRARY(openspec, m) {
       "-> (Tensor drafts, Tensor num_drafts, Tensor match_len)");
 }
 
-TORCH_LIBRARY_IMPL(openspec, Meta, m) { m.impl("ngram_lookup", openspec::ngram_lookup_meta); }
+#define OPENSPEC_IMPLEMENT(Device)                                           \
+  TORCH_LIBRARY_IMPL(openspec, Device, m) {                                  \
+    m.impl("ngram_lookup", openspec::ngram_lookup<c10::DeviceType::Device>); \
+  }
 
-TORCH_LIBRARY_IMPL(openspec, CPU, m) { m.impl("ngram_lookup", openspec::ngram_lookup_on_cpu); }
-
+OPENSPEC_IMPLEMENT(Meta)
+OPENSPEC_IMPLEMENT(CPU)
 #ifdef OPENSPEC_CUDA
-TORCH_LIBRARY_IMPL(openspec, CUDA, m) { m.impl("ngram_lookup", openspec::ngram_lookup_on_cuda); }
+OPENSPEC_IMPLEMENT(CUDA)
 #endif
