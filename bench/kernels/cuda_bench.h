@@ -35,22 +35,30 @@ T* device_copy(const std::vector<T>& values) {
   return data;
 }
 
-/// Median time in microseconds of what `enqueue` puts on the stream, as a graph replayed
-/// `num_repeats` times.
+/// What `enqueue` puts on the stream, as a graph that has run twice.
 template <typename Enqueue>
-double graph_us(cudaStream_t stream, int num_repeats, const Enqueue& enqueue) {
+cudaGraphExec_t record(cudaStream_t stream, const Enqueue& enqueue) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
-  enqueue();
+  enqueue();  // what is loaded on first use is loaded outside of the capture
   CHECK_CUDA(cudaStreamSynchronize(stream));
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   enqueue();
   CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(executable, stream));
+  return executable;
+}
+
+/// Median time in microseconds of what `enqueue` puts on the stream, as a graph replayed
+/// `num_repeats` times.
+template <typename Enqueue>
+double graph_us(cudaStream_t stream, int num_repeats, const Enqueue& enqueue) {
+  cudaGraphExec_t executable = record(stream, enqueue);
   cudaEvent_t begin, end;
   CHECK_CUDA(cudaEventCreate(&begin));
   CHECK_CUDA(cudaEventCreate(&end));
-  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(executable, stream));
   std::vector<double> times;
   for (int i = 0; i < num_repeats; ++i) {
     CHECK_CUDA(cudaEventRecord(begin, stream));
@@ -64,7 +72,6 @@ double graph_us(cudaStream_t stream, int num_repeats, const Enqueue& enqueue) {
   CHECK_CUDA(cudaEventDestroy(begin));
   CHECK_CUDA(cudaEventDestroy(end));
   CHECK_CUDA(cudaGraphExecDestroy(executable));
-  CHECK_CUDA(cudaGraphDestroy(graph));
   const auto median = times.begin() + num_repeats / 2;
   std::nth_element(times.begin(), median, times.end());
   return *median;
@@ -78,8 +85,9 @@ inline const char* json_path(int argc, char** argv) {
   std::exit(2);
 }
 
-/// `runs`: an object each; `source` is the benchmark's file.
-inline void write_json(const char* path, const char* source, const std::vector<std::string>& runs) {
+/// `runs`: an object each; `source` is the benchmark's file; `more` goes into the environment.
+inline void write_json(const char* path, const char* source, const std::vector<std::string>& runs,
+                       const std::string& more = "") {
   cudaDeviceProp device;
   int runtime = 0, driver = 0;
   CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
@@ -99,9 +107,9 @@ inline void write_json(const char* path, const char* source, const std::vector<s
   std::fprintf(file,
                "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"cuda\": \"%d.%d\",\n"
                "  \"driver_cuda\": \"%d.%d\",\n  \"commit\": \"%s\",\n"
-               "  \"command\": \"%s\"\n },\n \"runs\": [\n",
+               "  \"command\": \"%s\"%s\n },\n \"runs\": [\n",
                device.name, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10,
-               commit, source);
+               commit, source, more.c_str());
   for (size_t i = 0; i < runs.size(); ++i) {
     std::fprintf(file, "  %s%s\n", runs[i].c_str(), i + 1 < runs.size() ? "," : "");
   }

@@ -14,7 +14,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,13 +23,14 @@
 #include <string>
 #include <vector>
 
+#include "cuda_bench.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma.h"
 #include "read_bandwidth.h"
 
 #ifdef OPENSPEC_HAS_CUBLASLT
-#include <cublasLt.h>
+#include "cublas_linear.h"
 #endif
 
 namespace {
@@ -40,13 +40,6 @@ using namespace openspec;
 constexpr int kNumLayers = 36;
 constexpr int kMaxRows = 2048;
 constexpr int kMaxPartialRows = 256;  // as in the engine
-
-#define CHECK_CUDA(call) check_cuda((call), #call)
-void check_cuda(int error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
-  std::exit(1);
-}
 
 /// Pairs of bf16 values of either sign, all with the same biased exponent.
 __global__ void fill_kernel(uint32_t* pairs, int64_t num_pairs, uint32_t exponent) {
@@ -58,12 +51,6 @@ __global__ void fill_kernel(uint32_t* pairs, int64_t num_pairs, uint32_t exponen
     const auto random = static_cast<uint32_t>(hash >> 32);
     pairs[i] = (random & 0x807f807fu) | exponent << 7 | exponent << 23;
   }
-}
-
-void* allocate(size_t bytes) {
-  void* data = nullptr;
-  CHECK_CUDA(cudaMalloc(&data, bytes));
-  return data;
 }
 
 int num_sms() {
@@ -81,18 +68,10 @@ void fill(void* data, size_t bytes, uint32_t exponent) {
 /// Median microseconds of a replay of what `enqueue` puts into the stream.
 double median_us(const std::function<void(cudaStream_t)>& enqueue, int num_replays) {
   cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
   CHECK_CUDA(cudaStreamCreate(&stream));
-  enqueue(stream);  // what is loaded on first use is loaded outside of the capture
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  enqueue(stream);
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  cudaGraphExec_t replay = bench::record(stream, [&] { enqueue(stream); });
   std::vector<cudaEvent_t> events(static_cast<size_t>(num_replays) + 1);
   for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
-  for (int i = 0; i < 2; ++i) CHECK_CUDA(cudaGraphLaunch(replay, stream));
   CHECK_CUDA(cudaEventRecord(events[0], stream));
   for (size_t i = 1; i < events.size(); ++i) {
     CHECK_CUDA(cudaGraphLaunch(replay, stream));
@@ -105,7 +84,6 @@ double median_us(const std::function<void(cudaStream_t)>& enqueue, int num_repla
   }
   for (const cudaEvent_t event : events) CHECK_CUDA(cudaEventDestroy(event));
   CHECK_CUDA(cudaGraphExecDestroy(replay));
-  CHECK_CUDA(cudaGraphDestroy(graph));
   CHECK_CUDA(cudaStreamDestroy(stream));
   std::sort(times.begin(), times.end());
   return times[times.size() / 2] * 1e3;
@@ -163,14 +141,14 @@ class Bench {
     for (const Matrix& matrix : matrices_) {
       weight_bytes_ += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
     }
-    weights_ = static_cast<uint8_t*>(allocate(weight_bytes_));
+    weights_ = bench::device_array<uint8_t>(weight_bytes_);
     fill(weights_, weight_bytes_, 127 - 5);  // from 2^-5 to 2^-4
     uint8_t* at = weights_;
     for (Matrix& matrix : matrices_) {
       matrix.weights = at;
       at += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
-      matrix.out = allocate(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
-                            static_cast<size_t>(matrix.num_outputs) * sizeof(float));
+      matrix.out = bench::device_array<float>(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
+                                              static_cast<size_t>(matrix.num_outputs));
     }
     draft_matrices_ = {{"fc_7680", 2560, 7680, kNone, true, DType::kBF16, kNumLayers},
                        {"fc_12800", 2560, 12800, kNone, true, DType::kBF16, kNumLayers},
@@ -181,7 +159,7 @@ class Bench {
       matrix.out = matrices_.back().out;
     }
     const size_t x_bytes = static_cast<size_t>(kMaxRows) * 12800 * sizeof(__nv_bfloat16);
-    x_ = allocate(x_bytes);
+    x_ = bench::device_array<uint8_t>(x_bytes);
     fill(x_, x_bytes, 127);
     CHECK_CUDA(cudaDeviceSynchronize());
   }
@@ -248,27 +226,21 @@ void print(const Result& result) {
 }
 
 void write_json(const char* path, const Bench& bench, const std::vector<Result>& results) {
-  cudaDeviceProp properties;
-  CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
-  std::FILE* file = std::fopen(path, "w");
-  if (file == nullptr) {
-    std::fprintf(stderr, "cannot write %s\n", path);
-    std::exit(1);
+  char text[256];
+  std::vector<std::string> runs;
+  for (const Result& result : results) {
+    std::snprintf(text, sizeof text,
+                  "{\"linear\": \"%s\", \"kernel\": \"%s\", \"num_rows\": %d, \"us\": %.2f, "
+                  "\"floor_us\": %.2f, \"tb_per_s\": %.3f}",
+                  result.name.c_str(), result.kernel.c_str(), result.num_rows, result.us,
+                  result.floor_us, static_cast<double>(result.bytes) / result.us * 1e-6);
+    runs.emplace_back(text);
   }
-  std::fprintf(file,
-               "{\n \"environment\": {\n  \"gpu\": \"%s\",\n  \"model\": \"Qwen3-4B shapes, "
-               "bf16\",\n  \"weight_bytes\": %zu,\n  \"read_tb_per_s\": %.3f\n },\n \"runs\": [",
-               properties.name, bench.weight_bytes(), bench.read_bandwidth() * 1e-12);
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Result& result = results[i];
-    std::fprintf(file,
-                 "%s\n  {\"linear\": \"%s\", \"kernel\": \"%s\", \"num_rows\": %d, \"us\": %.2f, "
-                 "\"floor_us\": %.2f, \"tb_per_s\": %.3f}",
-                 i == 0 ? "" : ",", result.name.c_str(), result.kernel.c_str(), result.num_rows,
-                 result.us, result.floor_us, static_cast<double>(result.bytes) / result.us * 1e-6);
-  }
-  std::fprintf(file, "\n ]\n}\n");
-  std::fclose(file);
+  std::snprintf(text, sizeof text,
+                ",\n  \"model\": \"Qwen3-4B shapes, bf16\",\n  \"weight_bytes\": %zu,\n"
+                "  \"read_tb_per_s\": %.3f",
+                bench.weight_bytes(), bench.read_bandwidth() * 1e-12);
+  bench::write_json(path, "bench/kernels/cuda_linear.cu", runs, text);
 }
 
 void sweep_stream(const Bench& bench) {
@@ -284,124 +256,6 @@ void sweep_stream(const Bench& bench) {
     std::printf("\n");
   }
 }
-
-#ifdef OPENSPEC_HAS_CUBLASLT
-/// The same products by cuBLASLt, bf16 in and out: of the first algorithms that it proposes for a
-/// shape the fastest.
-class Cublas {
- public:
-  explicit Cublas(const Bench& bench) : bench_(bench), workspace_(allocate(kWorkspaceBytes)) {
-    check(cublasLtCreate(&handle_), "cublasLtCreate");
-  }
-  ~Cublas() {
-    for (const auto& [key, product] : products_) {
-      cublasLtMatrixLayoutDestroy(product.weights);
-      cublasLtMatrixLayoutDestroy(product.rows);
-      cublasLtMatrixLayoutDestroy(product.out);
-      cublasLtMatmulDescDestroy(product.operation);
-    }
-    cublasLtDestroy(handle_);
-    cudaFree(workspace_);
-  }
-  Cublas(const Cublas&) = delete;
-  Cublas& operator=(const Cublas&) = delete;
-
-  /// Chooses an algorithm for every matrix.
-  void prepare(int num_rows) {
-    for (const Matrix& matrix : bench_.matrices()) {
-      const LinearParams params = matrix.params(0, num_rows, bench_.x());
-      Product product = describe(params);
-      double best_us = 0;
-      for (const cublasLtMatmulAlgo_t& algorithm : propose(product)) {
-        Product tried = product;
-        tried.algorithm = algorithm;
-        const double us = bench_.matrix_us(
-            matrix,
-            [&](const LinearParams& each, cudaStream_t stream) { return run(tried, each, stream); },
-            num_rows, 3);
-        if (best_us == 0 || us < best_us) {
-          best_us = us;
-          product = tried;
-        }
-      }
-      products_[key(params)] = product;
-    }
-  }
-
-  int operator()(const LinearParams& params, cudaStream_t stream) const {
-    return run(products_.at(key(params)), params, stream);
-  }
-
- private:
-  static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
-  static constexpr int kNumProposals = 8;
-
-  using Key = std::array<int, 3>;
-  struct Product {
-    cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t weights = nullptr, rows = nullptr, out = nullptr;
-    cublasLtMatmulAlgo_t algorithm = {};
-  };
-
-  static void check(cublasStatus_t status, const char* what) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
-    std::fprintf(stderr, "%s: cuBLAS status %d\n", what, static_cast<int>(status));
-    std::exit(1);
-  }
-  static Key key(const LinearParams& params) {
-    return {params.weight.num_outputs, params.weight.num_inputs, params.num_rows};
-  }
-
-  /// In the columns-first terms of cuBLAS: out[N, M] = weights[K, N]^T rows[K, M].
-  static Product describe(const LinearParams& params) {
-    const auto [n, k, m] = key(params);
-    Product product;
-    check(cublasLtMatmulDescCreate(&product.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-          "cublasLtMatmulDescCreate");
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    check(cublasLtMatmulDescSetAttribute(product.operation, CUBLASLT_MATMUL_DESC_TRANSA,
-                                         &transposed, sizeof transposed),
-          "cublasLtMatmulDescSetAttribute");
-    check(cublasLtMatrixLayoutCreate(&product.weights, CUDA_R_16BF, k, n, k), "weights' layout");
-    check(cublasLtMatrixLayoutCreate(&product.rows, CUDA_R_16BF, k, m, k), "rows' layout");
-    check(cublasLtMatrixLayoutCreate(&product.out, CUDA_R_16BF, n, m, n), "output's layout");
-    return product;
-  }
-
-  std::vector<cublasLtMatmulAlgo_t> propose(const Product& product) const {
-    cublasLtMatmulPreference_t preference = nullptr;
-    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &kWorkspaceBytes, sizeof kWorkspaceBytes),
-          "cublasLtMatmulPreferenceSetAttribute");
-    std::array<cublasLtMatmulHeuristicResult_t, kNumProposals> results;
-    int count = 0;
-    check(cublasLtMatmulAlgoGetHeuristic(handle_, product.operation, product.weights, product.rows,
-                                         product.out, product.out, preference, kNumProposals,
-                                         results.data(), &count),
-          "cublasLtMatmulAlgoGetHeuristic");
-    cublasLtMatmulPreferenceDestroy(preference);
-    std::vector<cublasLtMatmulAlgo_t> algorithms;
-    for (int i = 0; i < count; ++i) algorithms.push_back(results[static_cast<size_t>(i)].algo);
-    return algorithms;
-  }
-
-  int run(const Product& product, const LinearParams& params, cudaStream_t stream) const {
-    const float one = 1.0f, zero = 0.0f;
-    void* out = params.partials != nullptr ? params.partials : params.out;
-    check(cublasLtMatmul(handle_, product.operation, &one, params.weight.data, product.weights,
-                         params.x, product.rows, &zero, out, product.out, out, product.out,
-                         &product.algorithm, workspace_, kWorkspaceBytes, stream),
-          "cublasLtMatmul");
-    return cudaSuccess;
-  }
-
-  const Bench& bench_;
-  void* workspace_;
-  cublasLtHandle_t handle_ = nullptr;
-  std::map<Key, Product> products_;
-};
-#endif
 
 std::string name(const cuda::WgmmaPlan& plan) {
   std::string text = std::to_string(plan.tile_rows) + "x" + std::to_string(plan.tile_units);
@@ -556,7 +410,7 @@ int main(int argc, char** argv) {
     }
   }
 #ifdef OPENSPEC_HAS_CUBLASLT
-  Cublas cublas(bench);
+  bench::Cublas cublas(bench);
   const Linear by_cublas = [&](const LinearParams& p, cudaStream_t s) { return cublas(p, s); };
   for (const int num_rows : {1, 16, 64, 128, 256, 2048}) {
     cublas.prepare(num_rows);

@@ -101,9 +101,7 @@ struct ClusterSum {
 __device__ __forceinline__ void store_cluster_sum(const ClusterArgs& args, int tile_row,
                                                   int kv_head, int pair, int column,
                                                   const ClusterSum& sum) {
-  const int row = pair * args.group_reciprocal >> 16;
-  const int head = kv_head * args.group + pair - row * args.group;
-  args.out[(static_cast<int64_t>(tile_row + row) * args.num_q_heads + head) * kHeadDim + column] =
+  args.out[pair_at(args, tile_row, kv_head, pair) + column] =
       __float2bfloat16_rn(finish(sum.out, __frcp_rn(sum.normaliser)));
 }
 
@@ -169,10 +167,11 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
 
   const uint32_t barrier = base + Layout::kBarrierAt;
   uint32_t parity = 0;
-  if (thread == 0) cuda::init_barrier(barrier);
   // What the first job is read from. Known by its place alone.
   const int first_work = blockIdx.x / kClusterCtas;
   if (thread == 0) {
+    cuda::init_barrier(barrier, 1);
+    cuda::publish_barriers();
     cuda::fetch_to_cache(args.header);
     cuda::fetch_to_cache(
         args.items +
@@ -239,13 +238,8 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
         const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
         if (num_pairs > 0) {
           const int pair = thread / 16, tile_pair = min(pair, num_pairs - 1);
-          const int in_tile = tile_pair * args.group_reciprocal >> 16;
-          const int head = job.kv_head * args.group + tile_pair - in_tile * args.group;
           copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-                     args.q +
-                         (static_cast<int64_t>(job.tile.x + in_tile) * args.num_q_heads + head) *
-                             kHeadDim +
-                         chunk * 8,
+                     args.q + pair_at(args, job.tile.x, job.kv_head, tile_pair) + chunk * 8,
                      pair < num_pairs);
         }
         commit_copies();

@@ -48,17 +48,12 @@ __device__ inline void write_cluster_item(const PlanArgs& args, const SpanTable&
   item.tile_index = spans.tile[span] + tile;
   item.num_segments = ceil_div(num_blocks, kSegmentBlocks);
   item.kv_len = kv_len;
-  const int32_t* pages =
-      args.pages + static_cast<int64_t>(args.rows.span_seq[span]) * args.max_pages_per_seq;
+  const int seq = args.rows.span_seq[span];
 #pragma unroll
   for (int i = 0; i < 2 * kBlockTokens / kLineRows; ++i) {
     const int block = item.block + rank + (i >= kBlockTokens / kLineRows ? kClusterCtas : 0);
-    // Behind the end: any line that exists.
-    const int token = min(block * kBlockTokens + i % (kBlockTokens / kLineRows) * kLineRows,
-                          (item.end - 1) & ~(kLineRows - 1));
-    const int page = token / args.page_size;
-    item.lines[i] = static_cast<uint32_t>(pages[page]) * (2u * args.num_kv_heads * args.page_size) +
-                    (token - page * args.page_size);
+    const int token = block * kBlockTokens + i % (kBlockTokens / kLineRows) * kLineRows;
+    item.lines[i] = line_of(args, seq, token, item.end);
   }
   args.workspace.cluster_items[index] = item;
 }
@@ -90,13 +85,9 @@ __global__ void __launch_bounds__(kPlanThreads)
       num_items = cut.num_tiles * cut.num_ranges;
       num_tiles = cut.num_tiles;
     }
-    int total;
-    const int slot = slot_end + sum_before(num_slots, warp_sums, total);
-    slot_end += total;
-    const int item = item_end + sum_before(num_items, warp_sums, total);
-    item_end += total;
-    const int tile = tile_end + sum_before(num_tiles, warp_sums, total);
-    tile_end += total;
+    const int slot = add_entries(num_slots, warp_sums, slot_end);
+    const int item = add_entries(num_items, warp_sums, item_end);
+    const int tile = add_entries(num_tiles, warp_sums, tile_end);
     if (span <= num_spans) {
       spans.slot[span] = slot;
       spans.item[span] = item;

@@ -93,7 +93,6 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   const int num_pairs = (is_tail ? 1 : item.tile_rows) * args.group;
   const int block_begin = item.block_begin, block_end = item.block_end;
 
-  const uint32_t group_reciprocal = args.group_reciprocal;
   CtaCopier keys;
   keys.ancestors = nullptr;
   if (is_tail) {
@@ -155,13 +154,8 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
 #pragma unroll 1
   for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
     const int chunk = thread % 16, tile_pair = min(pair, num_pairs - 1);
-    const int in_tile = tile_pair * group_reciprocal >> 16;
-    const int head = kv_head * args.group + tile_pair - in_tile * args.group;
-    copy_async(
-        queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-        args.q + (static_cast<int64_t>(first_row + in_tile) * args.num_q_heads + head) * kHeadDim +
-            chunk * 8,
-        pair < num_pairs);
+    copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+               args.q + pair_at(args, first_row, kv_head, tile_pair) + chunk * 8, pair < num_pairs);
   }
   commit_copies();
   if (num_copied == 0) keys.copy(ring + kStageBytes, block_begin, keys.value_offset);
@@ -182,7 +176,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int pair = min(first_pair + half * 8 + lane / 4, num_pairs - 1);
-    const int row = pair * group_reciprocal >> 16;
+    const int row = pair * args.group_reciprocal >> 16;
     num_visible[half] = min(item.first_visible + row, item.end);
   }
   const int all_visible = item.first_visible;
@@ -352,41 +346,16 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
       sums.keep(scratch);
       has_kept = true;
     } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int pair = thread_here / 32 / kParts * 16 + half * 8 + thread_here % 32 / 4;
-        const int column = thread_here / 32 % kParts * kDimTiles * 8 + thread_here % 4 * 2;
-        if (pair >= num_pairs) continue;
-        if (is_direct) {
-          const float reciprocal = __frcp_rn(sums.normaliser[0][half]);
-          const int row = pair * group_reciprocal >> 16;
-          const int head = kv_head * args.group + pair - row * args.group;
-          __nv_bfloat16* to =
-              args.out + column +
-              (static_cast<int64_t>(first_row + row) * args.num_q_heads + head) * kHeadDim;
-#pragma unroll
-          for (int i = 0; i < kDimTiles; ++i) {
-            *reinterpret_cast<uint32_t*>(to + i * 8) =
-                pack_bf16(finish(sums.out[0][i][2 * half], reciprocal),
-                          finish(sums.out[0][i][2 * half + 1], reciprocal));
-          }
-        } else {
-          // [kv_head][slot][pair] of the tile
-          const int slot = item.first_slot + num_runs;
-          const int64_t at =
-              item.slot_base + (first_row - item.tile_row) * args.group + pair +
-              static_cast<int64_t>(kv_head * item.num_slots + slot) * (item.tile_rows * args.group);
-          float* to = args.workspace.partial_sums + at * kHeadDim + column;
-#pragma unroll
-          for (int i = 0; i < kDimTiles; ++i) {
-            *reinterpret_cast<float2*>(to + i * 8) =
-                make_float2(sums.out[0][i][2 * half], sums.out[0][i][2 * half + 1]);
-          }
-          if (column == 0) {
-            args.workspace.partial_stats[at] =
-                make_float2(sums.maximum[0][half], sums.normaliser[0][half]);
-          }
-        }
+      const int pair = thread_here / 32 / kParts * 16 + thread_here % 32 / 4;
+      const int column = thread_here / 32 % kParts * kDimTiles * 8 + thread_here % 4 * 2;
+      if (is_direct) {
+        sums.store_output(args, first_row, kv_head, num_pairs, pair, column);
+      } else {
+        // [kv_head][slot][pair] of the tile
+        const int slot = kv_head * item.num_slots + item.first_slot + num_runs;
+        const int64_t pair_slot = item.slot_base + (first_row - item.tile_row) * args.group +
+                                  static_cast<int64_t>(slot) * (item.tile_rows * args.group);
+        sums.store_partial(args.workspace, pair_slot, num_pairs, pair, column);
       }
     }
     sums.clear();

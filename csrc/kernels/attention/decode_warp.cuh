@@ -90,11 +90,7 @@ struct WarpSums {
     for (int tile = 0; tile < kTiles; ++tile) {
       const float reciprocal[2] = {__frcp_rn(normaliser[tile][0]), __frcp_rn(normaliser[tile][1])};
       const int pair = tile * 8 + lane / 4;
-      const int row = pair * args.group_reciprocal >> 16;
-      const int head = kv_head * args.group + pair - row * args.group;
-      __nv_bfloat16* to =
-          args.out + (static_cast<int64_t>(first_row + row) * args.num_q_heads + head) * kHeadDim +
-          lane % 4 * 2;
+      __nv_bfloat16* to = args.out + pair_at(args, first_row, kv_head, pair) + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2 * kDimTiles; ++i) {
         const float* x = out[tile][i / 2] + i % 2 * 2;
@@ -234,11 +230,7 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int pair = min(tile * 8 + lane / 4, num_pairs - 1);
-    const int row = pair * args.group_reciprocal >> 16;
-    const int head = kv_head * args.group + pair - row * args.group;
-    const __nv_bfloat16* from =
-        args.q + (static_cast<int64_t>(first_row + row) * args.num_q_heads + head) * kHeadDim +
-        lane % 4 * 2;
+    const __nv_bfloat16* from = args.q + pair_at(args, first_row, kv_head, pair) + lane % 4 * 2;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

@@ -23,7 +23,14 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/common/mma.cuh"
+
 namespace openspec::span_attention {
+
+using cuda::load_matrices;
+using cuda::load_matrices_transposed;
+using cuda::multiply_add;
+using cuda::shared_address;
 
 /// The thread's index, as a value that nothing can be derived from ahead of time: else addresses of
 /// every kind of tile are computed before the loop over items, and spilled.
@@ -60,10 +67,6 @@ __device__ __forceinline__ void store_for_cta(int* to, int value) {
   asm volatile("st.release.cta.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 /// Copies 16 bytes, or writes 16 zero bytes.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool is_wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -79,34 +82,11 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
 /// Of 8 x 8 elements that a warp has, a row to 4 lanes.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
-}
-
-/// sum += a . b, 16 x 8 over 16 terms.
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ float exp2_of(float x) {

@@ -205,11 +205,12 @@ __device__ inline Strategy choose_strategy(const PlanArgs& args, const SpanTable
   return strategy_of(chosen, args.tile_pairs);
 }
 
-/// Sum of the values of the threads before this one; of all threads in `total`.
-__device__ inline int sum_before(int value, int* warp_sums, int& total) {
+/// Where the thread's `count` entries of a list come: after the first `end` and those of the
+/// threads before. Moves `end` past those of all threads, each of which calls it.
+__device__ inline int add_entries(int count, int* warp_sums, int& end) {
   constexpr int kNumWarps = kPlanThreads / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = value;
+  int sum = count;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int other = __shfl_up_sync(kAllLanes, sum, offset);
@@ -217,15 +218,14 @@ __device__ inline int sum_before(int value, int* warp_sums, int& total) {
   }
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
-  int before = 0;
-  total = 0;
+  int before = end;
 #pragma unroll
   for (int i = 0; i < kNumWarps; ++i) {
-    if (i == warp) before = total;
-    total += warp_sums[i];
+    if (i == warp) before = end;
+    end += warp_sums[i];
   }
   __syncthreads();
-  return before + sum - value;
+  return before + sum - count;
 }
 
 /// The span that entry `index` of a list belongs to.
@@ -238,17 +238,20 @@ __device__ inline int span_of(const int* begin, int num_spans, int index) {
   return low;
 }
 
+/// The line of KV head 0's K of a token of a sequence; from `end` on, of any token before.
+__device__ __forceinline__ uint32_t line_of(const PlanArgs& args, int seq, int token, int end) {
+  token = min(token, (end - 1) & ~(kLineRows - 1));
+  const int index = token / args.page_size;
+  const int32_t page = args.pages[static_cast<int64_t>(seq) * args.max_pages_per_seq + index];
+  return static_cast<uint32_t>(page) * (2u * args.num_kv_heads * args.page_size) +
+         (token - index * args.page_size);
+}
+
 __device__ __forceinline__ void set_lines(const PlanArgs& args, WorkItem& item) {
-  const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
 #pragma unroll
   for (int i = 0; i < kDecodeWarps * kBlockTokens / kLineRows; ++i) {
-    // Behind the end: any line that exists.
-    const int token =
-        min(item.block_begin * kBlockTokens + i * kLineRows, (item.end - 1) & ~(kLineRows - 1));
-    const int index = token / args.page_size;
     item.lines[i] =
-        static_cast<uint32_t>(pages[index]) * (2u * args.num_kv_heads * args.page_size) +
-        (token - index * args.page_size);
+        line_of(args, item.seq, item.block_begin * kBlockTokens + i * kLineRows, item.end);
   }
 }
 
@@ -435,9 +438,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       const PrefillCut cut(span_rows, spans.kv_len[span], flags | kHasSlots, args.group);
       num_slots = count_pair_slots(args, cut.num_slots, span_rows, kMaxPairSlots);
     }
-    int total;
-    const int slot = slot_end + sum_before(num_slots, warp_sums, total);
-    slot_end += total;
+    const int slot = add_entries(num_slots, warp_sums, slot_end);
     if (slot + num_slots <= args.workspace.num_pair_slots) flags |= kHasSlots;
 
     int num_items = 0, num_tiles = 0, num_prefill = 0, num_prefill_merges = 0;
@@ -451,14 +452,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       num_tiles = cut.num_slots > 0 ? cut.num_tiles : 0;
       num_prefill_merges = cut.num_tiles * cut.merges_per_tile(args.group);
     }
-    const int item = item_end + sum_before(num_items, warp_sums, total);
-    item_end += total;
-    const int tile = tile_end + sum_before(num_tiles, warp_sums, total);
-    tile_end += total;
-    const int prefill_item = prefill_end + sum_before(num_prefill, warp_sums, total);
-    prefill_end += total;
-    const int prefill_merge = prefill_merge_end + sum_before(num_prefill_merges, warp_sums, total);
-    prefill_merge_end += total;
+    const int item = add_entries(num_items, warp_sums, item_end);
+    const int tile = add_entries(num_tiles, warp_sums, tile_end);
+    const int prefill_item = add_entries(num_prefill, warp_sums, prefill_end);
+    const int prefill_merge = add_entries(num_prefill_merges, warp_sums, prefill_merge_end);
     if (span <= num_spans) {
       spans.flags[span] = flags;
       spans.slot[span] = slot;

@@ -91,12 +91,9 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
     const int chunk = thread % 16, pair = 8 * i + thread / 16;
-    const int row = first_row + min(pair, num_pairs - 1) / args.group;
-    const int head = kv_head * args.group + pair % args.group;
-    copy_async(
-        queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-        args.q + (static_cast<int64_t>(row) * args.num_q_heads + head) * kHeadDim + chunk * 8,
-        pair < num_pairs);
+    const int64_t from = pair_at(args, first_row, kv_head, min(pair, num_pairs - 1));
+    copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16), args.q + from + chunk * 8,
+               pair < num_pairs);
   }
   commit_copies();
   keys.copy(ring + kValuesAt, block_begin, lines, keys.value_lines());
@@ -147,15 +144,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       KeySource::Lines lines_after = lines;
       if (block + 2 < block_end) lines_after = keys.lines_of(block + 2);
 
-      float scores[kRowTiles][kKeyTiles][4];
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < kKeyTiles; ++j) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) scores[tile][j][k] = 0.0f;
-        }
-      }
+      float scores[kRowTiles][kKeyTiles][4] = {};
       const uint32_t key_stage = ring + kKeysAt + stage + key_at;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -239,7 +228,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         constexpr uint32_t kOnes = 0x3f803f80u;
-        float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float total[4] = {};
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
           multiply_add(total, weights[tile][step], kOnes, kOnes);
@@ -255,15 +244,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       const uint32_t value_stage = ring + kValuesAt + stage + value_at;
 #pragma unroll
       for (int chunk = 0; chunk < kDimTiles; chunk += kDimChunk) {
-        float product[kRowTiles][kDimChunk][4];
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-          for (int j = 0; j < kDimChunk; ++j) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) product[tile][j][k] = 0.0f;
-          }
-        }
+        float product[kRowTiles][kDimChunk][4] = {};
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll

@@ -77,12 +77,8 @@ class PairGroup {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int pair = first + 8 * i;
-      const int row = item.tile_row + min(pair, num_pairs - 1) / args_.group;
-      const int head = kv_head * args_.group + pair % args_.group;
-      copy_async(
-          to + i * 1024,
-          args_.q + (static_cast<int64_t>(row) * args_.num_q_heads + head) * kHeadDim + chunk * 8,
-          pair < num_pairs);
+      const int64_t from = pair_at(args_, item.tile_row, kv_head, min(pair, num_pairs - 1));
+      copy_async(to + i * 1024, args_.q + from + chunk * 8, pair < num_pairs);
     }
     commit_copies();
     wait_for_copies<0>();

@@ -27,10 +27,14 @@ Workspace workspace_of(const SpanAttentionParams& params) {
   return workspace;
 }
 
+int group_of(const SpanAttentionParams& params) {
+  return params.num_q_heads / params.kv.num_kv_heads;
+}
+
 bool is_supported(const SpanAttentionParams& params) {
   const int num_kv_heads = params.kv.num_kv_heads;
   return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
-         params.num_q_heads % num_kv_heads == 0 && params.num_q_heads / num_kv_heads <= kMaxGroup &&
+         params.num_q_heads % num_kv_heads == 0 && group_of(params) <= kMaxGroup &&
          params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
          params.rows.num_spans <= kMaxSpans &&
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
@@ -130,7 +134,7 @@ const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params, int num_pa
 /// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
 const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
   const int num_spans = std::max(params.rows.num_spans, 1);
-  const int group = params.num_q_heads / params.kv.num_kv_heads;
+  const int group = group_of(params);
   int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
   const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
   if (!params.rows.may_have_trees) {
@@ -165,19 +169,9 @@ const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
 
 /// Whether the step may have prefill tiles: launching their kernel for nothing takes time, too.
 bool has_prefill(const SpanAttentionParams& params) {
-  const int group = params.num_q_heads / params.kv.num_kv_heads;
   const int span_rows = params.rows.expected_span_rows;
-  if (span_rows > 0 && span_rows * group <= kMaxTilePairs) return false;
+  if (span_rows > 0 && span_rows * group_of(params) <= kMaxTilePairs) return false;
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForPrefill);
-}
-
-cudaLaunchAttribute cluster_attribute() {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = kClusterCtas;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  return attribute;
 }
 
 /// Clusters on as many SMs as may be.
@@ -191,7 +185,9 @@ struct ClusterLaunch {
             cudaSuccess) {
       return;
     }
-    cudaLaunchAttribute cluster = cluster_attribute();
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {kClusterCtas, 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = kClusterCtas;
     config.blockDim = kClusterThreads;
@@ -209,8 +205,7 @@ const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
   static const ClusterLaunch apart(ClusterLayout::kApartBytes), close(ClusterLayout::kUsedBytes);
   // Clusters that a step of short contexts wants, its rows spread evenly.
   const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
-  const int num_pairs =
-      ceil_div(params.rows.num_rows, num_spans) * (params.num_q_heads / num_kv_heads);
+  const int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group_of(params);
   const int num_wanted = num_spans * ceil_div(num_pairs, kMinTilePairs) * num_kv_heads;
   const bool has_room =
       std::min(params.rows.num_rows * num_kv_heads, num_wanted) <= apart.num_clusters;
@@ -230,39 +225,38 @@ bool runs_in_clusters(const SpanAttentionParams& params, const Workspace& worksp
   return cluster_launch_of(params).num_clusters > 0;
 }
 
-int launch_clusters(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
-  ClusterArgs args;
+/// What the kernels of both ways are told alike.
+template <typename Args>
+Args args_of(const SpanAttentionParams& params) {
+  Args args = {};
   args.q = static_cast<const __nv_bfloat16*>(params.q);
   args.out = static_cast<__nv_bfloat16*>(params.out);
   args.kv = static_cast<const char*>(params.kv.data);
   args.num_q_heads = params.num_q_heads;
   args.num_kv_heads = params.kv.num_kv_heads;
-  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group = group_of(params);
   args.group_reciprocal = (1u << 16) / args.group + 1;
-  args.num_kv_heads_reciprocal = (1u << 31) / args.num_kv_heads + 1;
   args.page_size = params.kv.page_size;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
   args.is_early = params.is_behind_fence;
+  return args;
+}
+
+int launch_clusters(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
+  auto args = args_of<ClusterArgs>(params);
+  args.num_kv_heads_reciprocal = (1u << 31) / args.num_kv_heads + 1;
   args.header = workspace.header;
   args.items = workspace.cluster_items;
   args.num_arrived = workspace.cluster_arrived;
   args.partial_stats = workspace.partial_stats;
   args.partial_sums = workspace.partial_sums;
   const ClusterLaunch& launch = cluster_launch_of(params);
-  cudaLaunchAttribute attributes[2] = {cluster_attribute(), {}};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
   // No more than fit at once: those left over would come last, with their full share of the work.
-  config.gridDim = kClusterCtas * std::min(launch.num_clusters,
-                                           workspace.max_cluster_items * params.kv.num_kv_heads);
-  config.blockDim = kClusterThreads;
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, decode_cluster_kernel, args);
+  const int num_clusters =
+      std::min(launch.num_clusters, workspace.max_cluster_items * params.kv.num_kv_heads);
+  return cuda::launch_clusters(kClusterCtas, decode_cluster_kernel, kClusterCtas * num_clusters,
+                               kClusterThreads, launch.shared_bytes, stream, args);
 }
 
 }  // namespace
@@ -282,7 +276,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
-  args.group = params.num_q_heads / params.kv.num_kv_heads;
+  args.group = group_of(params);
   const DecodeKernel* decode = decode_kernel_of(params);
   if (decode == nullptr) return cudaErrorInvalidConfiguration;
   args.num_decode_ctas = decode->num_ctas();
@@ -295,10 +289,9 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
-  if (runs_in_clusters(params, args.workspace)) {
-    return cuda::launch(decode_cluster_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
-  }
-  return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  auto* kernel =
+      runs_in_clusters(params, args.workspace) ? decode_cluster_plan_kernel : plan_kernel;
+  return cuda::launch(kernel, 1, kPlanThreads, shared_bytes, stream, args);
 }
 
 int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
@@ -309,22 +302,11 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (decode == nullptr) return cudaErrorInvalidConfiguration;
   static const int limit_status = cuda::allow_shared_bytes(prefill_mma_kernel, kPrefillSharedBytes);
   if (limit_status != cudaSuccess) return limit_status;
-  AttentionArgs args;
-  args.q = static_cast<const __nv_bfloat16*>(params.q);
-  args.out = static_cast<__nv_bfloat16*>(params.out);
-  args.kv = static_cast<const char*>(params.kv.data);
+  auto args = args_of<AttentionArgs>(params);
   args.pages = params.page_table.pages;
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
-  args.num_q_heads = params.num_q_heads;
-  args.num_kv_heads = params.kv.num_kv_heads;
-  args.group = params.num_q_heads / params.kv.num_kv_heads;
-  args.group_reciprocal = (1u << 16) / args.group + 1;
-  args.page_size = params.kv.page_size;
   args.page_shift = log2_of(params.kv.page_size);
   args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
-  args.scale = params.scale * static_cast<float>(M_LOG2E);
-  args.first_token = params.first_token;
-  args.is_early = params.is_behind_fence;
   args.workspace = workspace;
   const int decode_bytes =
       params.rows.may_have_trees ? decode->tree_shared_bytes : decode->shared_bytes;

@@ -1,5 +1,6 @@
 #include "kernels/attention/layout.h"
 #include "kernels/attention/span_attention.h"
+#include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
 #include "kernels/isa_cpu.h"
@@ -167,15 +168,7 @@ void Attention::transpose_keys(const char* const* lines, int count, float* keys)
       Vf square[kLanes];
 #pragma GCC unroll 16
       for (int t = 0; t < kLanes; ++t) {
-        if (first + t >= count) {
-          square[t] = Vf{};
-        } else if (params_.dtype == DType::kF32) {
-          square[t] = load(reinterpret_cast<const float*>(lines[first + t]) + d);
-        } else {
-          float wide[kLanes];
-          bf16_to_float(reinterpret_cast<const uint16_t*>(lines[first + t]) + d, wide, kLanes);
-          square[t] = load(wide);
-        }
+        square[t] = first + t < count ? load_floats(params_.dtype, lines[first + t], d) : Vf{};
       }
       transpose(square);
       for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kPanelTokens + first, square[i]);

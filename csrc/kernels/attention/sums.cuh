@@ -33,6 +33,14 @@ bool has_wgmma();
 /// Computes the plan's prefill items and their merges. Needs has_wgmma().
 int launch_prefill_wgmma(const AttentionArgs& args, void* stream);
 
+/// Where q and the output of a tile's pair begin, in elements.
+template <typename Args>
+__device__ __forceinline__ int64_t pair_at(const Args& args, int first_row, int kv_head, int pair) {
+  const int row = pair * args.group_reciprocal >> 16;
+  const int head = kv_head * args.group + pair - row * args.group;
+  return (static_cast<int64_t>(first_row + row) * args.num_q_heads + head) * kHeadDim;
+}
+
 /// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
 /// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
 /// column tile.
@@ -92,11 +100,7 @@ struct Sums {
         const int row = pair + tile * 16 + half * 8;
         if (row >= num_pairs) continue;
         const float reciprocal = __frcp_rn(normaliser[tile][half]);
-        const int head = kv_head * args.group + row % args.group;
-        __nv_bfloat16* to =
-            args.out + column +
-            (static_cast<int64_t>(first_row + row / args.group) * args.num_q_heads + head) *
-                kHeadDim;
+        __nv_bfloat16* to = args.out + pair_at(args, first_row, kv_head, row) + column;
 #pragma unroll
         for (int i = 0; i < kDimTiles; ++i) {
           *reinterpret_cast<uint32_t*>(to + i * 8) =
@@ -212,12 +216,10 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   add(total, total_max, total_sum, part, part_max, part_sum);
 
   const float reciprocal = __frcp_rn(total_sum);
-  const int head = kv_head * args.group + pair % args.group;
   uint2 bits;
   bits.x = pack_bf16(finish(total.x, reciprocal), finish(total.y, reciprocal));
   bits.y = pack_bf16(finish(total.z, reciprocal), finish(total.w, reciprocal));
-  reinterpret_cast<uint2*>(args.out + (static_cast<int64_t>(row) * args.num_q_heads + head) *
-                                          kHeadDim)[lane] = bits;
+  reinterpret_cast<uint2*>(args.out + pair_at(args, item.tile_row, kv_head, pair))[lane] = bits;
 }
 
 /// Starts copying an item to shared memory.

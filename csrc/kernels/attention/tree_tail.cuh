@@ -98,14 +98,9 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
 #pragma unroll 1
     for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
       const int tile_pair = min(pair, num_pairs - 1);
-      const int row = tile_pair * args.group_reciprocal >> 16;
-      const int head = kv_head * group + tile_pair - row * group;
-      copy_async(
-          base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-          args.q +
-              (static_cast<int64_t>(item.tile_row + row) * args.num_q_heads + head) * kHeadDim +
-              chunk * 8,
-          pair < num_pairs);
+      copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+                 args.q + pair_at(args, item.tile_row, kv_head, tile_pair) + chunk * 8,
+                 pair < num_pairs);
     }
     commit_copies();
   }

@@ -14,9 +14,6 @@ namespace {
 
 using namespace choosing;  // NOLINT
 
-constexpr int kScanThreads = 256;
-constexpr int kScanWarps = kScanThreads / kWarp;
-
 /// One pass over the logits, a warp per group of a row: decides argmax and unfiltered draws up to
 /// the best of the groups, finds the groups' largest logits for the rest, and copies rows that are
 /// to be edited.
@@ -36,7 +33,7 @@ __global__ void __launch_bounds__(kScanThreads)
     }
   }
   cuda::wait_for_previous_kernel();
-  const RowWorkspace workspace = row_workspace(params, turn);
+  const RowWorkspace workspace = row_workspace<true>(params, turn);
   const int sample = sample_at(params, turn);
   const int row = sample < 0 ? -1 : params.sample_row[sample];
   if (row < 0) {
@@ -78,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   cuda::wait_for_previous_kernel();
   __shared__ Shared shared;
   const int turn = static_cast<int>(blockIdx.x) / cluster_size();
-  const RowWorkspace workspace = row_workspace(params, turn);
+  const RowWorkspace workspace = row_workspace<true>(params, turn);
   const RowPlan plan = *workspace.plan;
   if (!plan.has(RowPlan::kIsReal)) return;
   const int sample = sample_at(params, turn);
@@ -96,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
-  return static_cast<size_t>(max_num_samples) * row_workspace_bytes(vocab_size);
+  return static_cast<size_t>(max_num_samples) * row_workspace_bytes(vocab_size, true);
 }
 
 int choose_cuda(const ChooseParams& params, void* stream) {

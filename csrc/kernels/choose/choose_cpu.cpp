@@ -1,7 +1,7 @@
-#include "kernels/choose/bad_words.h"
 #include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
 #include "kernels/choose/rejection_cpu.h"
+#include "kernels/choose/sampling_rules.h"
 #include "kernels/choose/vocab_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
@@ -62,7 +62,7 @@ class RowChooser {
       chosen = argmax(logits);
     } else {
       logits.scale = 1.0f / sampling_.temperature;
-      is_filtered = has_filters();
+      is_filtered = !params_.has_own_noise && has_filters(sampling_, params_.vocab_size);
       if (is_filtered) filter(logits);
       chosen = params_.token_of == nullptr ? draw_one<false>(logits, is_filtered)
                                            : draw_one<true>(logits, is_filtered);
@@ -87,23 +87,13 @@ class RowChooser {
   int64_t vocab_size() const { return params_.vocab_size; }
   bool is_token(int32_t id) const { return id >= 0 && id < params_.vocab_size; }
 
-  bool masks_stop_ids() const {
-    const int num_out = position_ + 1 - params_.prompt_len[slot_];
-    return sampling_.num_stop_ids > 0 && num_out < sampling_.min_tokens;
-  }
-  bool has_penalties() const {
-    return sampling_.repetition_penalty != 1.0f || sampling_.frequency_penalty != 0.0f ||
-           sampling_.presence_penalty != 0.0f;
+  bool masks_stops() const {
+    return masks_stop_ids(sampling_, position_, params_.prompt_len[slot_]);
   }
   bool has_edits() const {
     if (params_.is_draft) return false;
     return sampling_.num_bias > 0 || sampling_.num_allowed > 0 || sampling_.num_bad_words > 0 ||
-           masks_stop_ids() || has_penalties();
-  }
-  bool has_filters() const {
-    if (params_.has_own_noise) return false;
-    return sampling_.min_p > 0.0f || sampling_.top_p < 1.0f ||
-           (sampling_.top_k > 0 && sampling_.top_k < params_.vocab_size);
+           masks_stops() || has_penalties(sampling_);
   }
 
   void edit();
@@ -158,7 +148,7 @@ void RowChooser::edit() {
     const int32_t id = sampling_.bias_ids[i];
     if (is_token(id)) logits[id] += sampling_.bias_values[i];
   }
-  if (masks_stop_ids()) {
+  if (masks_stops()) {
     for (int i = 0; i < sampling_.num_stop_ids; ++i) {
       if (is_token(sampling_.stop_ids[i])) logits[sampling_.stop_ids[i]] = kMinusInfinity;
     }
@@ -167,7 +157,7 @@ void RowChooser::edit() {
     const int32_t id = id_of_bad_word(params_, row_, slot_, i);
     if (is_token(id)) logits[id] = kMinusInfinity;
   }
-  if (has_penalties()) penalise();
+  if (has_penalties(sampling_)) penalise();
 }
 
 // Calls visit(id, is_output) for every token before the one to choose: the history up to this row,
@@ -196,16 +186,7 @@ void RowChooser::penalise() {
     if (arrays_.counts[id] == 0) return;  // done at an earlier occurrence
     const int32_t num_out = arrays_.counts[id] & ~kInPrompt;
     arrays_.counts[id] = 0;
-    float logit = arrays_.edited[id];
-    if (sampling_.repetition_penalty != 1.0f) {
-      logit = logit > 0.0f ? logit / sampling_.repetition_penalty
-                           : logit * sampling_.repetition_penalty;
-    }
-    if (num_out > 0) {
-      logit -= sampling_.frequency_penalty * static_cast<float>(num_out);
-      logit -= sampling_.presence_penalty;
-    }
-    arrays_.edited[id] = logit;
+    arrays_.edited[id] = penalised(sampling_, arrays_.edited[id], num_out);
   });
 }
 
@@ -213,10 +194,9 @@ void RowChooser::penalise() {
 // logits before the temperature.
 void RowChooser::filter(const Logits& logits) {
   maximum_ = max_logit(logits);
-  const bool has_top_k = sampling_.top_k > 0 && sampling_.top_k < vocab_size();
   float* weights = arrays_.weights;  // with top_k: of the candidates, else of the vocabulary
   uint64_t total = 0;
-  if (has_top_k) {
+  if (has_top_k(sampling_, vocab_size())) {
     const int64_t k = sampling_.top_k;
     const float bound = bound_of_kth_largest(logits.values, vocab_size(), k, arrays_.work);
     num_kept_ = collect(logits.values, vocab_size(), bound, arrays_.kept_ids);
@@ -353,11 +333,7 @@ bool counts_tokens(const ChooseParams& params) {
   for (int i = 0; i < params.num_samples; ++i) {
     if (params.sample_row[i] < 0) continue;
     const int span = params.rows.row_span[params.sample_row[i]];
-    const SamplingParams& sampling = params.sampling[params.rows.span_seq[span]];
-    if (sampling.repetition_penalty != 1.0f || sampling.frequency_penalty != 0.0f ||
-        sampling.presence_penalty != 0.0f) {
-      return true;
-    }
+    if (has_penalties(params.sampling[params.rows.span_seq[span]])) return true;
   }
   return false;
 }

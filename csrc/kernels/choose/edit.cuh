@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "kernels/choose/bad_words.h"
 #include "kernels/choose/team.cuh"
 
 namespace openspec::choosing {
@@ -134,17 +133,7 @@ class RowEditor {
     visit_history([&](int32_t id, bool) {
       const int32_t count = atomicExch(&counts_[id], 0);
       if (count == 0) return;  // another occurrence has been faster
-      const int32_t num_out = count & ~kInPrompt;
-      float logit = logits_[id];
-      if (sampling_.repetition_penalty != 1.0f) {
-        logit = logit > 0.0f ? logit / sampling_.repetition_penalty
-                             : logit * sampling_.repetition_penalty;
-      }
-      if (num_out > 0) {
-        logit -= sampling_.frequency_penalty * static_cast<float>(num_out);
-        logit -= sampling_.presence_penalty;
-      }
-      logits_[id] = logit;
+      logits_[id] = penalised(sampling_, logits_[id], count & ~kInPrompt);
     });
   }
 

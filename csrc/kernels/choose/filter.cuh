@@ -66,7 +66,7 @@ class RowFilter {
     uint32_t largest = 0;
     for (int i = lane_index(); i < kGroups; i += kWarp) largest = max(largest, shared_.largest[i]);
     largest = __reduce_max_sync(kAllLanes, largest);
-    return view.at(largest == 0 ? minus_infinity() : float_of_ordered(largest));
+    return view.at(value_of_order(largest));
   }
 
   /// Narrows the row down to a list that holds whatever passes the filters, for one CTA alone.
@@ -76,13 +76,6 @@ class RowFilter {
   __device__ void narrow(const View& view, const Use& use);
 
  private:
-  template <typename Source>
-  __device__ uint32_t select_kth(Source& source, uint64_t k) const {
-    const auto measure = [](float value) {
-      return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
-    };
-    return select_from_top(source, shared_, 32, false, measure, [k](uint64_t) { return k; });
-  }
   /// Bits of the smallest weight that top_p keeps, or of a lower bound. The mass wanted is taken of
   /// the first source asked, which holds all that passes top_k and min_p.
   template <typename Source>
@@ -99,7 +92,7 @@ class RowFilter {
   template <typename Source>
   __device__ void complete(Source& source, Filters& filters, uint64_t& wanted_mass) const {
     if (has_top_k(sampling_, filters.view.size)) {
-      filters.kth = select_kth(source, static_cast<uint64_t>(sampling_.top_k));
+      filters.kth = select_kth(source, shared_, sampling_.top_k, [](float value) { return value; });
     }
     if (sampling_.top_p < 1.0f) {
       filters.least_weight = select_weight(source, filters, wanted_mass, false);
@@ -123,8 +116,8 @@ __device__ void RowFilter::narrow(const View& view, const Use& use) {
     if (sampling_.top_k <= kGroups / 2) {
       bound = bound_of_kth_largest(shared_, sampling_.top_k);
     } else {
-      const uint32_t kth = select_kth(row, static_cast<uint64_t>(sampling_.top_k));
-      bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
+      const auto as_stored = [](float value) { return value; };
+      bound = value_of_order(select_kth(row, shared_, sampling_.top_k, as_stored));
     }
     // -inf is never drawn, so it stays off the list.
     row.for_each([&](int32_t id, float value) {

@@ -7,6 +7,7 @@
 
 #include "kernels/choose/choose.h"
 #include "kernels/choose/sample_math.h"
+#include "kernels/choose/sampling_rules.h"
 
 namespace openspec::choosing {
 
@@ -20,6 +21,10 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kChunk = 128;
 constexpr int kGroups = 256;
 
+// Of the kernels that go over the rows, a warp to a group.
+constexpr int kScanThreads = 256;
+constexpr int kScanWarps = kScanThreads / kWarp;
+
 __device__ __forceinline__ float minus_infinity() { return sm::float_of(0xff800000u); }
 
 /// Order of floats as order of integers; -0 comes before +0.
@@ -29,6 +34,10 @@ __device__ __forceinline__ uint32_t ordered_bits(float x) {
 }
 __device__ __forceinline__ float float_of_ordered(uint32_t ordered) {
   return sm::float_of((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
+}
+/// And back; -inf for 0, which no number has.
+__device__ __forceinline__ float value_of_order(uint32_t ordered) {
+  return ordered == 0 ? minus_infinity() : float_of_ordered(ordered);
 }
 /// The same with -0 equal to +0. Never 0, which stands for "none".
 __device__ __forceinline__ uint32_t order_key(float x) { return ordered_bits(x + 0.0f); }
@@ -82,7 +91,8 @@ struct alignas(16) RowPlan {
   __device__ bool has(int32_t flag) const { return (flags & flag) != 0; }
 };
 
-/// One row's workspace. Nothing in it outlives a call, and nothing is expected of what it holds
+/// One row's workspace, of the choice or of the best drafts (whose `edited` takes the logits with
+/// noise). Nothing in it outlives a call, and nothing is expected of what it holds
 /// before.
 struct RowWorkspace {
   RowPlan* plan;
@@ -97,8 +107,9 @@ constexpr size_t kRowHeaderBytes = kPlanBytes + kGroups * (sizeof(uint64_t) + si
 __host__ __device__ constexpr size_t row_array_bytes(int vocab_size) {
   return (static_cast<size_t>(vocab_size) * sizeof(float) + 127) / 128 * 128;
 }
-__host__ __device__ constexpr size_t row_workspace_bytes(int vocab_size) {
-  return kRowHeaderBytes + 2 * row_array_bytes(vocab_size);
+/// `has_counts`: false where nothing is edited.
+__host__ __device__ constexpr size_t row_workspace_bytes(int vocab_size, bool has_counts) {
+  return kRowHeaderBytes + (has_counts ? 2 : 1) * row_array_bytes(vocab_size);
 }
 
 /// The sample whose turn it is; -1: none.
@@ -106,31 +117,21 @@ __device__ __forceinline__ int sample_at(const ChooseParams& params, int turn) {
   return params.samples == nullptr ? turn : params.samples[turn];
 }
 
+template <bool kHasCounts>
 __device__ inline RowWorkspace row_workspace(const ChooseParams& params, int turn) {
   char* at = reinterpret_cast<char*>(params.workspace) +
-             static_cast<size_t>(turn) * row_workspace_bytes(params.vocab_size);
+             static_cast<size_t>(turn) * row_workspace_bytes(params.vocab_size, kHasCounts);
   char* best = at + kPlanBytes;
   char* largest = best + kGroups * sizeof(uint64_t);
   char* edited = at + kRowHeaderBytes;
   return {reinterpret_cast<RowPlan*>(at), reinterpret_cast<uint64_t*>(best),
           reinterpret_cast<uint32_t*>(largest), reinterpret_cast<float*>(edited),
-          reinterpret_cast<int32_t*>(edited + row_array_bytes(params.vocab_size))};
+          kHasCounts ? reinterpret_cast<int32_t*>(edited + row_array_bytes(params.vocab_size))
+                     : nullptr};
 }
 
 __device__ inline const float* row_logits(const ChooseParams& params, int sample) {
   return params.logits + static_cast<int64_t>(sample) * params.vocab_size;
-}
-
-__device__ inline bool has_top_k(const SamplingParams& sampling, int vocab_size) {
-  return sampling.top_k > 0 && sampling.top_k < vocab_size;
-}
-__device__ inline bool has_penalties(const SamplingParams& sampling) {
-  return sampling.repetition_penalty != 1.0f || sampling.frequency_penalty != 0.0f ||
-         sampling.presence_penalty != 0.0f;
-}
-__device__ inline bool masks_stop_ids(const SamplingParams& sampling, int position,
-                                      int prompt_len) {
-  return sampling.num_stop_ids > 0 && position + 1 - prompt_len < sampling.min_tokens;
 }
 
 /// The token of a column of the logits. Candidates are columns until they are written, for their
@@ -156,9 +157,10 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
   }
   if (!(sampling.temperature < kMinTemperature)) {
     plan.flags |= RowPlan::kIsDrawn;
-    const bool has_filters =
-        sampling.min_p > 0.0f || sampling.top_p < 1.0f || has_top_k(sampling, params.vocab_size);
-    if (has_filters && !(kIsDraft && params.has_own_noise)) plan.flags |= RowPlan::kIsFiltered;
+    const bool has_own_noise = kIsDraft && params.has_own_noise;
+    if (has_filters(sampling, params.vocab_size) && !has_own_noise) {
+      plan.flags |= RowPlan::kIsFiltered;
+    }
     if (!kIsDraft && params.drafts.logits.values != nullptr) {
       const int depth = plan.position + 1 - params.num_tokens[plan.slot];
       if (depth >= 0 && depth < params.drafts.counts[span]) plan.flags |= RowPlan::kHasDraft;

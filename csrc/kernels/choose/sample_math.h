@@ -13,11 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define OPENSPEC_HD __host__ __device__ __forceinline__
-#else
-#define OPENSPEC_HD inline __attribute__((always_inline))
-#endif
+#include "kernels/common/exec.h"
 
 namespace openspec::sample_math {
 

@@ -327,6 +327,18 @@ __device__ uint32_t select_from_top(Source& source, Shared& shared, int bits, bo
   return prefix;
 }
 
+/// order_key of the k-th largest of what `value_of` makes of the source's logits; 0 where fewer
+/// than k are above -inf.
+template <typename Source, typename ValueOf>
+__device__ uint32_t select_kth(Source& source, Shared& shared, int k, const ValueOf& value_of) {
+  const auto measure = [&](float stored) {
+    const float value = value_of(stored);
+    return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
+  };
+  return select_from_top(source, shared, 32, false, measure,
+                         [k](uint64_t) { return static_cast<uint64_t>(k); });
+}
+
 /// A value that at least k logits reach and few more than k, for k <= kGroups / 2: the k-th largest
 /// of the groups' largest logits. -inf where there are too few. `shared.largest` is in place.
 __device__ inline float bound_of_kth_largest(Shared& shared, int k) {
@@ -351,7 +363,7 @@ __device__ inline float bound_of_kth_largest(Shared& shared, int k) {
   }
   if (num_larger < k) atomicMin(&shared.bound, mine);
   __syncthreads();
-  return shared.bound == 0 ? minus_infinity() : float_of_ordered(shared.bound);
+  return value_of_order(shared.bound);
 }
 
 /// Candidate keys of the best n, best first, into shared.best of the first CTA, whose first warp
@@ -389,11 +401,7 @@ __device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& valu
   uint32_t least = 0;  // order_key of what may be among the best
   if (size > kMany) {
     ListSource list(shared, size);
-    const auto measure = [](float value) {
-      return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
-    };
-    least = select_from_top(list, shared, 32, false, measure,
-                            [n](uint64_t) { return static_cast<uint64_t>(n); });
+    least = select_kth(list, shared, n, [](float value) { return value; });
   }
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
     if (order_key(shared.list_values[i]) < least) continue;
@@ -417,21 +425,7 @@ int launch_clusters(void (*kernel)(Params), int num_rows, const Params& params, 
     const bool is_known = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
     return is_known && attributes.ptxVersion >= 90 ? kMaxClusterSize : 1;
   }();
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(num_rows * size);
-  config.blockDim = kThreads;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (cuda::overlaps_kernels()) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (size > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-  }
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return cuda::launch_clusters(size, kernel, num_rows * size, kThreads, 0, stream, params);
 }
 
 }  // namespace openspec::choosing

@@ -34,12 +34,18 @@ __device__ __forceinline__ void send(uint32_t to, float x, float y, uint32_t bar
       : "memory");
 }
 
-/// For one arrival per phase; visible to the cluster after its next barrier.
-__device__ __forceinline__ void init_barrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+/// A barrier in shared memory; `num_arrivals` are those of a phase.
+__device__ __forceinline__ void init_barrier(uint32_t barrier, int num_arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals)
+               : "memory");
+}
+
+/// Makes initialised barriers visible to copies and to the other blocks of the cluster.
+__device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/// Arrives and says how many bytes the barrier's phase waits for.
 __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");

@@ -51,21 +51,34 @@ inline int num_sms() {
   return count;
 }
 
-/// Launches `kernel`, which calls both functions above. Returns a cudaError_t.
+/// Launches `kernel`, which calls both functions above, in clusters of `cluster_size` blocks.
+/// Returns a cudaError_t.
 template <typename... Params, typename... Args>
-int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
-           Args&&... args) {
+int launch_clusters(int cluster_size, void (*kernel)(Params...), dim3 grid, dim3 block,
+                    size_t shared_bytes, void* stream, Args&&... args) {
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = overlaps_kernels() ? 1 : 0;
+  config.attrs = attributes;
+  if (overlaps_kernels()) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster_size > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster_size), 1, 1};
+  }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+}
+
+/// The same without clusters.
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
+           Args&&... args) {
+  return launch_clusters(1, kernel, grid, block, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 /// Raises a kernel's limit of dynamic shared memory; once per kernel, outside of graph capture too.

@@ -21,6 +21,14 @@ OPENSPEC_INLINE void for_each_row(const ExecContext& exec, int64_t num_rows, int
   });
 }
 
+/// Elements [at, at + kLanes) of an array as fp32.
+OPENSPEC_INLINE Vf load_floats(DType dtype, const void* x, int64_t at) {
+  if (dtype == DType::kF32) return load(static_cast<const float*>(x) + at);
+  float wide[kLanes];
+  bf16_to_float(static_cast<const uint16_t*>(x) + at, wide, kLanes);
+  return load(wide);
+}
+
 /// Sum of squares of a row that may come in blocks (multiples of 4 vectors, but the last): four
 /// vectors of partial sums, then the tail, always in this order.
 class SquareSum {

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/cluster.cuh"
+
 /// Defined while compiling for the only architecture that has wgmma (sm_90a, not sm_90).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define OPENSPEC_HAS_WGMMA 1
@@ -25,21 +27,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 // --- Barriers ----------------------------------------------------------------------------
 
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int num_arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals)
-               : "memory");
-}
-
-/// Makes initialised barriers visible to copies and to the other block of the cluster.
-__device__ __forceinline__ void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/// Arrives and says how many bytes the barrier's phase waits for.
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
+using cuda::expect_bytes;
+using cuda::init_barrier;
+using cuda::publish_barriers;
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -89,10 +79,8 @@ __device__ __forceinline__ void sync_group(int group) {
 
 /// Of all threads of the cluster, which publish_barriers comes before. Orders nothing else.
 __device__ __forceinline__ void sync_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.relaxed;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
+  arrive_in_cluster();
+  wait_for_cluster();
 }
 
 __device__ __forceinline__ uint32_t cluster_rank() {

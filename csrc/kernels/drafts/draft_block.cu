@@ -75,9 +75,7 @@ __global__ void __launch_bounds__(kThreads) block_rows_kernel(BlockRowsParams pa
   if (count > 0) {
     begin_of[span] = first;
     blocks[span] = {slot, position, first_sample};
-    out.span_begin[span] = first;
-    out.span_kv_len[span] = position;
-    out.span_seq[span] = slot;
+    out.set_span(span, first, position, slot);
   }
   if (i == 0) begin_of[num_spans] = num_rows;
   __syncthreads();
@@ -147,10 +145,8 @@ __global__ void __launch_bounds__(32 * kConfidenceWarps)
     block_confidence_kernel(BlockConfidenceParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  const TableView& table = params.table;
   const int i = blockIdx.x;
   const int first = params.first_sample[i], count = params.num_drafts[i];
-  const int slot = params.seq[i];
   for (int d = blockIdx.y * kConfidenceWarps + threadIdx.x / 32; d < count;
        d += gridDim.y * kConfidenceWarps) {
     const auto* output =
@@ -158,8 +154,7 @@ __global__ void __launch_bounds__(32 * kConfidenceWarps)
     float sum = dot(output, params.weight, params.width);
     if (params.states != nullptr) {
       const int32_t before =
-          d > 0 ? params.chosen[first + d - 1]
-                : table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+          d > 0 ? params.chosen[first + d - 1] : last_token(params.table, params.seq[i]);
       const auto* state =
           static_cast<const uint16_t*>(params.states) + int64_t{before} * params.state_width;
       sum += dot(state, params.weight + params.width, params.state_width);
@@ -175,16 +170,15 @@ __global__ void __launch_bounds__(32 * kConfidenceWarps)
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kLanes = 32;
 
-/// Nodes that may come next; each node that is taken brings one more at most.
-struct Candidates {
-  float score[kMaxBlockTreeNodes + 1];
-  float above[kMaxBlockTreeNodes + 1];  // the parent's score
-  int16_t parent[kMaxBlockTreeNodes + 1];
-  int16_t depth[kMaxBlockTreeNodes + 1];
-  int16_t before[kMaxBlockTreeNodes + 1];  // the parent's place among the tokens of its position
-  int16_t rank[kMaxBlockTreeNodes + 1];    // among its siblings
-  int16_t token[kMaxBlockTreeNodes + 1];   // its own place among the tokens of its position
-  int16_t made[kMaxBlockTreeNodes + 1];    // when it came up
+/// A node that may come next.
+struct Candidate {
+  float score;
+  float above;  // the parent's score
+  int16_t parent, depth;
+  int16_t before;  // the parent's place among the tokens of its position
+  int16_t rank;    // among its siblings
+  int16_t token;   // its own place among the tokens of its position
+  int16_t made;    // when it came up
 };
 
 /// Rises with the value; no score is -0.
@@ -197,7 +191,8 @@ __device__ unsigned order_of(float value) {
 __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  __shared__ Candidates candidates;
+  // Each node that is taken brings one more at most.
+  __shared__ Candidate candidates[kMaxBlockTreeNodes + 1];
   const int seq = blockIdx.x, lane = threadIdx.x;
   const int num_depths = params.num_depths[seq];
   const int most = min(params.num_wanted[seq], params.max_drafts);
@@ -215,14 +210,9 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
     const int token = has_pairs ? params.pair_ranks[pair] : rank;
     if (own == -INFINITY) return false;
     if (lane == 0) {
-      candidates.score[at] = above + own;
-      candidates.above[at] = above;
-      candidates.parent[at] = static_cast<int16_t>(parent);
-      candidates.depth[at] = static_cast<int16_t>(depth);
-      candidates.before[at] = static_cast<int16_t>(before);
-      candidates.rank[at] = static_cast<int16_t>(rank);
-      candidates.token[at] = static_cast<int16_t>(token);
-      candidates.made[at] = static_cast<int16_t>(num_made);
+      const auto narrow = [](int x) { return static_cast<int16_t>(x); };
+      candidates[at] = {above + own,    above,        narrow(parent), narrow(depth),
+                        narrow(before), narrow(rank), narrow(token),  narrow(num_made)};
     }
     ++num_made;
     return true;
@@ -232,41 +222,33 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
     __syncwarp();
     unsigned best = 0;
     for (int i = lane; i < num_candidates; i += kLanes) {
-      best = max(best, order_of(candidates.score[i]));
+      best = max(best, order_of(candidates[i].score));
     }
     best = __reduce_max_sync(kAllLanes, best);
     // Of equal ones the first that came up: its time above, its place below.
     unsigned found = ~0u;
     for (int i = lane; i < num_candidates; i += kLanes) {
-      if (order_of(candidates.score[i]) == best) {
-        found = min(found, static_cast<unsigned>(candidates.made[i]) << 16 | i);
+      if (order_of(candidates[i].score) == best) {
+        found = min(found, static_cast<unsigned>(candidates[i].made) << 16 | i);
       }
     }
     const int place = static_cast<int>(__reduce_min_sync(kAllLanes, found) & 0xffffu);
-    const float score = candidates.score[place], above = candidates.above[place];
-    const int parent = candidates.parent[place], depth = candidates.depth[place];
-    const int before = candidates.before[place], rank = candidates.rank[place];
-    const int token = candidates.token[place];
+    const Candidate node = candidates[place];
     __syncwarp();
     if (lane == 0) {
-      params.drafts[to + count] = params.tokens[first + int64_t{depth} * params.top_k + token];
-      params.parents[to + count] = parent;
-      params.path_scores[to + count] = score;
+      params.drafts[to + count] =
+          params.tokens[first + int64_t{node.depth} * params.top_k + node.token];
+      params.parents[to + count] = node.parent;
+      params.path_scores[to + count] = node.score;
     }
     // The sibling takes the node's place, the child one at the end; or what is at the end fills it.
-    const bool has_sibling = add(place, above, parent, depth, before, rank + 1);
+    const bool has_sibling =
+        add(place, node.above, node.parent, node.depth, node.before, node.rank + 1);
     const bool has_child =
-        add(has_sibling ? num_candidates : place, score, count, depth + 1, token, 0);
+        add(has_sibling ? num_candidates : place, node.score, count, node.depth + 1, node.token, 0);
     num_candidates += (has_sibling ? 1 : 0) + (has_child ? 1 : 0) - 1;
     if (!has_sibling && !has_child && place < num_candidates && lane == 0) {
-      candidates.score[place] = candidates.score[num_candidates];
-      candidates.above[place] = candidates.above[num_candidates];
-      candidates.parent[place] = candidates.parent[num_candidates];
-      candidates.depth[place] = candidates.depth[num_candidates];
-      candidates.before[place] = candidates.before[num_candidates];
-      candidates.rank[place] = candidates.rank[num_candidates];
-      candidates.token[place] = candidates.token[num_candidates];
-      candidates.made[place] = candidates.made[num_candidates];
+      candidates[place] = candidates[num_candidates];
     }
   }
   if (lane == 0) params.num_drafts[seq] = count;
@@ -298,7 +280,7 @@ int block_confidence_cuda(const BlockConfidenceParams& params, void* stream) {
 int block_trees_cuda(const BlockTreesParams& params, void* stream) {
   if (params.max_drafts > kMaxBlockTreeNodes) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
-  return cuda::launch(block_trees_kernel, dim3(params.num_seqs), dim3(kLanes), 0, stream, params);
+  return cuda::launch(block_trees_kernel, params.num_seqs, kLanes, 0, stream, params);
 }
 
 }  // namespace openspec

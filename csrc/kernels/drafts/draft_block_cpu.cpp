@@ -98,9 +98,7 @@ void block_rows_cpu(const ExecContext&, const BlockRowsParams& params) {
     if (count == 0) continue;
     const int slot = params.seq[i];
     const int first = row, position = table.num_tokens[slot] - 1;
-    out.span_begin[span] = first;
-    out.span_kv_len[span] = position;
-    out.span_seq[span] = slot;
+    out.set_span(span, first, position, slot);
     for (int k = 0; k < count + params.first_draft_row; ++k, ++row) {
       out.row_token[row] =
           k == 0 ? table.tokens[slot * table.tokens_stride + position] : params.mask_token;
@@ -137,9 +135,7 @@ void store_blocks_cpu(const ExecContext&, const StoreBlocksParams& params) {
 }
 
 void block_confidence_cpu(const ExecContext&, const BlockConfidenceParams& params) {
-  const TableView& table = params.table;
   for (int i = 0; i < params.num_seqs; ++i) {
-    const int64_t last = params.seq[i] * table.tokens_stride + table.num_tokens[params.seq[i]] - 1;
     for (int d = 0; d < params.num_drafts[i]; ++d) {
       const int sample = params.first_sample[i] + d;
       const auto* output =
@@ -147,7 +143,8 @@ void block_confidence_cpu(const ExecContext&, const BlockConfidenceParams& param
           int64_t{sample} * params.width * static_cast<int64_t>(dtype_bytes(params.dtype));
       float sum = *params.bias + dot(output, params.dtype, params.weight, params.width);
       if (params.states != nullptr) {
-        const int32_t before = d > 0 ? params.chosen[sample - 1] : table.tokens[last];
+        const int32_t before =
+            d > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[i]);
         const auto* state =
             static_cast<const uint16_t*>(params.states) + int64_t{before} * params.state_width;
         sum += dot(state, DType::kBF16, params.weight + params.width, params.state_width);

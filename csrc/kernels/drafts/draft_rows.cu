@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/drafts/draft_rows.h"
@@ -32,9 +30,8 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
   begin_of[thread] = begin;
   if (thread == 0) begin_of[kThreads] = num_rows;
   if (thread < step.num_spans) {
-    out.span_begin[thread] = begin;
-    out.span_seq[thread] = step.span_seq[thread];
-    out.span_kv_len[thread] = count > 0 ? step.span_kv_len[thread] + params.shift : 0;
+    const int kv_len = count > 0 ? step.span_kv_len[thread] + params.shift : 0;
+    out.set_span(thread, begin, kv_len, step.span_seq[thread]);
   }
   __syncthreads();
   for (int row = thread; row < num_rows; row += kThreads) {
@@ -90,9 +87,7 @@ __global__ void __launch_bounds__(kThreads) chain_rows_kernel(ChainRowsParams pa
     out.row_kv_slot[row] =
         params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
     out.source[row] = slot;
-    out.span_begin[row] = row;
-    out.span_kv_len[row] = position;
-    out.span_seq[row] = slot;
+    out.set_span(row, row, position, slot);
   }
   pad_spans(out, num_rows, num_rows, i, kThreads);
   pad_rows(out, num_rows, i, kThreads);
@@ -135,8 +130,7 @@ int chain_rows_cuda(const ChainRowsParams& params, void* stream) {
 }
 
 int window_spans_cuda(const WindowSpansParams& params, void* stream) {
-  return cuda::launch(window_spans_kernel, dim3(params.num_spans), dim3(kWindowThreads), 0, stream,
-                      params);
+  return cuda::launch(window_spans_kernel, params.num_spans, kWindowThreads, 0, stream, params);
 }
 
 }  // namespace openspec

@@ -38,11 +38,20 @@ struct DraftRows {
   int32_t* span_kv_len = nullptr;  // [num_spans]
   int32_t* span_seq = nullptr;     // [num_spans]
 
+  constexpr void set_span(int span, int begin, int kv_len, int seq) const {
+    span_begin[span] = begin;
+    span_kv_len[span] = kv_len;
+    span_seq[span] = seq;
+  }
   RowBatch batch(bool may_have_trees = false) const {
     return {num_rows,    num_spans,  row_token,   row_position, row_span,      row_parent,
             row_kv_slot, span_begin, span_kv_len, span_seq,     may_have_trees};
   }
 };
+
+OPENSPEC_HD int32_t last_token(const TableView& table, int slot) {
+  return table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
+}
 
 /// Where a token of a sequence keeps its KV.
 constexpr int64_t kv_slot_of(const TableView& table, int slot, int token, int page_size) {

@@ -14,9 +14,7 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
     const int slot = step.span_seq[span];
     const int first = step.span_begin[span];
     const int count = params.num_computed[span];
-    out.span_begin[span] = row;
-    out.span_seq[span] = slot;
-    out.span_kv_len[span] = count > 0 ? step.span_kv_len[span] + params.shift : 0;
+    out.set_span(span, row, count > 0 ? step.span_kv_len[span] + params.shift : 0, slot);
     for (int i = 0; i < count; ++i, ++row) {
       const int position = step.span_kv_len[span] + params.shift + i;
       out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
@@ -59,9 +57,7 @@ void chain_rows_cpu(const ExecContext&, const ChainRowsParams& params) {
       out.row_kv_slot[row] =
           params.depth < num_wanted ? kv_slot_of(table, slot, position, params.page_size) : -1;
       out.source[row] = slot;
-      out.span_begin[row] = row;
-      out.span_kv_len[row] = position;
-      out.span_seq[row] = slot;
+      out.set_span(row, row, position, slot);
     }
     ++row;
   }

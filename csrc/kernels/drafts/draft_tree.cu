@@ -118,9 +118,7 @@ __global__ void __launch_bounds__(kThreads) grow_trees_kernel(GrowTreesParams pa
     params.parent_row[row] = above < 0 ? -1 : first_before + above;
   }
   if (thread == 0) {
-    out.span_begin[index] = first;
-    out.span_kv_len[index] = num_tokens;
-    out.span_seq[index] = slot;
+    out.set_span(index, first, num_tokens, slot);
   }
   if (thread < top_k) {
     params.frontier_row[index * top_k + thread] = first + num_rows - top_k + thread;
@@ -171,15 +169,13 @@ __global__ void __launch_bounds__(kThreads) pick_drafts_kernel(PickDraftsParams 
 int grow_trees_cuda(const GrowTreesParams& params, void* stream) {
   if (params.trees.shape.top_k > kMaxTreeTopK) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
-  return cuda::launch(grow_trees_kernel, dim3(static_cast<unsigned>(params.num_seqs)),
-                      dim3(kThreads), 0, stream, params);
+  return cuda::launch(grow_trees_kernel, params.num_seqs, kThreads, 0, stream, params);
 }
 
 int pick_drafts_cuda(const PickDraftsParams& params, void* stream) {
   if (params.num_seqs == 0) return cudaSuccess;
   const size_t bytes = static_cast<size_t>(params.trees.shape.num_nodes()) * 2 * sizeof(int);
-  return cuda::launch(pick_drafts_kernel, dim3(static_cast<unsigned>(params.num_seqs)),
-                      dim3(kThreads), bytes, stream, params);
+  return cuda::launch(pick_drafts_kernel, params.num_seqs, kThreads, bytes, stream, params);
 }
 
 }  // namespace openspec

@@ -84,9 +84,7 @@ void lay_out_rows(const GrowTreesParams& params, const Tree& tree, int index, in
     out.source[row] = above < 0 ? index : -1;
     params.parent_row[row] = above < 0 ? -1 : first_before + above;
   }
-  out.span_begin[index] = first;
-  out.span_kv_len[index] = num_tokens;
-  out.span_seq[index] = slot;
+  out.set_span(index, first, num_tokens, slot);
   for (int i = 0; i < top_k; ++i) {
     params.frontier_row[index * top_k + i] = first + num_rows - top_k + i;
   }

@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"

@@ -4,10 +4,10 @@
 
 #include "kernels/choose/sample_math.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/mma.cuh"
 #include "kernels/common/packs.cuh"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
-#include "kernels/linear/ring.cuh"
 
 // Compile with -fmad=false (sample_math.h): the CPU's bits are promised for trees.
 
@@ -18,14 +18,6 @@ namespace sm = ::openspec::sample_math;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-__device__ __forceinline__ const uint16_t* row_of(const void* table, int64_t token, int rank) {
-  return static_cast<const uint16_t*>(table) + token * rank;
-}
-
-__device__ __forceinline__ int32_t last_token(const TableView& table, int slot) {
-  return table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
-}
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBlocksPerSm = 2;
@@ -112,8 +104,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         const uint4 state = *reinterpret_cast<const uint4*>(
             states + (group * kGroup + g) * kStateStride + k * kSegment + t * 8);
         const uint4 &low = tile.rows[0][k], &high = tile.rows[1][k];
-        cuda::multiply_add(sums, {low.x, high.x, low.y, high.y}, {state.x, state.y});
-        cuda::multiply_add(sums, {low.z, high.z, low.w, high.w}, {state.z, state.w});
+        cuda::multiply_add(sums, {low.x, high.x, low.y, high.y}, state.x, state.y);
+        cuda::multiply_add(sums, {low.z, high.z, low.w, high.w}, state.z, state.w);
       }
       if (group + 1 == num_groups && i < num_tiles) tile.load(pairs, tile_at(i), lane);
       // This lane's sums are those of rows g and g + 8 with the group's sequences 2 t and 2 t + 1.
@@ -145,12 +137,13 @@ __device__ __forceinline__ T warp_reduce(T x, const Combine& combine) {
   return x;
 }
 
-/// What a pair counts for beside a log-probability.
-__device__ __forceinline__ float pair_scale(const SamplingParams& sampling) {
-  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
-}
-
 using Terms = cuda::Bf16Pack<8>;  // of a pair's a lane has eight
+
+/// The lane's terms of a row.
+__device__ __forceinline__ Terms terms_of(const void* table, int64_t token, int rank, int lane) {
+  if (lane * 8 >= rank) return {};
+  return cuda::load_pack<Terms>(row_of(table, token, rank) + lane * 8);
+}
 
 /// What a pair is worth, in all lanes.
 __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const Terms& second) {
@@ -183,7 +176,6 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
   const float* scores = params.scores + first_sample * top_k;
   const float scale = pair_scale(params.sampling[slot]);
   const float none = sm::float_of(0xff800000u);
-  const bool has_terms = lane * 8 < pairs.rank;
 
   Terms terms[kPathOwn];
   float score[kPathOwn];
@@ -194,11 +186,8 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
       terms[i] = {};
       score[i] = none;
       if (b >= top_k) continue;
-      const int32_t token = tokens[depth * top_k + b];
       score[i] = scores[depth * top_k + b];
-      if (has_terms) {
-        terms[i] = cuda::load_pack<Terms>(row_of(pairs.second, token, pairs.rank) + lane * 8);
-      }
+      terms[i] = terms_of(pairs.second, tokens[depth * top_k + b], pairs.rank, lane);
     }
   };
   int32_t before = tokens[0];
@@ -218,11 +207,7 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
   }
 
   for (int depth = 1; depth < num_drafts; ++depth) {
-    Terms state = {};
-    if (has_terms) {
-      state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
-    }
-    const cuda::FloatPack<8> first = cuda::to_floats(state);
+    const auto first = cuda::to_floats(terms_of(pairs.first, before, pairs.rank, lane));
     float best = none;
     int at = 0;
 #pragma unroll
@@ -287,23 +272,14 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
     token[i] = b < top_k ? params.tokens[sample * top_k + b] : 0;
     score[i] = b < top_k ? params.scores[sample * top_k + b] : none;
   }
-  const bool has_terms = lane * 8 < pairs.rank;
-  Terms state = {};
-  if (has_terms) {
-    state = cuda::load_pack<Terms>(row_of(pairs.first, before, pairs.rank) + lane * 8);
-  }
-  const cuda::FloatPack<8> first = cuda::to_floats(state);
+  const auto first = cuda::to_floats(terms_of(pairs.first, before, pairs.rank, lane));
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll 4
     for (int b = 0; b < kWarp; ++b) {
       if (b + i * kWarp >= top_k) break;
       const int32_t other = __shfl_sync(kAllLanes, token[i], b);
-      Terms terms = {};
-      if (has_terms) {
-        terms = cuda::load_pack<Terms>(row_of(pairs.second, other, pairs.rank) + lane * 8);
-      }
-      const float sum = worth_of(first, terms);
+      const float sum = worth_of(first, terms_of(pairs.second, other, pairs.rank, lane));
       if (lane == b) worth[i] = sum;
     }
   }
@@ -366,8 +342,7 @@ int block_step_cuda(const BlockStepParams& params, void* stream) {
 int block_path_cuda(const BlockPathParams& params, void* stream) {
   if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
-  return cuda::launch(block_path_kernel, dim3(static_cast<unsigned>(params.num_seqs)),
-                      dim3(kPathWarps * kWarp), 0, stream, params);
+  return cuda::launch(block_path_kernel, params.num_seqs, kPathWarps * kWarp, 0, stream, params);
 }
 
 int block_pairs_cuda(const BlockPairsParams& params, void* stream) {

@@ -21,6 +21,15 @@ struct TokenPairs {
   int rank = 0;  // a multiple of 8, at most kMaxPairRank
 };
 
+/// A row of one of the tables.
+OPENSPEC_HD const uint16_t* row_of(const void* table, int64_t token, int rank) {
+  return static_cast<const uint16_t*>(table) + token * rank;
+}
+/// What a pair counts for beside a log-probability.
+OPENSPEC_HD float pair_scale(const SamplingParams& sampling) {
+  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
+}
+
 /// The drafts at `depth` of all blocks, one for each sequence that has so many: their logits gain
 /// what pairs with the token before them are worth.
 struct BlockStepParams {

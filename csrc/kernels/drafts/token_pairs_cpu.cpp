@@ -12,14 +12,6 @@ namespace sm = ::openspec::sample_math;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-const uint16_t* row_of(const void* table, int64_t token, int rank) {
-  return static_cast<const uint16_t*>(table) + token * rank;
-}
-
-int32_t last_token(const TableView& table, int slot) {
-  return table.tokens[slot * table.tokens_stride + table.num_tokens[slot] - 1];
-}
-
 /// The state of a token, padded with zeros to whole vectors.
 struct State {
   float values[kMaxPairRank] = {};
@@ -99,11 +91,6 @@ float worth_of(const uint16_t* first, const uint16_t* second, int rank) {
     for (int part = 0; part < step; ++part) sums[part] += sums[part + step];
   }
   return sums[0];
-}
-
-/// What a pair counts for beside a log-probability.
-float pair_scale(const SamplingParams& sampling) {
-  return sampling.temperature < kMinTemperature ? 1.0f : 1.0f / sampling.temperature;
 }
 
 /// The candidates of one position behind one token.

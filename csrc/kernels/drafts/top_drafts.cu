@@ -14,9 +14,6 @@ namespace {
 
 using namespace choosing;  // NOLINT
 
-constexpr int kScanThreads = 256;
-constexpr int kScanWarps = kScanThreads / kWarp;
-
 static_assert(kMaxTopDrafts <= kMaxBest && kMaxTopDrafts <= kGroups / 2);
 
 struct Args {
@@ -25,20 +22,6 @@ struct Args {
   int32_t* tokens;
   float* scores;
 };
-
-size_t drafts_workspace_bytes(int vocab_size) {
-  return kRowHeaderBytes + row_array_bytes(vocab_size);
-}
-
-/// As that of the choice; `edited` takes the logits with noise.
-__device__ RowWorkspace drafts_workspace(const ChooseParams& params, int sample) {
-  char* at = reinterpret_cast<char*>(params.workspace) +
-             static_cast<size_t>(sample) * (kRowHeaderBytes + row_array_bytes(params.vocab_size));
-  char* best = at + kPlanBytes;
-  return {reinterpret_cast<RowPlan*>(at), reinterpret_cast<uint64_t*>(best),
-          reinterpret_cast<uint32_t*>(best + kGroups * sizeof(uint64_t)),
-          reinterpret_cast<float*>(at + kRowHeaderBytes), nullptr};
-}
 
 /// One pass over the logits, a warp per group of a row: adds the noise where nothing is filtered,
 /// and finds the groups' largest values, of the logits where something is.
@@ -50,7 +33,7 @@ __global__ void __launch_bounds__(kScanThreads)
   const int sample = static_cast<int>(blockIdx.y);
   const int group = static_cast<int>(blockIdx.x) * kScanWarps + warp_index();
   const int lane = lane_index();
-  const RowWorkspace workspace = drafts_workspace(params, sample);
+  const RowWorkspace workspace = row_workspace<false>(params, sample);
   const int row = params.sample_row[sample];
   if (row < 0) {
     if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = {};
@@ -122,14 +105,8 @@ class RowDrafter {
 
   /// The same with the very bound, which only equal values pass in numbers.
   __device__ void take_kth(RowSource& row, const View& view, float maximum, uint64_t total) {
-    const uint32_t kth = select_from_top(
-        row, shared_, 32, false,
-        [&](float stored) {
-          const float value = view.at(stored);
-          return Measure{order_key(value), value > minus_infinity() ? uint64_t{1} : 0};
-        },
-        [&](uint64_t) { return static_cast<uint64_t>(args_.top_k); });
-    const float bound = kth == 0 ? minus_infinity() : float_of_ordered(kth);
+    const float bound = value_of_order(
+        select_kth(row, shared_, args_.top_k, [&](float stored) { return view.at(stored); }));
     const int num_listed = list_from(bound, row, view, [](float) {});
     if (num_listed <= kListCapacity) {
       write_listed(num_listed, maximum, total);
@@ -244,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   cuda::wait_for_previous_kernel();
   __shared__ Shared shared;
   const int sample = static_cast<int>(blockIdx.x) / cluster_size();
-  const RowWorkspace workspace = drafts_workspace(args.choose, sample);
+  const RowWorkspace workspace = row_workspace<false>(args.choose, sample);
   const RowPlan plan = *workspace.plan;
   if (plan.has(RowPlan::kIsReal)) RowDrafter(args, sample, plan, workspace, shared).run();
 }
@@ -252,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 size_t top_drafts_workspace_bytes_cuda(int max_num_samples, int vocab_size) {
-  return static_cast<size_t>(max_num_samples) * drafts_workspace_bytes(vocab_size);
+  return static_cast<size_t>(max_num_samples) * row_workspace_bytes(vocab_size, false);
 }
 
 int top_drafts_cuda(const TopDraftsParams& params, void* stream) {

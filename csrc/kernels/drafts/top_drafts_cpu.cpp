@@ -1,4 +1,5 @@
 #include "kernels/choose/layout.h"
+#include "kernels/choose/sampling_rules.h"
 #include "kernels/choose/vocab_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/common/stripes_cpu.h"
@@ -31,16 +32,11 @@ class RowDrafter {
     }
     logits_.scale = 1.0f / sampling_.temperature;
     add_noise();
-    if (has_filters() && !params_.ignores_filters) filter();
+    if (has_filters(sampling_, logits_.size) && !params_.ignores_filters) filter();
     write_best({values_, logits_.size});
   }
 
  private:
-  bool has_top_k() const { return sampling_.top_k > 0 && sampling_.top_k < logits_.size; }
-  bool has_filters() const {
-    return sampling_.min_p > 0.0f || sampling_.top_p < 1.0f || has_top_k();
-  }
-
   void add_noise() {
     constexpr int64_t kBlock = 64;
     const int position = params_.rows.row_position[row_] + 1;
@@ -61,7 +57,7 @@ class RowDrafter {
   // e^(logit - maximum), top_k one on the logits.
   void filter() {
     exponentiate(logits_, max_logit(logits_), weights_);
-    if (has_top_k()) {
+    if (has_top_k(sampling_, logits_.size)) {
       const float kth = kth_largest_logit();
       for (int64_t i = 0; i < logits_.size; ++i) {
         if (logits_.values[i] < kth) weights_[i] = -1.0f;

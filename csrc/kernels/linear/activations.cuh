@@ -110,7 +110,7 @@ class RegisterActivations {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t words[4];
-          load_matrices(scratch + piece(lane % 8, half * 4 + lane / 8), words);
+          load_matrices(words, scratch + piece(lane % 8, half * 4 + lane / 8));
           pieces[half] = make_uint4(words[0], words[1], words[2], words[3]);
         }
       }
@@ -154,12 +154,9 @@ __host__ __device__ constexpr int activation_bytes(int num_tiles, int phase_step
 
 /// In shared memory, for chains of any length. What does not fit at once is read again in phases of
 /// phase_steps steps, a multiple of kSlotSteps.
-template <int kNumTiles>
+template <int kTiles>
 class SharedActivations {
  public:
-  static constexpr int kTiles = kNumTiles;
-  static constexpr int kSlotSteps = 4;
-
   __device__ __forceinline__ void begin_block(const ActivationRows& rows, uint32_t shared,
                                               int phase_steps, int lane) {
     rows_ = rows;
@@ -205,14 +202,14 @@ class SharedActivations {
 #pragma unroll
     for (int tile = 0; tile + 1 < kTiles; tile += 2) {
       uint32_t words[4];
-      load_matrices(from + tile * 8 * activation_pitch(phase_steps_), words);
+      load_matrices(words, from + tile * 8 * activation_pitch(phase_steps_));
       x[tile][0] = words[0];
       x[tile][1] = words[1];
       x[tile + 1][0] = words[2];
       x[tile + 1][1] = words[3];
     }
     if constexpr (kTiles % 2 == 1) {
-      load_matrices(from + (kTiles - 1) * 8 * activation_pitch(phase_steps_), x[kTiles - 1]);
+      load_matrices(x[kTiles - 1], from + (kTiles - 1) * 8 * activation_pitch(phase_steps_));
     }
   }
 

@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/linear/epilogue_cpu.h"
@@ -75,15 +76,7 @@ void Product::cut_row(int row) const {
   const int64_t from = row * num_inputs();
   for (int block = 0; block < num_blocks_; ++block) {
     for (int i = 0; i < kBlockInputs; i += kLanes) {
-      Vf rest;
-      const int64_t at = from + block * kBlockInputs + i;
-      if (params_.dtype == DType::kF32) {
-        rest = load(static_cast<const float*>(params_.x) + at);
-      } else {
-        float wide[kLanes];
-        bf16_to_float(static_cast<const uint16_t*>(params_.x) + at, wide, kLanes);
-        rest = load(wide);
-      }
+      Vf rest = load_floats(params_.dtype, params_.x, from + block * kBlockInputs + i);
       for (int part = 0; part < kParts; ++part) {
         const int part_row = kParts * row + part;
         const Vu upper = as_bits(rest) & 0xffff0000u;

@@ -13,7 +13,6 @@ namespace cuda {
 namespace {
 
 struct DeviceLimits {
-  int num_sms = 0;
   int shared_per_sm = 0;
   int shared_per_block = 0;
 };
@@ -23,7 +22,6 @@ const DeviceLimits& device_limits() {
     int device = 0;
     DeviceLimits found;
     cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&found.num_sms, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&found.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
                            device);
     cudaDeviceGetAttribute(&found.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin,
@@ -81,14 +79,13 @@ Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
 
 template <int kTiles>
 Variant shared_variant() {
-  constexpr auto kKernel = stream_kernel<SharedActivations<kTiles>>;
-  constexpr int kSlotSteps = SharedActivations<kTiles>::kSlotSteps;
+  constexpr auto kKernel = stream_kernel<kTiles>;
   static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
   return {kKernel,
           kTiles,
           SumLayout<kTiles>::kBytes,
           kSlotSteps,
-          ring_bytes(kSlotSteps * kLinearStepBytes, 1) + barrier_bytes(1),
+          ring_bytes(WeightRing::kSlotBytes, 1) + barrier_bytes(1),
           error};
 }
 
@@ -188,7 +185,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
   const int num_splits_apart = is_apart ? weight.num_splits : 1;
-  const int num_blocks = device.num_sms * (fits_half ? plan.blocks_per_sm : 1);
+  const int num_blocks = num_sms() * (fits_half ? plan.blocks_per_sm : 1);
   geometry.num_streams = std::clamp(num_blocks / (geometry.num_row_tiles * num_splits_apart), 1,
                                     weight.num_outputs / kLinearUnit);
   return launch(variant.kernel,

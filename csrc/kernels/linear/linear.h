@@ -76,7 +76,6 @@ size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
                                   LinearLayout layout = LinearLayout::kLines);
 void linear_cpu(const ExecContext& exec, const LinearParams& params);
 
-#ifdef OPENSPEC_CUDA
 inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
 inline constexpr int kLinearChains = 8;  // chains of a split
 inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
@@ -107,6 +106,5 @@ int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_outp
 ///
 /// Returns a cudaError_t.
 int linear_cuda(const LinearParams& params, void* stream);
-#endif
 
 }  // namespace openspec

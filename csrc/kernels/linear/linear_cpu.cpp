@@ -1,3 +1,4 @@
+#include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/linear/epilogue_cpu.h"
@@ -51,13 +52,6 @@ struct Product {
                     int64_t sums_stride) const;
 };
 
-OPENSPEC_INLINE Vf load_activations(const LinearParams& params, int64_t at) {
-  if (params.dtype == DType::kF32) return load(static_cast<const float*>(params.x) + at);
-  float wide[kLanes];
-  bf16_to_float(static_cast<const uint16_t*>(params.x) + at, wide, kLanes);
-  return load(wide);
-}
-
 OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
   if (params.dtype == DType::kF32) return static_cast<const float*>(params.x)[at];
   return bf16_to_float(static_cast<const uint16_t*>(params.x)[at]);
@@ -83,7 +77,7 @@ void Product::copy_tile(int t, float* to) const {
     Vf squares[kSquares][kLanes] = {};
     for (int s = 0; s < num_squares; ++s) {
       for (int r = 0; r < min_of(kLanes, rows - s * kLanes); ++r) {
-        squares[s][r] = load_activations(params, from + (s * kLanes + r) * width + k);
+        squares[s][r] = load_floats(params.dtype, params.x, from + (s * kLanes + r) * width + k);
       }
       transpose(squares[s]);
     }

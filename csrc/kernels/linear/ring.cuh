@@ -1,35 +1,15 @@
 #pragma once
 
-/// A warp's ring of weights in shared memory, filled asynchronously and read by the same warp, and
-/// the matrix instructions that it feeds.
+/// A warp's ring of weights in shared memory, filled asynchronously and read by the same warp.
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "kernels/common/mma.cuh"
 #include "kernels/linear/tiles.cuh"
 
 namespace openspec::cuda {
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-/// Four 8 x 8 matrices of bf16; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&to)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-
-/// Two of them; lanes 16 to 31 give no address.
-__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&to)[2]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(to[0]), "=r"(to[1])
-               : "r"(address)
-               : "memory");
-}
 
 __device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
@@ -45,17 +25,6 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
-}
-
-/// sums[16 outputs, 8 rows] += weights[16, 16 k] * x[16 k, 8], one step of a chain. Volatile, so
-/// that it stays ahead of refilling the slot that its weights came from.
-__device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&weights)[4],
-                                             const uint32_t (&x)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "r"(x[0]), "r"(x[1]));
 }
 
 // The barrier of a slot of weights, whose phase ends when the slot has arrived: one bulk copy, or
@@ -171,8 +140,9 @@ __device__ __forceinline__ void wait_for_slot(uint32_t barrier, uint32_t parity)
   } while (has_arrived == 0);
 }
 
+inline constexpr int kSlotSteps = 4;  // of a WeightRing
+
 /// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
-template <int kSlotSteps>
 class WeightRing {
  public:
   static constexpr int kSlotBytes = kSlotSteps * kLinearStepBytes;

@@ -67,7 +67,6 @@ struct BlockItems {
 };
 
 /// Where a warp's next weights come from: its chain of every item.
-template <int kSlotSteps>
 class WeightFeed {
  public:
   __device__ __forceinline__ WeightFeed(const PackedLinear& weight, const BlockItems& items,
@@ -78,7 +77,7 @@ class WeightFeed {
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
   __device__ __forceinline__ void fill(const PackedLinear& weight, const BlockItems& items,
-                                       WeightRing<kSlotSteps>& ring, int slot) {
+                                       WeightRing& ring, int slot) {
     if (steps_left_ == 0) return;
     const int num_steps = min(steps_left_, kSlotSteps);
     ring.fill(slot, at_, num_steps);
@@ -152,13 +151,9 @@ struct OutputLayout {
   __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
 };
 
-template <typename Activations>
-__device__ __forceinline__ void stream_weights(const LinearParams& params,
-                                               const StreamGeometry& geometry) {
+template <int kTiles>
+__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
   allow_next_kernel();
-  constexpr int kTiles = Activations::kTiles;
-  constexpr int kSlotSteps = Activations::kSlotSteps;
-  using Ring = WeightRing<kSlotSteps>;
   using Sums = SumLayout<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
@@ -177,22 +172,23 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
 
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums =
-      reinterpret_cast<float*>(shared + ring_bytes(Ring::kSlotBytes, geometry.num_slots));
+      reinterpret_cast<float*>(shared + ring_bytes(WeightRing::kSlotBytes, geometry.num_slots));
   float* const own_sums = sums + warp * Sums::kChainFloats;
-  const uint32_t slots = shared_address(shared) + warp * geometry.num_slots * Ring::kSlotBytes;
+  const uint32_t slots =
+      shared_address(shared) + warp * geometry.num_slots * WeightRing::kSlotBytes;
   const uint32_t barriers = shared_address(sums) + Sums::kBytes;
   const uint32_t behind = barriers + barrier_bytes(geometry.num_slots);
 
-  Ring ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes, geometry.num_slots,
-            lane);
-  WeightFeed<kSlotSteps> feed(weight, items, warp);
+  WeightRing ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes,
+                  geometry.num_slots, lane);
+  WeightFeed feed(weight, items, warp);
 #pragma unroll 1
   for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
 
   wait_for_previous_kernel();
   const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
                                row_tile * Sums::kRows, params.num_rows};
-  Activations activations;
+  SharedActivations<kTiles> activations;
   activations.begin_block(rows, behind + warp * activation_bytes(kTiles, geometry.phase_steps),
                           geometry.phase_steps, lane);
 
@@ -212,11 +208,11 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
         for (int i = 0; i < kSlotSteps; ++i) {
           if (begin + i < chain.num_steps) {
             uint32_t weights[4], x[kTiles][2];
-            load_matrices(from + i * kLinearStepBytes, weights);
+            load_matrices(weights, from + i * kLinearStepBytes);
             activations.load(begin + i, x);
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
-              multiply_add(accumulators[tile], weights, x[tile]);
+              multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
             }
           }
         }
@@ -265,11 +261,6 @@ __device__ __forceinline__ void stream_weights(const LinearParams& params,
       }
     }
   }
-}
-
-template <typename Activations>
-__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
-  stream_weights<Activations>(params, geometry);
 }
 
 }  // namespace openspec::cuda

@@ -61,9 +61,19 @@ constexpr int fixed_shared_bytes() {
   return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kSteps>::kBlockBytes + kClaimBytes;
 }
 
+// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
+// them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
+// neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
+// memory as the weights.
+constexpr int fixed_registers(int num_tiles, int num_steps) {
+  const int held = 2 * num_tiles * num_steps + 4 * num_tiles;  // activations and accumulators
+  if (held <= 40 && num_tiles > 1) return 72;
+  return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
+}
+
 template <int kTiles, int kSteps, int kRecords>
-__device__ __forceinline__ void stream_fixed(const LinearParams& params,
-                                             const StreamGeometry& geometry) {
+__global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
+    fixed_kernel(LinearParams params, StreamGeometry geometry) {
   allow_next_kernel();
   using Ring = ChainRecord<kSteps>;
   constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
@@ -186,11 +196,11 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
           const int step = begin + i;
           if (step >= end) break;
           uint32_t weights[4], x[kTiles][2];
-          load_matrices(record + lane * 16 + step * kLinearStepBytes, weights);
+          load_matrices(weights, record + lane * 16 + step * kLinearStepBytes);
           activations.get(part_step + step, x);
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
-            multiply_add(accumulators[tile], weights, x[tile]);
+            multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
           }
         }
         __syncwarp();  // every lane is done with the slot
@@ -239,22 +249,6 @@ __device__ __forceinline__ void stream_fixed(const LinearParams& params,
   add_unit(std::true_type{});
 #pragma unroll 1
   while (units[0] < num_units) add_unit(std::false_type{});
-}
-
-// The fewer registers, the better: the blocks of the next linear, and of the small kernel between
-// them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
-// neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
-// memory as the weights.
-constexpr int fixed_registers(int num_tiles, int num_steps) {
-  const int held = 2 * num_tiles * num_steps + 4 * num_tiles;  // activations and accumulators
-  if (held <= 40 && num_tiles > 1) return 72;
-  return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
-}
-
-template <int kTiles, int kSteps, int kRecords>
-__global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
-    fixed_kernel(LinearParams params, StreamGeometry geometry) {
-  stream_fixed<kTiles, kSteps, kRecords>(params, geometry);
 }
 
 }  // namespace openspec::cuda

@@ -10,9 +10,6 @@
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
-#define OPENSPEC_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define OPENSPEC_HOST_DEVICE inline
 #endif
 
 namespace openspec::cuda {
@@ -25,19 +22,18 @@ inline constexpr int kLinearStepBytes = 2 * kLinearStepElements;
 inline constexpr int kLinearGateRows = kLinearUnit / 2;  // of a SwiGLU unit; then as many up rows
 
 /// First step of split `split` of `num_splits`; split_begin(.., num_splits) is the end of the last.
-OPENSPEC_HOST_DEVICE constexpr int split_begin(int num_steps, int num_splits, int split) {
+OPENSPEC_HD constexpr int split_begin(int num_steps, int num_splits, int split) {
   return num_steps * split / num_splits;
 }
 
 /// First step of chain `chain` of the split that covers steps [begin, end); chain kLinearChains is
 /// the end of the last. A chain may be empty: its sum is zero.
-OPENSPEC_HOST_DEVICE constexpr int chain_begin(int begin, int end, int chain) {
+OPENSPEC_HD constexpr int chain_begin(int begin, int end, int chain) {
   return begin + (end - begin) * chain / kLinearChains;
 }
 
 /// Where output `output` of the (fused) matrix lies: unit * kLinearUnit + row of the unit.
-OPENSPEC_HOST_DEVICE constexpr int packed_row(int num_outputs, LinearEpilogue epilogue,
-                                              int output) {
+OPENSPEC_HD constexpr int packed_row(int num_outputs, LinearEpilogue epilogue, int output) {
   if (epilogue != LinearEpilogue::kSwiGlu) return output;
   const int half = num_outputs / 2;
   const bool is_up = output >= half;
@@ -48,14 +44,14 @@ OPENSPEC_HOST_DEVICE constexpr int packed_row(int num_outputs, LinearEpilogue ep
 
 /// Element of the packed matrix that holds input `k` of packed row `row`. A step of a unit is four
 /// 8 x 8 core matrices of 128 contiguous bytes: rows 0-7 and 8-15 of k 0-7, then of k 8-15.
-OPENSPEC_HOST_DEVICE constexpr int64_t packed_index(int num_inputs, int row, int k) {
+OPENSPEC_HD constexpr int64_t packed_index(int num_inputs, int row, int k) {
   const int64_t octet = static_cast<int64_t>(row / kLinearUnit) * (num_inputs / 8) + k / 8;
   return (octet * kLinearUnit + row % kLinearUnit) * 8 + k % 8;
 }
 
 /// Element of `partials` for a split, a row of x and an output.
-OPENSPEC_HOST_DEVICE constexpr int64_t partial_index(int num_rows, int num_outputs, int split,
-                                                     int row, int output) {
+OPENSPEC_HD constexpr int64_t partial_index(int num_rows, int num_outputs, int split, int row,
+                                            int output) {
   return (static_cast<int64_t>(split) * num_rows + row) * num_outputs + output;
 }
 

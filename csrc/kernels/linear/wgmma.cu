@@ -117,21 +117,9 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
     return cudaErrorInvalidValue;
   }
 
-  cudaLaunchConfig_t config = {};
-  config.gridDim = num_clusters * kCluster;
-  config.blockDim = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
-  config.dynamicSmemBytes = plan.shared_kib * 1024;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = kCluster;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  config.attrs = attributes;
-  config.numAttrs = kCluster == 1 ? 1 : 2;
-  return cudaLaunchKernelEx(&config, kernel, weights, rows, job);
+  const int num_threads = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
+  return launch_clusters(kCluster, kernel, num_clusters * kCluster, num_threads,
+                         plan.shared_kib * 1024, stream, weights, rows, job);
 }
 
 bool has_wgmma() {

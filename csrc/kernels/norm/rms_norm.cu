@@ -96,7 +96,7 @@ __global__ void __maxnreg__(max_registers(kColumns))
   const int column = min(wanted, width - kColumns);  // so that no load waits for a branch
   // The weights are on their way to L2 while the kernel before this one finishes; they are read
   // after the partials, whose registers they take over, and arrive while the block sums.
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(params.weight + column));
+  cuda::fetch_to_cache(params.weight + column);
   cuda::wait_for_previous_kernel();
 
   const int64_t at = static_cast<int64_t>(blockIdx.x) * width + column;
@@ -114,14 +114,12 @@ __global__ void __maxnreg__(max_registers(kColumns))
           sum_partials<kColumns, kDelta>(params.delta_partials + at, stride, params.num_partials));
     }
     FloatPack<kColumns> sum = cuda::to_floats(bits);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum.x[c] += delta.x[c];
+    add(sum, delta);
     bits = cuda::to_bf16(sum);
     if (is_inside) cuda::store_pack(residual, bits);
   }
 
-  using Weights = FloatPack<kColumns>;
-  const Weights weight = cuda::load_pack<Weights>(params.weight + column);
+  const auto weight = cuda::load_pack<FloatPack<kColumns>>(params.weight + column);
   FloatPack<kColumns> x = cuda::to_floats(bits);
   float square_sum = 0.0f;
 #pragma unroll

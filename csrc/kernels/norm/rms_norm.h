@@ -29,9 +29,7 @@ struct RmsNormParams {
 };
 
 void rms_norm_cpu(const ExecContext& exec, const RmsNormParams& params);
-#ifdef OPENSPEC_CUDA
 /// Returns a cudaError_t, as every op below its CPU form does.
 int rms_norm_cuda(const RmsNormParams& params, void* stream);
-#endif
 
 }  // namespace openspec

@@ -20,9 +20,7 @@ struct RopeAnglesParams {
 };
 
 void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params);
-#ifdef OPENSPEC_CUDA
 int rope_angles_cuda(const RopeAnglesParams& params, void* stream);
-#endif
 
 /// Per row: RMS norm of every q and k head over head_dim (weights shared by the heads; null skips
 /// the norm), half-rotation RoPE on q and k, then K and V are written to their KV slot.
@@ -43,9 +41,7 @@ struct RopeAppendParams {
 };
 
 void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params);
-#ifdef OPENSPEC_CUDA
 int rope_append_cuda(const RopeAppendParams& params, void* stream);
-#endif
 
 inline constexpr int kMaxContextLayers = 16;
 
@@ -65,8 +61,6 @@ struct AppendContextParams {
 };
 
 void append_context_cpu(const ExecContext& exec, const AppendContextParams& params);
-#ifdef OPENSPEC_CUDA
 int append_context_cuda(const AppendContextParams& params, void* stream);
-#endif
 
 }  // namespace openspec
