@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -94,17 +94,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         _check_range("n", self.n, 1, MAX_N)
         _check_range("temperature", self.temperature, 0.0, 100.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}", "top_p")
+        _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
         _check_range("top_k", self.top_k, -1, 2**31 - 1)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise RequestError(
-                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}",
-                "repetition_penalty",
-            )
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
         if self.seed is not None:
             _check_range("seed", self.seed, -(2**63), 2**63 - 1)
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
@@ -112,22 +107,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _check_range(name, value, 0, MAX_LOGPROBS)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", "stop"
-            )
+        _check_count("stop", len(self.stop), MAX_STOP_STRINGS, "stop strings")
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
                 raise RequestError(
                     f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}",
                     "stop",
                 )
-        if len(self.bad_words) > MAX_BAD_WORDS or len(self.bad_word_ids) > 2 * MAX_BAD_WORDS:
-            raise RequestError(
-                f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}; "
-                "allowed_token_ids lists what may be said instead",
-                "bad_words",
-            )
+        remedy = "; allowed_token_ids lists what may be said instead"
+        _check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS, remedy=remedy)
         for text in self.bad_words:
             if not 0 < len(text.strip()) <= len(text) <= MAX_STOP_STRING_CHARS:
                 raise RequestError(
@@ -135,29 +123,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     f"spaces, got {text[:40]!r}",
                     "bad_words",
                 )
+        _check_count("bad_word_ids", len(self.bad_word_ids), 2 * MAX_BAD_WORDS, remedy=remedy)
         if not all(self.bad_word_ids):
             raise RequestError("bad_word_ids: each entry needs a token id", "bad_word_ids")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}",
-                "logit_bias",
-            )
+        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "logit_bias entries")
         for bias in self.logit_bias.values():
             _check_range("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
         num_allowed = self.n * len(self.allowed_token_ids or ())
-        if num_allowed > MAX_ALLOWED_IDS_OF_ALL:
-            raise RequestError(
-                f"at most {MAX_ALLOWED_IDS_OF_ALL} allowed_token_ids in all {self.n} completions, "
-                f"got {num_allowed}",
-                "allowed_token_ids",
-            )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS and not has_eos:
-            raise RequestError(
-                f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {len(self.stop_token_ids)}",
-                "stop_token_ids",
-            )
+        what = f"allowed_token_ids in all {self.n} completions"
+        _check_count("allowed_token_ids", num_allowed, MAX_ALLOWED_IDS_OF_ALL, what)
+        if not has_eos:
+            _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         for name, ids in (
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
@@ -172,10 +150,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     )
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    # NaN fails both comparisons, hence the form.
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be in [{low}, {high}], got {value}", name)
+def _check_range(
+    name: str, value: float, low: float, high: float, *, is_low_open: bool = False
+) -> None:
+    # NaN fails all comparisons, hence the form.
+    if not (low < value if is_low_open else low <= value) or not value <= high:
+        allowed = f"({low:g}, {high:g}]" if is_low_open else f"[{low}, {high}]"
+        raise RequestError(f"{name} must be in {allowed}, got {value}", name)
+
+
+def _check_count(name: str, count: int, most: int, what: str = "", remedy: str = "") -> None:
+    if count > most:
+        raise RequestError(f"at most {most} {what or name}, got {count}{remedy}", name)
 
 
 class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,13 +197,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class SpecDecodeStats(msgspec.Struct, kw_only=True):
-    """A request's speculation so far. Terms as vLLM's."""
+class SpecCounters(msgspec.Struct, kw_only=True):
+    """Speculation of a request or of the engine. Terms as vLLM's."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
+
+
+class SpecDecodeStats(SpecCounters, kw_only=True):
+    """A request's speculation so far."""
+
     num_steps: int = 0
     """Steps that produced at least one output token, drafted or not."""
     num_accepted_tokens_per_step: list[int] = msgspec.field(default_factory=list)
@@ -242,7 +233,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
+class EngineStats(SpecCounters, kw_only=True):
     """Gauges and counters of the engine core; counters never fall."""
 
     num_running: int = 0
@@ -256,10 +247,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_cache_queries: int = 0
     """Tokens looked up."""
     prefix_cache_hits: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
     num_drafter_failures: int = 0
     num_step_failures: int = 0
     num_admission_failures: int = 0
@@ -353,15 +340,6 @@ def fan_out(request: EngineRequest) -> list[EngineRequest]:
 
 def _signed_64(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
-
-
-class SpecCounters(Protocol):
-    """Counters of a request (`SpecDecodeStats`) or of the engine (`EngineStats`)."""
-
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_tokens_per_pos: list[int]
 
 
 def acceptance_rate(counters: SpecCounters) -> float:

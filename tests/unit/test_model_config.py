@@ -295,7 +295,7 @@ def test_folders(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         ModelConfig.from_folder(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         ModelConfig.from_folder(tmp_path / "file")
     with pytest.raises(ConfigError):
         ModelConfig.from_folder("a\0b")

@@ -35,7 +35,7 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
     flags: dict[str, object] = {
         **dataclasses.asdict(plan.bench),
         **plan.server_settings,
-        "method": plan.method,
+        "method": plan.engine.method,
     }
     del flags["json"]
     where = environment(flags, server.info)
@@ -62,7 +62,7 @@ def _headline(where: dict[str, object], server: ServerUnderTest, plan: BenchPlan
     commit = f", commit {where['commit']}" if where["commit"] else ""
     return (
         f"{where['cpu']}, {where['cores']} cores{commit}\n"
-        f"model {server.model}, method {plan.method}; at least {config.num_prompts} "
+        f"model {server.model}, method {plan.engine.method}; at least {config.num_prompts} "
         f"prompts x {config.repeats} turns, up to {config.max_tokens} tokens, temperature "
         f"{config.temperature:g}"
     )

@@ -12,7 +12,7 @@ import msgspec
 
 import openspec
 from openspec.bench.workloads import workload_names
-from openspec.config import engine_config, engine_groups
+from openspec.config import EngineConfig, engine_config, engine_groups
 from openspec.drafters import plain_method
 from openspec.errors import ConfigError
 from openspec.settings import Raw, build, check_ranges, group_of, number, parse_command_line
@@ -92,9 +92,7 @@ class BenchPlan:
     """A checked command line."""
 
     bench: BenchConfig
-    method: str
-    model_folder: Path
-    num_threads: int | None
+    engine: EngineConfig
     server_settings: dict[str, Raw]
     """What was set about the engine, by name; goes to the server as it is."""
 
@@ -102,7 +100,7 @@ class BenchPlan:
     def methods(self) -> list[str]:
         """What is run in turns: plain decoding, and the method unless that is plain too."""
         plain = plain_method()
-        return [plain] if self.method == plain else [plain, self.method]
+        return [plain] if self.engine.method == plain else [plain, self.engine.method]
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
@@ -135,4 +133,4 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
         )
     if bench.server is None or bench.baseline != "none":
         engine = engine.with_folders()  # here, where a download has time and shows its progress
-    return BenchPlan(bench, engine.method, engine.model_path, engine.num_threads, settings)
+    return BenchPlan(bench, engine, settings)

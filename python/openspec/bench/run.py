@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -69,9 +69,8 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
         stack.callback(progress.close)
         baseline = None
         if config.baseline == "transformers":
-            baseline = stack.enter_context(
-                TransformersBaseline(plan.model_folder, plan.num_threads)
-            )
+            baseline = TransformersBaseline(plan.engine.model_path, plan.engine.num_threads)
+            stack.callback(baseline.close)
         cells = []
         for workload in workloads:
             for concurrency in config.concurrency:
@@ -108,7 +107,10 @@ class _CellRunner:
         for turn in range(self._repeats):
             order = self._methods if turn % 2 == 0 else self._methods[::-1]
             for method in order:
-                result = self._run_method(method)
+                self._begin(method)
+                result = self._load(
+                    method, self._cell.workload, self._settings, self._progress.advance
+                )
                 self._cell.results.setdefault(method, []).append(result)
             if baseline is not None:
                 plain = self._cell.results[self._methods[0]][-1]
@@ -124,31 +126,30 @@ class _CellRunner:
 
     def _warm_up(self) -> None:
         first = self._cell.workload.prompts[: max(2, self._cell.concurrency)]
-        few = replace(self._cell.workload, prompts=first)
-        settings = replace(
-            self._settings, max_tokens=min(self._settings.max_tokens, WARM_UP_TOKENS)
-        )
+        max_tokens = min(self._settings.max_tokens, WARM_UP_TOKENS)
         for method in self._methods:
-            run_load(
-                self._address,
-                few,
-                self._cell.concurrency,
-                settings,
-                speculative=method != self._methods[0],
-                cache_salt=secrets.token_hex(8),
+            self._load(
+                method,
+                replace(self._cell.workload, prompts=first),
+                replace(self._settings, max_tokens=max_tokens),
             )
 
-    def _run_method(self, method: str) -> LoadResult:
-        self._begin(method)
+    def _load(
+        self,
+        method: str,
+        workload: Workload,
+        settings: RequestSettings,
+        on_completion: Callable[[Completion], None] = lambda _: None,
+    ) -> LoadResult:
         return run_load(
             self._address,
-            self._cell.workload,
+            workload,
             self._cell.concurrency,
-            self._settings,
+            settings,
             speculative=method != self._methods[0],
             # Its own for every run, so that no run finds the prompts of another in the cache.
             cache_salt=secrets.token_hex(8),
-            on_completion=self._progress.advance,
+            on_completion=on_completion,
         )
 
     def _begin(self, method: str) -> None:

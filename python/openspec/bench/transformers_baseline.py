@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 
 import msgspec
 
@@ -45,17 +44,10 @@ class TransformersBaseline:
             stdout=subprocess.PIPE,
             env={**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
-
-    def __enter__(self) -> TransformersBaseline:
         self._ask(_Request([[1, 2, 3]], 4, True))  # Loads, and warms up.
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the process."""
         self._process.kill()
         self._process.wait()
 

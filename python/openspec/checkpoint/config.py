@@ -200,18 +200,22 @@ def _refuse_unsupported(keys: JsonKeys) -> None:
     for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
         if keys.get(name):
             keys.refuse(name, f"no such key: this is a mixture of experts; {supported}")
-    if keys.get("quantization_config") is not None:
-        keys.refuse(
-            "quantization_config",
-            "no such key: quantised weights are not supported; give the unquantised checkpoint",
-        )
-    if keys.boolean("attention_bias", False):
-        keys.refuse("attention_bias", "false; no Qwen3 checkpoint has biases")
-    if keys.get("hidden_act") not in (None, "silu"):
-        keys.refuse("hidden_act", '"silu", the activation of Qwen3')
+    check_layers(keys)
     _refuse_sliding_window(keys)
     if keys.get("auto_map") is not None:
         logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
+
+
+def check_layers(keys: JsonKeys) -> None:
+    """Refuses what would make the decoder layers of a model, or of a head on it, different ones."""
+    if keys.get("quantization_config") is not None:
+        remedy = "quantised weights are not supported; give the unquantised checkpoint"
+        keys.refuse("quantization_config", "no such key", remedy)
+    for name in ("attention_bias", "mlp_bias"):
+        if keys.boolean(name, False):
+            keys.refuse(name, "false", "layers with biases are not supported")
+    if keys.get("hidden_act") not in (None, "silu"):
+        keys.refuse("hidden_act", '"silu"', "other activations are not supported")
 
 
 def _refuse_sliding_window(keys: JsonKeys) -> None:

@@ -11,15 +11,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from openspec.checkpoint.config import ModelConfig, check_layers
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel
 from openspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from openspec.checkpoint.config import ModelConfig
 
 Numbering = Literal["entering", "output"]
 
@@ -162,7 +160,8 @@ class DraftHead:
         Raises:
             ConfigError: it computes something else, or was made for another target.
         """
-        _check_computation(dialect.layer)
+        check_layers(dialect.layer)
+        _check_rope(dialect.layer)
         _check_target(dialect.keys, dialect.layer, target)
         self._checkpoint, self._dialect, self._target = checkpoint, dialect, target
         self._layer_ids = layer_ids
@@ -272,15 +271,7 @@ class DraftHead:
         )
 
 
-def _check_computation(layer: JsonKeys) -> None:
-    """Refuses what would make a decoder layer's computation another one."""
-    if layer.get("quantization_config") is not None:
-        layer.refuse("quantization_config", "no such key", "give the unquantised head")
-    if layer.get("hidden_act") not in (None, "silu"):
-        layer.refuse("hidden_act", '"silu"')
-    for name in ("attention_bias", "mlp_bias"):
-        if layer.boolean(name, False):
-            layer.refuse(name, "false", "heads with biases are not supported")
+def _check_rope(layer: JsonKeys) -> None:
     for place in ("rope_scaling", "rope_parameters"):
         rope = layer.object(place) or JsonKeys({}, layer.source)
         for name in ("rope_type", "type"):

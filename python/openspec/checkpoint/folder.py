@@ -38,9 +38,7 @@ def check_source(name: str, revision: str | None, kind: str = "model") -> None:
         raise ConfigError(f"{kind} folder must not be empty; '.' is the current one")
     if is_hub_id(name):
         return
-    if not Path(name).is_dir():
-        state = "is not a folder" if Path(name).exists() else "does not exist"
-        raise ConfigError(f"{kind} folder {name} {state}; {GIVE}")
+    open_folder(name, kind)
     if revision is not None:
         raise ConfigError(
             f"{kind} {name} is a folder, and only models of the hub have revisions; drop {revision}"
@@ -144,8 +142,8 @@ def open_folder(folder: str | Path, kind: str = "model") -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{kind} folder {folder!s}: cannot be opened: {error}") from None
     if not is_folder:
-        what = "is a file" if path.exists() else "does not exist"
-        raise ConfigError(f"{kind} folder {path} {what}; {GIVE}")
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise ConfigError(f"{kind} folder {folder!s} {what}; {GIVE}")
     return path
 
 

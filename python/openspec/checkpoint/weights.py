@@ -274,8 +274,8 @@ def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
         return [SafetensorsFile(single)]
     index = find_file(root, INDEX_FILE)
     if index is not None:
-        keys = JsonKeys(read_json_object(index), str(root / INDEX_FILE))
-        return [_shard(root, name, listed) for name, listed in _tensors_by_shard(keys).items()]
+        shards = read_index(index, root / INDEX_FILE)
+        return [_shard(root, name, listed) for name, listed in shards.items()]
     pickled = any(find_file(root, f"pytorch_model.bin{end}") for end in ("", ".index.json"))
     remedy = (
         "pytorch_model.bin is not read because it can run code; "
@@ -286,7 +286,13 @@ def checkpoint_files(folder: str | Path) -> list[SafetensorsFile]:
     raise ConfigError(f"{root} has neither {SINGLE_FILE} nor {INDEX_FILE}; {remedy}")
 
 
-def _tensors_by_shard(index: JsonKeys) -> dict[str, set[str]]:
+def read_index(path: Path, shown: Path) -> dict[str, set[str]]:
+    """File of the same folder -> its tensors; messages name the index as `shown`.
+
+    Raises:
+        ConfigError: it says nothing, or names files elsewhere.
+    """
+    index = JsonKeys(read_json_object(path), str(shown))
     weight_map = index.object("weight_map")
     if weight_map is None or not weight_map.values:
         index.refuse("weight_map", "an object with tensors")

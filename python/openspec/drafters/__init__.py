@@ -5,53 +5,44 @@ A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from dataclasses import dataclass, field
 
 from openspec.drafters.spec import DrafterSpec
 from openspec.errors import ConfigError, EngineError
 from openspec.settings import nearest
 
 
-@dataclass(slots=True)
-class _Registry:
-    """Specs by name; filled from this package's modules on first use."""
-
-    specs: dict[str, DrafterSpec] = field(default_factory=dict)
-    is_discovered: bool = False
-
-    def discover(self) -> dict[str, DrafterSpec]:
-        if not self.is_discovered:
-            self.is_discovered = True
-            for module_info in pkgutil.iter_modules(__path__):
-                if module_info.name == "spec":
-                    continue
-                module = importlib.import_module(f"{__name__}.{module_info.name}")
-                spec = vars(module).get("SPEC")
-                if not isinstance(spec, DrafterSpec):
-                    raise EngineError(f"{module.__name__} has no SPEC of type DrafterSpec")
-                self.add(spec)
-        return self.specs
-
-    def add(self, spec: DrafterSpec) -> None:
-        for name in (spec.name, *spec.aliases):
-            if any(name in (other.name, *other.aliases) for other in self.specs.values()):
-                raise ConfigError(f"a drafter named {name!r} exists already")
-        self.specs[spec.name] = spec
+@functools.cache
+def _registry() -> dict[str, DrafterSpec]:
+    """Specs by name, filled from this package's modules on first use."""
+    specs: dict[str, DrafterSpec] = {}
+    for module_info in pkgutil.iter_modules(__path__):
+        if module_info.name != "spec":
+            module = importlib.import_module(f"{__name__}.{module_info.name}")
+            spec = vars(module).get("SPEC")
+            if not isinstance(spec, DrafterSpec):
+                raise EngineError(f"{module.__name__} has no SPEC of type DrafterSpec")
+            _add(specs, spec)
+    return specs
 
 
-_registry = _Registry()
+def _add(specs: dict[str, DrafterSpec], spec: DrafterSpec) -> None:
+    for name in (spec.name, *spec.aliases):
+        if any(name in (other.name, *other.aliases) for other in specs.values()):
+            raise ConfigError(f"a drafter named {name!r} exists already")
+    specs[spec.name] = spec
 
 
 def available_drafters() -> list[str]:
     """Names of all drafters, in alphabetical order."""
-    return sorted(_registry.discover())
+    return sorted(_registry())
 
 
 def all_drafters() -> list[DrafterSpec]:
     """Their specs, in the same order."""
-    return [_registry.discover()[name] for name in available_drafters()]
+    return [_registry()[name] for name in available_drafters()]
 
 
 def get_drafter(name: str) -> DrafterSpec:
@@ -81,10 +72,9 @@ def plain_method() -> str:
 
 def register_drafter(spec: DrafterSpec) -> None:
     """Adds a drafter of this process, written in Python (`spec.build`), for research and tests."""
-    _registry.discover()
-    _registry.add(spec)
+    _add(_registry(), spec)
 
 
 def unregister_drafter(name: str) -> None:
     """Takes back `register_drafter`."""
-    del _registry.discover()[name]
+    del _registry()[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import KW_ONLY, dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,8 @@ from starlette.responses import Response
 from openspec.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
+
+ChoiceT = TypeVar("ChoiceT")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -122,16 +125,25 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
-    """Answer and chunk of /v1/completions."""
+class Answer(msgspec.Struct, Generic[ChoiceT], kw_only=True):
+    """An answer, or a chunk of one."""
 
     id: str
-    object: str = "text_completion"
+    object: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: list[ChoiceT]
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Of chats; choices of /v1/completions have their own."""
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class Completion(Answer[CompletionChoice], kw_only=True):
+    """Answer and chunk of /v1/completions."""
+
+    object: str = "text_completion"
 
 
 class TokenLogprob(msgspec.Struct):
@@ -212,32 +224,16 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
+class ChatCompletion(Answer[ChatChoice], kw_only=True):
     """Answer of /v1/chat/completions."""
 
-    id: str
     object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | UnsetType = UNSET
-    metrics: RequestMetrics | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
+class ChatChunk(Answer[ChatChunkChoice], kw_only=True):
     """Chunk of /v1/chat/completions."""
 
-    id: str
     object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    metrics: RequestMetrics | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
 @dataclass(eq=False)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
 from openspec.checkpoint.folder import check_source, downloaded, find_file, is_hub_id, open_folder
-from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.weights import (
     CONVERTER,
     INDEX_FILE,
@@ -29,6 +28,7 @@ from openspec.checkpoint.weights import (
     checkpoint_files,
     is_finite,
     name_some,
+    read_index,
     shown_name,
 )
 from openspec.errors import ConfigError
@@ -88,6 +88,8 @@ def convert(source: Path, target: Path) -> str:
 
 def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     """Writes the whole folder or nothing; returns the size of the weights."""
+    from safetensors.torch import save_file
+
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     try:
@@ -96,7 +98,9 @@ def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor])
                 file = find_file(root, name)
                 if file is not None:
                     shutil.copyfile(file, Path(partial) / name)
-            num_bytes = _write(Path(partial) / SINGLE_FILE, tensors)
+            weights = Path(partial) / SINGLE_FILE
+            save_file(dict(tensors), weights, metadata={"format": "pt"})
+            num_bytes = weights.stat().st_size
             for written in Path(partial).iterdir():
                 written.rename(target / written.name)
         return num_bytes
@@ -148,15 +152,12 @@ def _check_complete(root: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     index = find_file(root, PICKLED_INDEX)
     if index is None:
         return
-    keys = JsonKeys(read_json_object(index), str(root / PICKLED_INDEX))
-    weight_map = keys.object("weight_map")
-    if weight_map is None:
-        keys.refuse("weight_map", "an object with tensors")
-    missing = sorted(set(weight_map.values) - set(tensors))
+    named = set().union(*read_index(index, root / PICKLED_INDEX).values())
+    missing = sorted(named - set(tensors))
     if missing:
         raise ConfigError(
-            f"{keys.source} names {name_some(missing)}, which no {PICKLED_PATTERN} holds; finish "
-            "the download"
+            f"{root / PICKLED_INDEX} names {name_some(missing)}, which no {PICKLED_PATTERN} holds; "
+            "finish the download"
         )
 
 
@@ -190,11 +191,3 @@ def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype in (torch.int64, torch.int32, torch.bool, torch.uint8):
         return packed
     raise ConfigError(f"{shown_name(name)}: {tensor.dtype} has no place in a draft model")
-
-
-def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Writes a safetensors file; returns its size."""
-    from safetensors.torch import save_file
-
-    save_file(dict(tensors), path, metadata={"format": "pt"})
-    return path.stat().st_size
