@@ -100,13 +100,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
-        if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        _check_range("seed", self.seed, -(2**63), 2**63 - 1)
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if value is not None:
-                _check_range(name, value, 0, MAX_LOGPROBS)
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _check_count("stop", len(self.stop), MAX_STOP_STRINGS, "stop strings")
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_STRING_CHARS:
@@ -151,10 +149,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_range(
-    name: str, value: float, low: float, high: float, *, is_low_open: bool = False
+    name: str, value: float | None, low: float, high: float, *, is_low_open: bool = False
 ) -> None:
     # NaN fails all comparisons, hence the form.
-    if not (low < value if is_low_open else low <= value) or not value <= high:
+    if value is not None and not (low <= value <= high and (low < value or not is_low_open)):
         allowed = f"({low:g}, {high:g}]" if is_low_open else f"[{low}, {high}]"
         raise RequestError(f"{name} must be in {allowed}, got {value}", name)
 
