@@ -10,11 +10,7 @@ import msgspec
 
 from openspec.bench.report import Figures, Identity, Speedup, compare, figures_of
 from openspec.bench.run import Cell
-from openspec.messages import (
-    acceptance_per_position,
-    acceptance_rate,
-    mean_acceptance_length,
-)
+from openspec.messages import acceptance_per_position, acceptance_rate, mean_acceptance_length
 
 
 @dataclass(frozen=True)

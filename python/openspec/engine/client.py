@@ -39,13 +39,7 @@ from openspec.engine.protocol import (
     ToEngine,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import (
-    EngineInfo,
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    sequence_ids,
-)
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, sequence_ids
 
 logger = logging.getLogger(__name__)
 
