@@ -128,6 +128,36 @@ def test_a_request_that_the_device_does_not_take_ends_alone(num_steps_ahead: int
 
 
 @both_depths
+def test_books_are_checked_where_nothing_is_under_way(num_steps_ahead: int) -> None:
+    class Full(FakeRunner):
+        is_strict = False
+
+        def add(self, request: Request) -> int:
+            if request.token_ids[0] == 7:
+                self.is_strict = True
+                raise RuntimeError("out of memory")
+            return super().add(request)
+
+        def check_integrity(self) -> None:
+            # The core takes pages that a step under way holds for leaked.
+            assert not (self.is_strict and self.open_leases)
+            self.is_strict = False
+            super().check_integrity()
+
+    runner = Full(num_steps_ahead=num_steps_ahead)
+    core = make_core(runner)
+    request = make_request("a", max_tokens=30)
+
+    def join(step: int) -> None:
+        if step == 3:
+            core.add_request(make_request("b", [7, 1]))
+
+    seen = run(core, [request], join)
+    assert seen["b"].finish_reason == "error"
+    assert seen["a"].token_ids == expected(request, runner.max_model_len)[0]
+
+
+@both_depths
 def test_priority_before_arrival(num_steps_ahead: int) -> None:
     core = make_core(FakeRunner(max_num_seqs=1, num_steps_ahead=num_steps_ahead), max_num_seqs=1)
     order: list[str] = []

@@ -192,6 +192,7 @@ class EngineCore:
         cause = refusal.__cause__
         message = f"the request could not be admitted: {type(cause).__name__}: {cause}"
         logger.error("%s", message)
+        self._give_up()  # books are checked where nothing is under way
         return self._fail([refusal.request], message)
 
     def _fail(self, requests: Sequence[Request], message: str) -> list[EngineOutput]:
