@@ -20,6 +20,7 @@ from openspec.engine.supervisor import Supervisor
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
 from openspec.serve.server import http_server
+from openspec.serve.text_pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model
@@ -89,13 +90,15 @@ def run_fake_server(
 
     async def main() -> None:
         engine = FakeEngineClient(model, **(engine_options or {}))
+        settings, tokenizer = ServeConfig(**config), Tokenizer.from_folder(model)
         context = ServerContext(
-            config=ServeConfig(**config),
+            config=settings,
             engine_config=EngineConfig(model=str(model)),
             supervisor=Supervisor(engine),
             model=ModelConfig.from_folder(model),
-            tokenizer=Tokenizer.from_folder(model),
+            tokenizer=tokenizer,
             model_names=[MODEL_NAME],
+            text_pool=TextPool(settings.num_text_threads, tokenizer, model),
         )
         server = http_server(context)
         started.update(engine=engine, context=context, server=server)

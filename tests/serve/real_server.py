@@ -102,7 +102,20 @@ class RealServer:
 
 
 def engine_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return children_of(pid, "openspec.engine.process")[0]
+
+
+def children_of(pid: int, module: str) -> list[int]:
+    """The processes that it started and that run this module."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if module in _arguments(child)]
+
+
+def _arguments(pid: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 def cpu_s(pid: int) -> float:

@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from openspec.serve import chat
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
@@ -273,16 +274,16 @@ BIG_CALL = {"function": {"name": "x", "arguments": BIG}}
     ],
     ids=["text", "parts", "tools", "calls", "reasoning"],
 )
-def test_large_chats_are_rendered_in_a_thread(
+def test_large_chats_are_read_in_a_thread(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict
 ) -> None:
-    tokenizer, threads = server.context.tokenizer, []
+    render_request, threads = chat._render_request, []
 
-    def render_chat(*args: object, **options: object) -> object:
+    def noting(request: object) -> bytes:
         threads.append(threading.current_thread().name)
-        return type(tokenizer).render_chat(tokenizer, *args, **options)
+        return render_request(request)
 
-    monkeypatch.setattr(tokenizer, "render_chat", render_chat)
+    monkeypatch.setattr(chat, "_render_request", noting)
     server.client.post(path, json={**body, "max_tokens": 1})
     assert len(threads) == 1 and threads[0].startswith("openspec-text")
 

@@ -6,8 +6,16 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from functools import partial
+from typing import TypeVar
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -18,9 +26,11 @@ from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.api import GenerationFields
 from openspec.serve.context import ServerContext
 from openspec.serve.job import Job, Prompt
+from openspec.serve.text_pool import MAX_INLINE_CHARS
 from openspec.serve.wire import (
     DONE,
     KEEP_ALIVE,
+    ApiError,
     ChatChunk,
     ChatCompletion,
     ChatLogprobs,
@@ -45,6 +55,8 @@ from openspec.text.outputs import (
     top_logprobs,
 )
 from openspec.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks."""
@@ -160,7 +172,7 @@ class Answer(ABC):
 
 @contextlib.asynccontextmanager
 async def watch_connection(
-    receive: Receive, on_disconnect: Callable[[], None]
+    receive: Receive, on_disconnect: Callable[[], object]
 ) -> AsyncIterator[None]:
     """Watches the connection while the body runs."""
 
@@ -174,6 +186,25 @@ async def watch_connection(
         yield
     finally:
         watcher.cancel()
+
+
+async def unless_gone(request: Request, num_bytes: int, work: Coroutine[None, None, T]) -> T:
+    """The result of `work` on a body of so many bytes, dropped if the client leaves meanwhile.
+
+    Raises:
+        ApiError: 400, the client left.
+    """
+    if num_bytes <= MAX_INLINE_CHARS:
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        async with watch_connection(request.receive, task.cancel):
+            await asyncio.wait({task})
+    finally:
+        task.cancel()
+    if task.cancelled():
+        raise ApiError(400, "The client went away.")
+    return task.result()
 
 
 async def _or_error(event: Awaitable[bytes | None]) -> bytes | None:

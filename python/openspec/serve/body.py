@@ -20,6 +20,10 @@ from openspec.serve.context import ServerContext
 from openspec.serve.wire import ApiError
 
 MAX_OBJECT_KEYS = 16384
+MAX_VALUES = 1 << 20
+"""In one body: the parser lets nothing else run meanwhile."""
+CONTAINER_COST = 8
+"""An object or a list takes about as long as so many numbers."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 GenerationT = TypeVar("GenerationT", bound=GenerationFields)
@@ -117,6 +121,7 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
     Raises:
         RequestError: naming the first offending field.
     """
+    _check_num_values(body)
     try:
         value: object = json.loads(
             body.decode("utf-8"),
@@ -147,6 +152,23 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
         raise RequestError("The request body has a lone surrogate in a string.") from None
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
+
+
+def _check_num_values(body: bytes) -> None:
+    """Refuses a body of too many values, counted by its punctuation outside of strings."""
+    if len(body) <= MAX_VALUES:
+        return
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    num = unescaped.count(b'"') // 2
+    if num <= MAX_VALUES:
+        outside = b"".join(unescaped.split(b'"')[::2])
+        num_containers = outside.count(b"[") + outside.count(b"{")
+        num = outside.count(b",") + CONTAINER_COST * num_containers
+    if num > MAX_VALUES:
+        raise RequestError(
+            f"The request body has over {MAX_VALUES} values, of which an object or a list counts "
+            f"as {CONTAINER_COST}."
+        )
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

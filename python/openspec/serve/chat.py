@@ -12,12 +12,19 @@ from starlette.responses import Response
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs
+from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs, unless_gone
 from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
 from openspec.serve.body import receive_request
 from openspec.serve.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser, ParsedCall
 from openspec.serve.context import ServerContext
-from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
+from openspec.serve.job import (
+    Job,
+    Prompt,
+    check_length,
+    room_for_output,
+    sampling_params,
+    truncated,
+)
 from openspec.serve.wire import (
     AssistantMessage,
     ChatChoice,
@@ -33,16 +40,18 @@ from openspec.serve.wire import (
 from openspec.text.chat_template import MAX_DEPTH
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 from openspec.text.tokenizer import Tokenizer
+from openspec.text.worker import to_json
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:
     """Answers a conversation."""
     arrival, body = await receive_request(context, request, ChatCompletionRequest)
     _check(body)
-    chat = await context.text_pool.run(
-        arrival.num_bytes, lambda: render_chat(context.tokenizer, body)
+    info, num_bytes = context.engine.info, arrival.num_bytes
+    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
+    chat = await unless_gone(
+        request, num_bytes, render_chat(context, body, num_bytes, max_tokens=max_tokens)
     )
-    info = context.engine.info
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
     room = room_for_output(context, len(token_ids), "messages")
     limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
@@ -55,7 +64,10 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    job = Job(context, "chatcmpl", arrival, [Prompt(token_ids, chat.text)], body, sampling)
+    prompts = [Prompt(token_ids, chat.text)]
+    job = await context.text_pool.run(
+        num_bytes, lambda: Job(context, "chatcmpl", arrival, prompts, body, sampling)
+    )
     return await _Answer(context, body, job, chat).respond(request)
 
 
@@ -224,20 +236,42 @@ class RenderedChat:
     """Whether the answer starts within a thinking block; None where it cannot think at all."""
 
 
-def render_chat(
-    tokenizer: Tokenizer, request: ChatCompletionRequest | TokenizeRequest
+async def render_chat(
+    context: ServerContext,
+    request: ChatCompletionRequest | TokenizeRequest,
+    num_bytes: int,
+    *,
+    max_tokens: int | None = None,
 ) -> RenderedChat:
-    """Renders the messages; runs in a thread when they are long.
+    """Renders the messages of a body of `num_bytes`, where they may have fewer than `max_tokens`.
 
     Raises:
         RequestError: naming what the template or the server refuses.
+        ApiError: 500, the process that renders ended.
     """
-    messages = [_message(message) for message in request.messages or ()]
+    pool, tokenizer = context.text_pool, context.tokenizer
     goes_on = bool(request.continue_final_message)
+    segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(request)))
+    text = "".join(segment.text for segment in segments)
+    if max_tokens is not None:
+        await pool.run(len(text), lambda: check_length(tokenizer, text, max_tokens, "messages"))
+    token_ids = (await pool.encode([segments]))[0]
+    if goes_on:
+        text, token_ids = await pool.run(
+            len(text), lambda: _reopened(tokenizer, text, token_ids, request.messages or [])
+        )
+    end = text.rstrip()
+    thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
+    return RenderedChat(text, token_ids, thinking)
+
+
+def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:
+    """The arguments of `ChatTemplates.render`, in JSON."""
+    messages = [_message(message) for message in request.messages or ()]
     adds_prompt = request.add_generation_prompt
     if adds_prompt is None:
-        adds_prompt = not goes_on
-    if goes_on and adds_prompt:
+        adds_prompt = not request.continue_final_message
+    if request.continue_final_message and adds_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other.",
             "continue_final_message",
@@ -251,26 +285,21 @@ def render_chat(
             kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
         if request.tool_choice == "none":
             tools = None
-    prompt = tokenizer.render_chat(
-        messages,
-        tools=[_tool(tool) for tool in tools] if tools else None,
-        add_generation_prompt=adds_prompt,
-        chat_template_kwargs=kwargs,
+    return to_json(
+        {
+            "messages": messages,
+            "tools": [_tool(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": adds_prompt,
+            "kwargs": kwargs,
+        }
     )
-    text, token_ids = prompt.text, prompt.token_ids
-    if goes_on:
-        text, token_ids = _reopened(tokenizer, text, token_ids, messages[-1])
-    end = text.rstrip()
-    thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
-    return RenderedChat(text, token_ids, thinking)
 
 
 def _reopened(
-    tokenizer: Tokenizer, text: str, token_ids: list[int], last: dict[str, JsonValue]
+    tokenizer: Tokenizer, text: str, token_ids: list[int], messages: Sequence[ChatMessage]
 ) -> tuple[str, list[int]]:
     """The chat without what the template puts after the last message's content."""
-    given = last.get("content")
-    content = given.lstrip() if isinstance(given, str) else ""
+    content = _content(messages[-1]).lstrip()
     # The closing starts with a special token, the last one of all, so the content's last token ends
     # where it starts. It is not looked for by the content, which may be in the closing: "|", "end".
     special = frozenset(tokenizer.special_tokens.values())

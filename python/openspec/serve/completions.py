@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.answer import Answer, completion_logprobs, prompt_logprobs
+from openspec.serve.answer import Answer, completion_logprobs, prompt_logprobs, unless_gone
 from openspec.serve.api import MAX_SEQUENCES, CompletionRequest
 from openspec.serve.body import receive_request
 from openspec.serve.context import ServerContext
-from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
+from openspec.serve.job import (
+    Job,
+    Prompt,
+    check_length,
+    room_for_output,
+    sampling_params,
+    truncated,
+)
 from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs
+from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 
@@ -33,7 +40,9 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     arrival, body = await receive_request(context, request, CompletionRequest)
     _check(body)
     num_choices = body.n or 1
-    prompts = await context.text_pool.run(_size(body), lambda: _prompts(context, body))
+    prompts = await unless_gone(
+        request, arrival.num_bytes, _prompts(context, body, arrival.num_bytes)
+    )
     if len(prompts) * num_choices > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
@@ -46,9 +55,10 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
         logprobs=body.logprobs,
         prompt_logprobs=max((num for num in wanted if num is not None), default=None),
     )
-    job = Job(context, "cmpl", arrival, prompts, body, sampling)
-    num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    answer = await context.text_pool.run(num_prompt_tokens, lambda: _Answer(context, body, job))
+    answer = await context.text_pool.run(
+        arrival.num_bytes,
+        lambda: _Answer(context, body, Job(context, "cmpl", arrival, prompts, body, sampling)),
+    )
     return await answer.respond(request)
 
 
@@ -172,36 +182,39 @@ def _check(body: CompletionRequest) -> None:
         )
 
 
-def _size(body: CompletionRequest) -> int:
-    prompt = body.prompt
-    return sum(len(p) if isinstance(p, (str, list)) else 1 for p in prompt)
+async def _prompts(context: ServerContext, body: CompletionRequest, num_bytes: int) -> list[Prompt]:
+    """The prompts of a body of so many bytes as token ids."""
+    pool, tokenizer = context.text_pool, context.tokenizer
+    max_model_len, limit = context.engine.info.max_model_len, body.truncate_prompt_tokens
 
+    def listed() -> list[str | list[int]]:
+        given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        ids = [one for one in given if isinstance(one, int)]
+        return [ids] if ids else [one for one in given if not isinstance(one, int)]
 
-def _prompts(context: ServerContext, body: CompletionRequest) -> list[Prompt]:
-    """The prompts as token ids; runs in a thread when they are long."""
-    given: Sequence[str | int | list[int]] = (
-        [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    )
-    if isinstance(given[0], int):
-        given = [[token_id for token_id in given if isinstance(token_id, int)]]
-    prompts = []
-    for one in given:
-        if isinstance(one, str):
-            token_ids = context.tokenizer.encode(
-                one,
-                parse_special=True,
-                add_special_tokens=body.add_special_tokens is not False,
-            )
-        elif isinstance(one, list):
-            token_ids = one
-            context.tokenizer.check_token_ids(one)
-        else:
-            raise RequestError("prompt mixes token ids with something else", "prompt")
-        cut = truncated(token_ids, body.truncate_prompt_tokens, context.engine.info.max_model_len)
+    def segments(one: str) -> list[Segment]:
+        if limit is None:
+            check_length(tokenizer, one, max_model_len, "prompt")
+        return tokenizer.segments(one)
+
+    def cut_to_fit(one: str | list[int], token_ids: list[int]) -> Prompt:
+        cut = truncated(token_ids, limit, max_model_len)
         room_for_output(context, len(cut), "prompt")
+        if isinstance(one, list):
+            tokenizer.check_token_ids(one)
         text = one if isinstance(one, str) and len(cut) == len(token_ids) else None
-        prompts.append(Prompt(cut, text))
-    return prompts
+        return Prompt(cut, text)
+
+    given = await pool.run(num_bytes, listed)
+    texts = [one for one in given if isinstance(one, str)]
+    lists = [one for one in given if isinstance(one, list)]
+    if texts:
+        lists = await pool.encode(
+            await pool.run(num_bytes, lambda: [segments(text) for text in texts])
+        )
+        if body.add_special_tokens is not False:
+            lists = [tokenizer.with_surroundings(token_ids) for token_ids in lists]
+    return await pool.run(num_bytes, lambda: list(map(cut_to_fit, given, lists)))
 
 
 def _echo(context: ServerContext, prompt: Prompt, has_offsets: bool) -> _Echo:

@@ -60,7 +60,7 @@ class ServeConfig:
     restart_engine: int = number(0, 0, 1 << 20)
     """How often an engine that ended is started again."""
     num_text_threads: int = number(2, 1, 64)
-    """Threads that parse, render and tokenize large requests."""
+    """Threads that parse and tokenize large requests; as many processes for huge texts."""
     allow_credentials: bool = False
     """Let browsers of `allowed_origins` send credentials."""
     allowed_origins: list[str] | None = None

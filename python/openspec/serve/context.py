@@ -7,10 +7,9 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
@@ -20,34 +19,14 @@ from openspec.errors import RequestError
 from openspec.messages import EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
+from openspec.serve.text_pool import TextPool
 from openspec.serve.wire import ENGINE_STATES, ApiError, overloaded
 from openspec.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 0.1
-MAX_INLINE_CHARS = 4096
-"""Smaller work is done at once: a thread would cost more than it saves."""
-
-
-class TextPool:
-    """A few threads; more work than that waits its turn."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="openspec-text")
-
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which handles about `size` characters, bytes or tokens."""
-        if size <= MAX_INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    def close(self) -> None:
-        """Drops what waits; what runs is not waited for."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class Abortable(Protocol):
@@ -153,9 +132,9 @@ class ServerContext:
     tokenizer: Tokenizer
     model_names: list[str]
     """What requests may call the model; answers carry the first."""
+    text_pool: TextPool
     metrics: ServerMetrics = field(init=False)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    text_pool: TextPool = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     num_sequences: int = 0
     """In flight, running or waiting."""
@@ -168,7 +147,6 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
         self.metrics = ServerMetrics(self.model_name, self.engine.info)
-        self.text_pool = TextPool(self.config.num_text_threads)
 
     @property
     def engine(self) -> EngineClient:

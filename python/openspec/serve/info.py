@@ -20,6 +20,7 @@ from openspec.messages import (
     acceptance_rate,
     mean_acceptance_length,
 )
+from openspec.serve.answer import unless_gone
 from openspec.serve.api import AbortRequest, DetokenizeRequest, TokenizeRequest
 from openspec.serve.body import receive_json
 from openspec.serve.chat import render_chat
@@ -185,14 +186,20 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", "prompt")
 
-    def answer() -> Response:
+    pool = context.text_pool
+
+    async def ids() -> list[int]:
         if body.prompt is None:
-            token_ids = render_chat(tokenizer, body).token_ids
-        else:
-            adds_special = body.add_special_tokens is not False
-            token_ids = tokenizer.encode(
-                body.prompt, parse_special=True, add_special_tokens=adds_special
-            )
+            return (await render_chat(context, body, num_bytes)).token_ids
+        text = body.prompt
+        segments = await pool.run(num_bytes, lambda: tokenizer.segments(text))
+        token_ids = (await pool.encode([segments]))[0]
+        adds_special = body.add_special_tokens is not False
+        return tokenizer.with_surroundings(token_ids) if adds_special else token_ids
+
+    token_ids = await unless_gone(request, num_bytes, ids())
+
+    def answer() -> Response:
         return json_response(
             {
                 "count": len(token_ids),
@@ -204,7 +211,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
             }
         )
 
-    return await context.text_pool.run(num_bytes, answer)
+    return await pool.run(num_bytes, answer)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

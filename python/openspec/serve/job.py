@@ -25,6 +25,10 @@ from openspec.serve.context import ServerContext
 from openspec.serve.wire import ApiError
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 from openspec.text.stop_strings import StopStrings
+from openspec.text.tokenizer import Tokenizer
+
+MIN_CHECKED_CHARS = 1 << 16
+"""Shorter texts are encoded as soon as looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,25 @@ def room_for_output(context: ServerContext, num_prompt_tokens: int, param: str) 
             "context_length_exceeded",
         )
     return info.max_model_len - num_prompt_tokens
+
+
+def check_length(tokenizer: Tokenizer, text: str, max_model_len: int, param: str) -> None:
+    """Refuses a text that is too long for the context by its length alone, without encoding it.
+
+    Raises:
+        RequestError: with the fewest tokens that it can have.
+    """
+    if len(text) < MIN_CHECKED_CHARS:
+        return
+    num_tokens = tokenizer.min_num_tokens(text)
+    if num_tokens >= max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
+            f"of {len(text)} characters resulted in {num_tokens} tokens at least, and the answer "
+            "needs room too.",
+            param,
+            "context_length_exceeded",
+        )
 
 
 def truncated(token_ids: list[int], limit: int | None, max_model_len: int) -> list[int]:

@@ -28,6 +28,7 @@ from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
+from openspec.serve.text_pool import TextPool
 from openspec.serve.wire import ApiError, error_bytes
 from openspec.text.tokenizer import Tokenizer
 
@@ -78,12 +79,18 @@ async def _load(
     engine_task = asyncio.create_task(start())
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
+        text_pool = TextPool(config.num_text_threads, tokenizer, engine_config.model_path)
+        await text_pool.start()
     except BaseException:
         engine_task.cancel()
         with contextlib.suppress(BaseException):
             await (await engine_task).close()
         raise
-    engine = await engine_task
+    try:
+        engine = await engine_task
+    except BaseException:
+        text_pool.close()
+        raise
     try:
         if tokenizer.num_tokens > model.vocab_size:
             raise ConfigError(
@@ -99,8 +106,10 @@ async def _load(
             model=model,
             tokenizer=tokenizer,
             model_names=names,
+            text_pool=text_pool,
         )
     except BaseException:
+        text_pool.close()
         await engine.close()
         raise
 

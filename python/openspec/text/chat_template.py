@@ -1,4 +1,4 @@
-"""A model's own chat template: Jinja in a sandbox, within limits, with user text kept apart.
+"""A model's own chat templates: Jinja in a sandbox, with user text kept apart.
 
 Special tokens such as `<|im_start|>` must only ever come from the template itself. So before it is
 rendered, every place in the request's text that could become part of one is replaced by a private
@@ -8,6 +8,7 @@ character that occurs nowhere in the request, and put back once the template's t
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,11 @@ import jinja2
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import ConfigError, RequestError
-from openspec.text.template_sandbox import MAX_RENDER_S, check_size, compile_template, time_limit
+from openspec.text.template_sandbox import compile_template
 
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_RENDERED_CHARS = 1 << 24
+MAX_RENDER_S = 5.0
 MAX_DEPTH = 64
 CHAT_TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "preserve_thinking"})
 """What a request may set; all of them true or false."""
@@ -32,24 +35,30 @@ class Segment:
     is_special: bool
 
 
-class ChatTemplate:
-    """One compiled template. Rendering is thread-safe."""
+class ChatTemplates:
+    """The templates of one model. Rendering is thread-safe.
+
+    Length and time are checked wherever a template puts something out. A filter on its way there
+    has no limit: that takes a process which can be ended (`openspec.text.worker`).
+    """
 
     def __init__(
-        self, source: str, special_tokens: Collection[str], variables: Mapping[str, str]
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Collection[str],
+        variables: Mapping[str, str],
     ) -> None:
-        """Compiles the template.
+        """Compiles the templates, of which `tool_use` is for requests with tools.
 
-        `special_tokens` are those that only the template may write; `variables` are the named ones
+        `special_tokens` are those that only a template may write; `variables` are the named ones
         (`eos_token`, ...) that it may refer to.
 
         Raises:
             ConfigError: too large, or not a Jinja template.
         """
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ConfigError(f"chat template: more than {MAX_TEMPLATE_CHARS} characters")
-        self._source = source
-        self._variables = dict(variables)
+        self.sources = dict(sources)
+        self.special_tokens = list(special_tokens)
+        self.variables = dict(variables)
         self._special_re = any_of(special_tokens)
         # Two characters are enough to make a special token impossible, wherever the template may
         # cut or join; a single one matters at the end of a text only, where more may follow.
@@ -61,10 +70,7 @@ class ChatTemplate:
             )
             or "(?!)"
         )
-        try:
-            self._template = compile_template(source)
-        except (jinja2.TemplateError, RecursionError, MemoryError, OverflowError) as error:
-            raise ConfigError(f"chat template: does not compile: {error}") from None
+        self._templates = {name: _compiled(source) for name, source in sources.items()}
 
     def render(
         self,
@@ -76,44 +82,62 @@ class ChatTemplate:
         """The chat as text and the template's own special tokens, in order.
 
         Raises:
-            RequestError: the template refuses the messages, or a limit is hit.
+            RequestError: no template, one that refuses the messages, or a limit is hit.
         """
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise RequestError("the model has no chat template; use completions", "messages")
         check_kwargs(kwargs)
-        guard = _Guard(self._risky_re, [messages, tools, self._source])
+        guard = _Guard(self._risky_re, [messages, tools, self.sources[name]])
         variables: dict[str, object] = {
-            **self._variables,
+            **self.variables,
             **kwargs,
             "messages": [guard.protect(_plain_message(message)) for message in messages],
             "tools": guard.protect(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = self._render(variables)
         segments: list[Segment] = []
-        for text, is_special in split_at(self._special_re, rendered):
+        for text, is_special in split_at(
+            self._special_re, _rendered(self._templates[name], variables)
+        ):
             segments.append(Segment(text if is_special else guard.restore(text), is_special))
         return segments
 
-    def _render(self, variables: Mapping[str, object]) -> str:
-        pieces: list[str] = []
-        size = 0
-        try:
-            with time_limit(MAX_RENDER_S):
-                for piece in self._template.generate(variables):
-                    pieces.append(piece)
-                    size += len(piece)
-                    check_size(size)
-        except RequestError:
-            raise
-        except jinja2.TemplateError as error:
-            raise RequestError(f"chat template: {_one_line(error)}", "messages") from None
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise RequestError(
-                f"the chat template cannot render these messages: {_one_line(error)}", "messages"
-            ) from None
-        except (RecursionError, MemoryError):
-            raise RequestError("the chat is too large for its template", "messages") from None
-        return "".join(pieces)
+
+def _compiled(source: str) -> jinja2.Template:
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ConfigError(f"chat template: more than {MAX_TEMPLATE_CHARS} characters")
+    try:
+        return compile_template(source)
+    except (jinja2.TemplateError, RecursionError, MemoryError, ValueError, OverflowError) as error:
+        raise ConfigError(f"chat template: does not compile: {error}") from None
+
+
+def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str:
+    pieces: list[str] = []
+    size, deadline = 0, time.monotonic() + MAX_RENDER_S
+    try:
+        for piece in template.generate(variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_RENDERED_CHARS:
+                raise RequestError(
+                    f"the chat is longer than {MAX_RENDERED_CHARS} characters", "messages"
+                )
+            if time.monotonic() > deadline:
+                raise RequestError("the chat template takes too long", "messages")
+    except RequestError:
+        raise
+    except jinja2.TemplateError as error:
+        raise RequestError(f"chat template: {_one_line(error)}", "messages") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(
+            f"the chat template cannot render these messages: {_one_line(error)}", "messages"
+        ) from None
+    except (RecursionError, MemoryError):
+        raise RequestError("the chat is too large for its template", "messages") from None
+    return "".join(pieces)
 
 
 def check_kwargs(kwargs: Mapping[str, JsonValue]) -> None:

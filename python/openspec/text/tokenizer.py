@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -13,7 +14,8 @@ from tokenizers import decoders, models
 from openspec.checkpoint.folder import find_file, open_folder
 from openspec.checkpoint.strict_json import JsonValue, describe_value, read_json_object
 from openspec.errors import ConfigError, RequestError
-from openspec.text.chat_template import ChatTemplate, any_of, split_at
+from openspec.text.chat_template import ChatTemplates, Segment, any_of, split_at
+from openspec.text.length_bound import LengthBound
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +65,7 @@ class Tokenizer:
         self.bos_token_id = self.special_tokens.get(named.get("bos_token", ""))
         self._bytes: dict[int, bytes] = {}
         self._prefix, self._suffix = _surrounding_ids(backend)
-        self._templates = {
-            name: ChatTemplate(source, self.special_tokens, named)
-            for name, source in (chat_templates or {}).items()
-        }
+        self.chat_templates = ChatTemplates(chat_templates or {}, self.special_tokens, named)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -93,7 +92,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work."""
-        return bool(self._templates)
+        return bool(self.chat_templates.sources)
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = False
@@ -107,25 +106,50 @@ class Tokenizer:
         Raises:
             RequestError: too long, or not Unicode text.
         """
-        if len(text) > MAX_TEXT_CHARS:
-            raise RequestError(f"the text is longer than {MAX_TEXT_CHARS} characters")
-        ids: list[int] = list(self._prefix) if add_special_tokens else []
+        segments = self.segments(text) if parse_special else [Segment(text, False)]
+        ids = self.segment_ids(segments)
+        return self.with_surroundings(ids) if add_special_tokens else ids
+
+    def segments(self, text: str) -> list[Segment]:
+        """A text written by hand, cut at its special tokens."""
+        segments: list[Segment] = []
         plain = ""
-        if parse_special:
-            for piece, is_added in split_at(self._added_re, text):
-                token_id = self.special_tokens.get(piece) if is_added else None
-                if token_id is None:
-                    plain += piece
-                else:
-                    ids += self._encode_plain(plain)
-                    ids.append(token_id)
-                    plain = ""
-        else:
-            plain = text
-        ids += self._encode_plain(plain)
-        if add_special_tokens:
-            ids += self._suffix
+        for piece, is_added in split_at(self._added_re, text):
+            if is_added and piece in self.special_tokens:
+                segments += [Segment(plain, False), Segment(piece, True)]
+                plain = ""
+            else:
+                plain += piece
+        return [*segments, Segment(plain, False)]
+
+    def segment_ids(self, segments: Iterable[Segment]) -> list[int]:
+        """Token ids of a text in segments, of which only the special ones are special tokens.
+
+        Raises:
+            RequestError: too long, or not Unicode text.
+        """
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_special:
+                ids.append(self.special_tokens[segment.text])
+            else:
+                ids += self._encode_plain(segment.text)
         return ids
+
+    def with_surroundings(self, ids: list[int]) -> list[int]:
+        """What the tokenizer puts around the ids of a text, and they within it."""
+        return [*self._prefix, *ids, *self._suffix] if self._prefix or self._suffix else ids
+
+    def min_num_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, by its length alone; see `LengthBound`."""
+        return self._length_bound.min_num_tokens(text)
+
+    @cached_property
+    def _length_bound(self) -> LengthBound:
+        added = self._backend.get_added_tokens_decoder().values()
+        tokens = [_decode_byte_level(token) for token in self._backend.get_vocab()]
+        tokens += [token.content.encode() for token in added]
+        return LengthBound(self._backend, tokens)
 
     def ids_of_bad_words(self, words: Iterable[str]) -> list[list[int]]:
         """Token ids of each word inside another, and with a space before it as a word's start.
@@ -197,30 +221,27 @@ class Tokenizer:
         Raises:
             RequestError: no template, messages that it refuses, unknown kwargs, or a limit.
         """
-        template = self._templates.get("tool_use") if tools else None
-        template = template or self._templates.get("default")
-        if template is None:
-            raise RequestError("the model has no chat template; use completions", "messages")
-        segments = template.render(
+        segments = self.chat_templates.render(
             messages, tools, add_generation_prompt, chat_template_kwargs or {}
         )
-        ids: list[int] = []
-        for segment in segments:
-            if segment.is_special:
-                ids.append(self.special_tokens[segment.text])
-            else:
-                ids += self._encode_plain(segment.text)
-        return ChatPrompt("".join(segment.text for segment in segments), ids)
+        text = "".join(segment.text for segment in segments)
+        return ChatPrompt(text, self.segment_ids(segments))
 
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
+        if len(text) > MAX_TEXT_CHARS:
+            raise RequestError(f"the text is longer than {MAX_TEXT_CHARS} characters")
         try:
             # The batch form lets other threads run meanwhile; `encode` does not.
             batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
             ids: list[int] = batch[0].ids
         except (TypeError, UnicodeEncodeError):
             raise RequestError("the text holds lone surrogates, which no text has") from None
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library, such as a pattern that gives up
+            raise RequestError(f"the tokenizer fails on this text: {error}") from None
         return ids
 
 

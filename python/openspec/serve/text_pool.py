@@ -1,0 +1,201 @@
+"""Where the server works on text: threads, and processes that can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from openspec.errors import RequestError
+from openspec.serve.wire import ApiError
+from openspec.text.chat_template import Segment
+from openspec.text.tokenizer import Tokenizer
+from openspec.text.worker import ENCODE_S, OK, RENDER_S, frame, to_json
+
+T = TypeVar("T")
+
+WORKER_COMMAND = (sys.executable, "-m", "openspec.text.worker")
+MAX_INLINE_CHARS = 4096
+"""Smaller work is done at once: a thread would cost more than it saves."""
+MAX_THREAD_CHARS = 1 << 20
+"""Larger texts are encoded by a process of their own, which ends with its request."""
+
+
+class TextPool:
+    """A few threads, as many processes for huge texts, and one process that renders chats.
+
+    More work than that waits its turn. Belongs to one event loop.
+    """
+
+    def __init__(self, num_threads: int, tokenizer: Tokenizer, folder: Path) -> None:
+        """`folder` holds the tokenizer's files."""
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="openspec-text")
+        self._huge = asyncio.Semaphore(num_threads)
+        self._tokenizer = tokenizer
+        self._folder = to_json({"folder": str(folder)})
+        templates = tokenizer.chat_templates
+        settings = {
+            "sources": templates.sources,
+            "special_tokens": templates.special_tokens,
+            "variables": templates.variables,
+        }
+        refusal = ("the chat template takes too long", "messages")
+        self._renderer = TextProcess(to_json({"templates": settings}), RENDER_S, refusal)
+        self._processes = {self._renderer}
+        self._replacing: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Starts the process that renders; without it, the first chat does."""
+        if self._tokenizer.has_chat_template:
+            await self._renderer.start()
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which handles about `size` characters, bytes or tokens."""
+        if size <= MAX_INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def render(self, request: bytes) -> list[Segment]:
+        """The chat of a request: the arguments of `ChatTemplates.render` in JSON.
+
+        Raises:
+            RequestError: as there, or it takes too long.
+            ApiError: 500, the process ended meanwhile.
+        """
+        try:
+            reply = await self._renderer.ask(request)
+        finally:
+            if not (self._renderer.is_running or self._is_closed):
+                self._replacing = asyncio.create_task(self._renderer.start())
+        return await self.run(
+            len(reply), lambda: [Segment(text, special) for text, special in json.loads(reply)]
+        )
+
+    async def encode(self, texts: Sequence[Sequence[Segment]]) -> list[list[int]]:
+        """Token ids of texts, each in segments; of huge ones in a process of their own.
+
+        Raises:
+            RequestError: one of them is not Unicode text, or it takes too long.
+            ApiError: 500, the process ended meanwhile.
+        """
+        size = sum(len(segment.text) for segments in texts for segment in segments)
+        if size <= MAX_THREAD_CHARS:
+            return await self.run(size, lambda: list(map(self._tokenizer.segment_ids, texts)))
+        async with self._huge:
+            request = await self.run(
+                size, lambda: to_json([[(s.text, s.is_special) for s in text] for text in texts])
+            )
+            process = TextProcess(self._folder, ENCODE_S, ("the text takes too long to encode",))
+            self._processes.add(process)
+            try:
+                reply = await process.ask(request)
+            finally:
+                process.end()
+                self._processes.discard(process)
+        return await self.run(len(reply), lambda: _id_lists(reply))
+
+    def close(self) -> None:
+        """Drops what waits; running threads are not waited for, processes are ended."""
+        self._is_closed = True
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.end()
+
+
+def _id_lists(reply: bytes) -> list[list[int]]:
+    numbers, lists = array("I", reply), []
+    start = 0
+    while start < len(numbers):
+        end = start + 1 + numbers[start]
+        lists.append(numbers[start + 1 : end].tolist())
+        start = end
+    return lists
+
+
+class TextProcess:
+    """One `openspec.text.worker`, for one request at a time; replaced where it ended."""
+
+    def __init__(self, first: bytes, limit_s: float, refusal: tuple[str, ...]) -> None:
+        """`first` says what it does; `refusal` is the RequestError of what takes too long."""
+        self._first, self._limit_s, self._refusal = frame(first), limit_s, refusal
+        self._lock = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the next request finds it."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Starts it where it does not run."""
+        async with self._lock:
+            await self._started()
+
+    async def ask(self, request: bytes) -> bytes:
+        """The process's answer. It is ended where nobody waits for the answer any more.
+
+        Raises:
+            RequestError: refused, or it takes too long.
+            ApiError: 500, the process ended meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            reader, writer = await self._started()
+            timer = loop.call_later(self._limit_s, self.end)
+            reply = b""
+            try:
+                writer.write(frame(request))
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                reply = await reader.readexactly(size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if loop.time() >= timer.when():
+                    raise RequestError(*self._refusal) from None
+                raise ApiError(
+                    500, "The process that prepares texts ended; try again.", kind="server_error"
+                ) from None
+            finally:
+                timer.cancel()
+                if not reply:
+                    self.end()
+        if reply[:1] != OK:
+            raise RequestError(*json.loads(reply[1:]))
+        return reply[1:]
+
+    def end(self) -> None:
+        """Ends it at once."""
+        if self._process is not None and self._streams is not None:
+            self._process.kill()
+            # Freeing its memory may take a while.
+            threading.Thread(target=self._process.wait, daemon=True).start()
+            self._streams[1].close()
+        self._process = self._streams = None
+
+    async def _started(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None or not self.is_running:
+            self.end()
+            package_root = str(Path(__file__).parents[2])
+            search_path = os.pathsep.join(
+                filter(None, [package_root, os.environ.get("PYTHONPATH")])
+            )
+            own_end, child_end = socket.socketpair()
+            with child_end:
+                self._process = subprocess.Popen(
+                    WORKER_COMMAND,
+                    stdin=child_end.fileno(),
+                    stdout=child_end.fileno(),
+                    env={**os.environ, "PYTHONPATH": search_path},
+                )
+            self._streams = await asyncio.open_connection(sock=own_end, limit=1 << 24)
+            self._streams[1].write(self._first)
+        return self._streams
