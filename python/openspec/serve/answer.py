@@ -137,8 +137,10 @@ class Answer(ABC):
                 index = processor.index
                 is_first, started[index] = not started[index], True
                 num_open -= delta.finished
-                # With the prompt's log-probabilities a first chunk is as long as the prompt.
+                # With the prompt's log-probabilities a first chunk is as long as the prompt; what
+                # the engine made while a slow client read is as long as that.
                 size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
+                size += self._output_size(len(delta.token_ids))
                 work = partial(events_of, processor, delta, is_first)
                 if events := await self.context.text_pool.run(size, work):
                     yield events
@@ -150,11 +152,12 @@ class Answer(ABC):
 
     def _size(self) -> int:
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""
-        sampling = self.job.sampling
-        size = sum(processor.num_output_tokens for processor in self.job.processors)
-        if sampling.logprobs is not None:
-            size *= 8 + 4 * sampling.logprobs
-        return size + sum(map(self._prompt_size, self.job.prompts))
+        num_tokens = sum(processor.num_output_tokens for processor in self.job.processors)
+        return self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+
+    def _output_size(self, num_tokens: int) -> int:
+        num_logprobs = self.job.sampling.logprobs
+        return num_tokens if num_logprobs is None else num_tokens * (8 + 4 * num_logprobs)
 
     def _prompt_size(self, prompt: Prompt) -> int:
         """How much of that is the log-probabilities of a prompt."""
