@@ -115,7 +115,7 @@ def health_s(server: RealServer, num: int = 200) -> float:
     return sorted(times)[num * 99 // 100 - 1]
 
 
-@pytest.mark.parametrize("text", ["sort", "loop"])
+@pytest.mark.parametrize("text", ["sort", pytest.param("loop", marks=pytest.mark.full)])
 def test_a_template_without_end_stalls_nobody(real: RealServer, text: str) -> None:
     worker = worker_of(real)
     with under_way(lambda: chat(real, text)) as answer:
@@ -158,6 +158,7 @@ def test_no_renderer_outlives_the_server(model: Path) -> None:
             wait_until(lambda: not is_running(worker))
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_server_whose_template_does_not_end(model: Path) -> None:
     with real_server(*arguments(model), "--shutdown-timeout", "1") as server:
         body = json.dumps({"messages": [{"role": "user", "content": "sort"}]}).encode()
