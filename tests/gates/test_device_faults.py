@@ -56,7 +56,7 @@ def test_every_call_of_a_run(drafter_name: str) -> None:
     num_calls = _C.fail_check(0)
     core.check_integrity()  # as `run` does at its end
     num_calls -= _C.fail_check(0)
-    assert num_calls > 50
+    assert num_calls > 25
     num_errors = 0
     for call in range(1, num_calls + 1):
         core.reset_prefix_cache()
@@ -78,7 +78,7 @@ def test_every_call_of_a_run(drafter_name: str) -> None:
             else:
                 assert result.text == text, f"call {call} of {num_calls}"
     assert 0 < num_errors < num_calls / 4
-    assert num_failures(core) > num_calls / 2
+    assert num_failures(core) > num_calls / 4
     assert texts(run(core, JOBS)) == expected
 
 
@@ -91,7 +91,8 @@ def test_calls_of_a_start(drafter_name: str) -> None:
     expected = texts(run(core, JOBS))
     del core
     for probe in range(NUM_PROBED_STARTS):
-        _C.fail_check(1 + probe * (num_calls - 1) // (NUM_PROBED_STARTS - 1))
+        # The first start of a process makes some calls that later ones do not.
+        _C.fail_check(1 + probe * num_calls * 9 // (10 * NUM_PROBED_STARTS))
         with pytest.raises(EngineError, match="a failure that a test asked for"):
             small_core(drafter_name, **untimed)
     _C.fail_check(0)
