@@ -188,8 +188,14 @@ class EngineConfig:
         """The same with folders in place of the hub's ids, downloaded as far as they lack.
 
         Raises:
-            ConfigError: a model of the hub cannot be had.
+            ConfigError: a model of the hub cannot be had, or no path of this process can be.
         """
+        try:
+            Path.cwd()
+        except OSError as error:  # torch does not load then, and says something else
+            raise ConfigError(
+                f"the working directory: {error.strerror}; start in a folder that exists"
+            ) from None
         has_head = self.drafter.needs_draft_model and self.draft_model is None
         beside = self.drafter.name if has_head else None
         found = self

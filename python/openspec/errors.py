@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import resource
 
-class ConfigError(ValueError):
+MAX_MESSAGE_CHARS = 2000
+
+
+def cut(message: str) -> str:
+    """At most MAX_MESSAGE_CHARS of it: the middle goes, for the remedy stands at the end."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    end = MAX_MESSAGE_CHARS // 4
+    return f"{message[: MAX_MESSAGE_CHARS - end - 5]} ... {message[-end:]}"
+
+
+class _Said(Exception):
+    """Its message is for people, and not longer than they read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
+
+
+class ConfigError(_Said, ValueError):
     """A setting, checkpoint or combination that cannot work; the message names the remedy.
 
     Ends start-up with one line and a non-zero exit status.
     """
 
 
-class RequestError(ValueError):
+class RequestError(_Said, ValueError):
     """A request that cannot be served as asked; HTTP 400 in the OpenAI error shape."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -19,7 +38,7 @@ class RequestError(ValueError):
         self.code = code
 
 
-class EngineError(RuntimeError):
+class EngineError(_Said, RuntimeError):
     """A broken invariant, or an engine that is gone. HTTP 500 or 503.
 
     `code` says for a machine what became of the engine: engine_hung or engine_dead.
@@ -28,6 +47,21 @@ class EngineError(RuntimeError):
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+
+
+def out_of_memory(error: BaseException | None) -> str | None:
+    """What to say of an error that comes from too little memory; None of any other."""
+    while error is not None:
+        # The second is what the linker says of a library that finds no room.
+        if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+            most = resource.getrlimit(resource.RLIMIT_AS)[0]
+            limit = "" if most == resource.RLIM_INFINITY else f" of {most} bytes (ulimit -v)"
+            return (
+                f"out of memory: the process does not fit into its address space{limit}; raise "
+                "the limit, lower --kv-cache-memory or take a smaller model"
+            )
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class OutOfPages(Exception):

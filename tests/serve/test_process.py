@@ -77,6 +77,26 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--config", str(bad), says="port")
 
 
+def test_working_directory_that_is_gone(tmp_path: Path) -> None:
+    shell = ["bash", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    (tmp_path / "gone").mkdir()
+    status, errors, _ = run_to_its_end([*shell, *command(["--port", "0"])])
+    assert status == 1 and errors.strip().endswith("start in a folder that exists"), errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("num_kib", [300_000, 450_000, 600_000])
+def test_too_little_address_space(num_kib: int) -> None:
+    pytest.importorskip("openspec._C", exc_type=ImportError)
+    shell = ["bash", "-c", 'ulimit -v "$0" && exec "$@"', str(num_kib)]
+    line = [*command(["--port", "0", "--max-model-len", "4096"]), "--num-threads", "1"]
+    status, errors, _ = run_to_its_end([*shell, *line])
+    last = errors.strip().splitlines()[-1]
+    assert status == 1 and last.startswith("openspec.serve: "), errors
+    assert "address space" in last or "KV memory" in last or "not enough memory" in last, errors
+    assert "Traceback" not in errors
+
+
 def test_help() -> None:
     done = subprocess.run(
         command(["--help"]), capture_output=True, text=True, env=environment(), check=True

@@ -409,6 +409,13 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
         read(target, deepspec(), "dspark")
 
 
+def test_a_markov_head_knows_the_whole_vocabulary(target: ModelConfig) -> None:
+    config, tensors = speculators()
+    config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
+    with pytest.raises(ConfigError, match=r"draft_vocab_size: expected 160, as.*give a head"):
+        read(target, (config, tensors | markov_tensors()), "dspark")
+
+
 @pytest.mark.parametrize("rank", [12, 264])
 def test_a_markov_head_has_a_rank_that_the_kernels_know(target: ModelConfig, rank: int) -> None:
     config, tensors = dspark()

@@ -228,6 +228,19 @@ def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptu
     assert "--capture-layers 1,17,32" in caplog.text
 
 
+def test_no_ids_are_the_default_ones(target: ModelConfig) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": []}
+    default = read_format(target, speculators).options["capture_layers"]
+    assert read_format(target, speculators, **ids).options["capture_layers"] == default
+
+
+def test_a_message_stays_short_and_keeps_its_remedy(target: ModelConfig) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": list(range(100_000))}
+    with pytest.raises(ConfigError, match=r"expected rising.*--capture-layers") as error:
+        read_format(target, speculators, **ids)
+    assert len(str(error.value)) <= 2000
+
+
 def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
     read_format(target, classic, **keys)

@@ -63,8 +63,8 @@ class LayerIds:
 
 
 def layer_ids_at(keys: JsonKeys, name: str, numbering: Numbering) -> LayerIds | None:
-    """The ids under a key; None if absent."""
-    ids = keys.integers(name)
+    """The ids under a key; None if there are none, which leaves the default."""
+    ids = None if keys.get(name) == [] else keys.integers(name)
     return None if ids is None else LayerIds(ids, numbering, f"{keys.source}: {name}")
 
 

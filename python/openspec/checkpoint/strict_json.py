@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -38,7 +39,8 @@ def read_json_object(path: Path, max_bytes: int = 1 << 28) -> dict[str, JsonValu
     """The JSON object in a file."""
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            # Not more than there is: `read` takes memory for all that it may return.
+            data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes + 1))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > max_bytes:

@@ -242,6 +242,13 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     if head.has(HEAD):
         rows = checkpoint.tensor(HEAD).shape[0]
         draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
+    if rank > 0 and draft_vocab != target.vocab_size:
+        dialect.keys.refuse(
+            "draft_vocab_size",
+            f"{target.vocab_size}, as the target has",
+            "a Markov head with a vocabulary of its own is not supported; give a head that knows "
+            "the whole vocabulary",
+        )
     has_confidence = head.has(CONFIDENCE_TENSORS[0])
     num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
     model = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -251,8 +252,9 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take: the system's free memory or the control group's."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes that this process can still take: of the system, its control group or RLIMIT_AS."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    available = page_bytes * os.sysconf("SC_PHYS_PAGES")
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
@@ -267,6 +269,10 @@ def available_memory() -> int:
         if limit.isdecimal() and usage.isdecimal():
             # The page cache counts as used there but gives way; it is not known how much of it.
             available = min(available, max(int(limit) - int(usage), int(limit) // 2))
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        num_pages = int(_read(Path("/proc/self/statm")).split()[0])
+        available = min(available, max(most - num_pages * page_bytes, 0))
     return available
 
 

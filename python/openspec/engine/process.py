@@ -35,7 +35,7 @@ from openspec.engine.protocol import (
     Submit,
     ToEngine,
 )
-from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
 from openspec.messages import sequence_ids
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,10 @@ def _start(
         channel.send(StartFailed(_one_line(error), is_config_error=True))
         return None
     except Exception as error:
-        logger.exception("the engine did not start")
-        channel.send(StartFailed(_one_line(error), is_config_error=False))
+        memory_error = out_of_memory(error)
+        if memory_error is None:
+            logger.exception("the engine did not start")
+        channel.send(StartFailed(memory_error or _one_line(error), is_config_error=False))
         return None
     gc.collect()
     gc.freeze()
@@ -123,7 +125,7 @@ def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return cut(" ".join(str(error).split())) or type(error).__name__
 
 
 def main(load: Callable[[EngineConfig], EngineCore] | None = None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import openspec
 from openspec.config import parse_engine_args
-from openspec.errors import ConfigError, EngineError
+from openspec.errors import ConfigError, EngineError, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
 
@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, EngineError) as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"openspec.serve: {message}\n")
+        return 1
+    except MemoryError as error:
+        sys.stderr.write(f"openspec.serve: {out_of_memory(error)}\n")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from openspec.errors import EngineError, RequestError
+from openspec.errors import EngineError, RequestError, cut
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ ChoiceT = TypeVar("ChoiceT")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-MAX_MESSAGE_CHARS = 2000
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _PATH = re.compile(r"(?<![\w<:/.])(?:/[\w.+-]+){2,}/?")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\).*", re.DOTALL)
@@ -254,10 +253,7 @@ def sanitise(message: str) -> str:
     message = _TRACEBACK.sub("internal error", message)
     message = _ADDRESS.sub("<address>", message)
     message = _PATH.sub("<path>", message)
-    message = message.encode("utf-8", "replace").decode()
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = message[:MAX_MESSAGE_CHARS] + "..."
-    return message
+    return cut(message.encode("utf-8", "replace").decode())
 
 
 def error_bytes(error: ApiError) -> bytes:
