@@ -186,6 +186,27 @@ class TestRunning:
             assert [answer.status_code for answer in answers] == [200, 400]
             assert answers[1].json()["error"]["param"] == "logprobs"
 
+    def test_a_log_that_nobody_reads(self) -> None:
+        line = command(["--port", "0", "--access-log", "--num-threads", "1"])
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            line[line.index("0")] = str(sock.getsockname()[1])
+        url = f"http://127.0.0.1:{line[line.index('--port') + 1]}/health"
+        process = subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE)
+        try:
+            assert process.stderr is not None
+            while b"ready after" not in process.stderr.readline():
+                assert process.poll() is None
+            with httpx.Client(timeout=PATIENCE_S) as client:
+                for _ in range(1500):  # a pipe takes about 700 of their lines
+                    assert client.get(url).status_code == 200
+            process.terminate()
+            time.sleep(0.2)  # the end waits for who reads now, and gives everything out
+            assert process.stderr.read().count(b"GET /health 200") == 1500
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
     def test_unix_socket(self, tmp_path: Path) -> None:
         path = tmp_path / "sock"
         process = subprocess.Popen(

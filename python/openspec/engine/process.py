@@ -19,6 +19,7 @@ from collections.abc import Callable
 from openspec.config import EngineConfig
 from openspec.engine.core import EngineCore
 from openspec.engine.heartbeat import ROW_S, Heartbeat
+from openspec.engine.log import log_to_stderr
 from openspec.engine.protocol import (
     Abort,
     Close,
@@ -73,9 +74,7 @@ def _start(
     first = channel.receive(wait_s=None)[0]
     if not isinstance(first, Start):
         raise EOFError
-    logging.basicConfig(
-        level=first.log_level, format="%(asctime)s %(levelname)s engine: %(message)s"
-    )
+    log_to_stderr(first.log_level, "engine")
     try:
         core = load(first.config)
     except ConfigError as error:

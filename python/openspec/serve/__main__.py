@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import openspec
 from openspec.config import parse_engine_args
+from openspec.engine.log import log_to_stderr
 from openspec.errors import ConfigError, EngineError, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
@@ -29,10 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = build(ServeConfig, values)
         config.check()
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s server: %(message)s",
-        )
+        log_to_stderr(config.log_level.upper(), "server")
         for library in ("uvicorn", "httpx", "httpx2"):  # the latter two: downloads from the hub
             logging.getLogger(library).setLevel(logging.WARNING)
         logger.info(
@@ -46,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         serve(engine_config, config)
     except (ConfigError, EngineError) as error:
+        logging.shutdown()  # the lines before this one
         message = " ".join(str(error).split())
         sys.stderr.write(f"openspec.serve: {message}\n")
         return 1
