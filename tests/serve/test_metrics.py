@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from openspec.serve.context import STATS_MAX_AGE_S
 from openspec.serve.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
+from tests.serve.waiting import wait_until
 
 VLLM_NAMES = (
     """
@@ -92,6 +93,19 @@ def test_counts(start_server) -> None:
         assert samples[series(success, finished_reason="stop")] == 1
     handled = series("openspec:http_requests_total", path="/v1/completions", status="200")
     assert samples[handled] == 2
+
+
+def test_sequences_that_failed_count(start_server) -> None:
+    server = start_server({"step_s": 0.02})
+    body = {"prompt": ["a", "b"], "max_tokens": 2000}
+    failed = threading.Thread(target=lambda: server.error("/v1/completions", 500, **body))
+    failed.start()
+    wait_until(lambda: server.context.num_sequences == 2)
+    server.call(server.engine.die)
+    failed.join()
+    samples = scrape(server)
+    assert samples[series("vllm:request_success_total", finished_reason="error")] == 2
+    assert samples[series("vllm:request_success_total", finished_reason="abort")] == 0
 
 
 def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:

@@ -244,6 +244,7 @@ class ServerContext:
         # Sequences that the engine has not read yet wait, too.
         num_unfinished = self.engine.num_unfinished
         self._stats.num_waiting = max(0, num_unfinished - self._stats.num_running)
+        self.metrics.update(self._stats)
         return self._stats
 
     def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:
@@ -251,7 +252,6 @@ class ServerContext:
         if not task.cancelled() and task.exception() is None:
             self._stats = task.result()
             self._stats_time = time.monotonic()
-            self.metrics.update(self._stats)
 
 
 def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:
