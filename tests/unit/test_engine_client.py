@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -16,9 +19,16 @@ import pytest
 from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
 from openspec.engine.output_stream import join_outputs
-from openspec.engine.protocol import FrameEncoder, FrameSplitter, ReadStats
+from openspec.engine.protocol import (
+    Abort,
+    EngineChannel,
+    FrameEncoder,
+    FrameSplitter,
+    ReadStats,
+    Submit,
+)
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import EngineOutput
+from openspec.messages import EngineOutput, fan_out
 from tests.unit.fake_core import expected, make_request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +57,14 @@ def with_client(
             await client.close()
 
     asyncio.run(main())
+
+
+def recorded(client: EngineClient) -> list[object]:
+    """What the client sends from here on."""
+    sent: list[object] = []
+    send = client._send
+    client._send = lambda message: (sent.append(message), send(message))[1]  # type: ignore
+    return sent
 
 
 async def collect(client: EngineClient, **request: object) -> tuple[list[int], str | None]:
@@ -150,6 +168,71 @@ def test_slow_reader_gets_joined_outputs() -> None:
         assert outputs[0].spec_decode is not None
 
     with_client(test)
+
+
+def test_n_sequences_cross_once() -> None:
+    async def test(client: EngineClient) -> None:
+        sent = recorded(client)
+        request = make_request("r", n=3, max_tokens=20)
+        seen: dict[str, list[int]] = {}
+        async for output in client.submit(request):
+            seen.setdefault(output.request_id, []).extend(output.token_ids)
+        assert [type(message) for message in sent] == [Submit]
+        assert seen == {one.request_id: expected(one, 1024)[0] for one in fan_out(request)}
+        assert client.num_unfinished == 0
+
+    with_client(test)
+
+
+def test_what_waits_to_cross_is_overtaken_and_can_be_dropped() -> None:
+    async def test(client: EngineClient) -> None:
+        sent = recorded(client)
+        client.set_writable(False)
+        gone = client.submit(make_request("gone", n=2))
+        late, early = (client.submit(make_request(f"p{p}", priority=p)) for p in (1, -1))
+        half = client.submit(make_request("half", n=2, priority=2))
+        assert client.num_unfinished == 6
+        client.abort("gone-0", "half-1")
+        assert (await gone.__anext__()).finish_reason == "abort"
+        assert (await client.stats()).num_steps == 0, "it is answered at once"
+        await gone.aclose()
+        assert client.num_unfinished == 3
+        client.set_writable(True)
+        for stream in (late, early, half):
+            reasons = {one.request_id: one.finish_reason async for one in stream}
+            assert set(reasons.values()) <= {"length", "abort"}
+        assert reasons == {"half-0": "length", "half-1": "abort"}
+        crossed = [message.request.request_id for message in sent if isinstance(message, Submit)]
+        assert crossed == ["p-1", "p1", "half"]
+        assert [message.request_ids for message in sent if isinstance(message, Abort)] == [
+            ["half-1"]
+        ]
+
+    with_client(test)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_engine_reads_more_than_a_buffer_but_not_for_ever(wait: bool) -> None:
+    own, other = socket.socketpair()
+    with own, other:
+        channel = EngineChannel(own)
+        frame = FrameEncoder().encode(Submit(make_request(prompt=list(range(1000)) * 500)))
+        assert len(frame) > 1_000_000
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    other.sendall(frame)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        num_seen = 0
+        while num_seen < 3:
+            messages = channel.receive(wait)
+            assert len(messages) < 100
+            num_seen += len(messages)
+        own.shutdown(socket.SHUT_RDWR)
+        sender.join()
 
 
 @pytest.mark.parametrize(

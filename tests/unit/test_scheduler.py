@@ -117,6 +117,7 @@ def test_a_request_that_the_device_does_not_take_ends_alone(num_steps_ahead: int
     core = make_core(runner)
     requests = [make_request("a"), make_request("b", [7, 1]), make_request("c", [2, 3])]
     seen = run(core, requests)
+    assert core.stats().num_admission_failures == 1
     assert seen["b"].finish_reason == "error" and not seen["b"].token_ids
     assert seen["b"].last is not None and "out of memory" in (seen["b"].last.error or "")
     for request in (requests[0], requests[2]):
@@ -155,6 +156,22 @@ def test_books_are_checked_where_nothing_is_under_way(num_steps_ahead: int) -> N
     seen = run(core, [request], join)
     assert seen["b"].finish_reason == "error"
     assert seen["a"].token_ids == expected(request, runner.max_model_len)[0]
+
+
+@both_depths
+def test_priority_overtakes_a_prompt_on_its_way(num_steps_ahead: int) -> None:
+    runner = FakeRunner(max_num_batched_tokens=4, num_steps_ahead=num_steps_ahead)
+    core = make_core(runner)
+    long = make_request("long", list(range(40)), max_tokens=3)
+    urgent = make_request("urgent", priority=-1, max_tokens=3)
+    ends: list[str] = []
+    core.add_request(long)
+    core.step()
+    core.add_request(urgent)
+    while core.has_work:
+        ends += [out.request_id for out in core.step() if out.token_ids]
+    assert ends.index("urgent") < ends.index("long")
+    assert core.stats().num_preemptions == 0
 
 
 @both_depths
