@@ -134,6 +134,48 @@ def test_queue_limit(start_server) -> None:
     sock.close()
 
 
+def test_budget_of_bodies_under_way(start_server) -> None:
+    server = start_server(max_body_bytes=100_000, max_total_body_bytes=250_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += b"content-length: 100000\r\n\r\n"
+    socks = []
+    for number in range(1, 3):
+        socks.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+        socks[-1].sendall(head + b" " * 99_999)
+        wait_until(lambda n=number: server.context.body_bytes.taken == n * 99_999)
+    padded = b'{"prompt": "a", "max_tokens": 1' + b" " * 60_000 + b"}"
+    kind = {"content-type": "application/json"}
+    refusal = server.client.post("/v1/completions", content=padded, headers=kind)
+    assert refusal.status_code == 503 and int(refusal.headers["retry-after"]) >= 1
+    message = refusal.json()["error"]["message"]
+    assert "taken 199998 of 250000 bytes of bodies" in message
+    assert server.client.get("/health").status_code == 200
+    for sock in socks:
+        sock.close()
+    wait_until(lambda: server.context.body_bytes.taken == 0)
+    assert server.client.post("/v1/completions", content=padded, headers=kind).status_code == 200
+
+
+def test_budgets_of_prompt_logprobs_and_allowed_ids(start_server) -> None:
+    server = start_server({"step_s": 0.02}, max_num_prompt_logprobs=1000)
+    body = {"prompt": [5] * 50, "n": 4, "prompt_logprobs": 3, "max_tokens": 2000}
+    sock = post(server, "/v1/completions", body)
+    wait_until(lambda: server.context.prompt_logprobs.taken == 800)
+    error = server.error("/v1/completions", 503, **body)
+    assert "800 of 1000 log-probabilities of prompts" in error["message"]
+    assert server.complete(prompt="a", max_tokens=1)
+    error = server.error("/v1/completions", 400, **{**body, "n": 8})
+    assert "1600 log-probabilities" in error["message"] and "up to 1000" in error["message"]
+    sock.close()
+    wait_until(lambda: server.context.prompt_logprobs.taken == 0)
+
+    server.context.allowed_ids.most = 600
+    allowed = {"allowed_token_ids": list(range(300)), "max_tokens": 1}
+    assert server.complete(prompt=["a"] * 2, **allowed)
+    error = server.error("/v1/completions", 400, prompt=["a"] * 3, **allowed)
+    assert "900 allowed_token_ids" in error["message"]
+
+
 def test_limit_of_queued_tokens(start_server) -> None:
     num_kv_tokens = 1024 * 16
     server = start_server({"step_s": 0.02}, max_num_queued_tokens=100)

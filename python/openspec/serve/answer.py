@@ -105,9 +105,10 @@ class Answer(ABC):
         job = self.job
         if self._body.stream:
             return EventStream(self._events(), job.hang_up)
-        async with watch_connection(request.receive, job.hang_up), job:
-            await job.run()
-        return await self.context.text_pool.run(self._size(), self._full)
+        with job.shares():
+            async with watch_connection(request.receive, job.hang_up), job:
+                await job.run()
+            return await self.context.text_pool.run(self._size(), self._full)
 
     def _full(self) -> Response:
         answer = self.whole()
@@ -132,23 +133,24 @@ class Answer(ABC):
                 chunks[-1].metrics = self._metrics()
             return b"".join(map(event, chunks))
 
-        async with self.job:
-            async for processor, delta in self.job.outputs():
-                index = processor.index
-                is_first, started[index] = not started[index], True
-                num_open -= delta.finished
-                # With the prompt's log-probabilities a first chunk is as long as the prompt; what
-                # the engine made while a slow client read is as long as that.
-                size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
-                size += self._output_size(len(delta.token_ids))
-                work = partial(events_of, processor, delta, is_first)
-                if events := await self.context.text_pool.run(size, work):
-                    yield events
-            if has_last:
-                last = self.last_chunk()
-                last.usage = self.usage()
-                last.metrics = self._metrics()
-                yield event(last)
+        with self.job.shares():
+            async with self.job:
+                async for processor, delta in self.job.outputs():
+                    index = processor.index
+                    is_first, started[index] = not started[index], True
+                    num_open -= delta.finished
+                    # With the prompt's log-probabilities a first chunk is as long as the prompt;
+                    # what the engine made while a slow client read is as long as that.
+                    size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
+                    size += self._output_size(len(delta.token_ids))
+                    work = partial(events_of, processor, delta, is_first)
+                    if events := await self.context.text_pool.run(size, work):
+                        yield events
+                if has_last:
+                    last = self.last_chunk()
+                    last.usage = self.usage()
+                    last.metrics = self._metrics()
+                    yield event(last)
 
     def _size(self) -> int:
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""

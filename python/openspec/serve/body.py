@@ -8,6 +8,7 @@ import math
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -73,13 +74,14 @@ async def receive_json(
         RequestError: it is not what the model asks for.
     """
     config = context.config
-    body = await _read_body(
-        request, max_bytes=config.max_body_bytes, timeout_s=config.request_timeout_s
-    )
-    return await context.text_pool.run(len(body), lambda: parse(model, body)), len(body)
+    with context.body_bytes.share() as take:
+        body = await _read_body(request, take, config.max_body_bytes, config.request_timeout_s)
+        return await context.text_pool.run(len(body), lambda: parse(model, body)), len(body)
 
 
-async def _read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
+async def _read_body(
+    request: Request, take: Callable[[int], None], max_bytes: int, timeout_s: float
+) -> bytes:
     headers = request.headers
     # An explicit JSON type is demanded because a browser cannot send it across origins unasked:
     # without this, any web page could drive a server bound to the loopback address.
@@ -92,16 +94,17 @@ async def _read_body(request: Request, *, max_bytes: int, timeout_s: float) -> b
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)
     try:
-        return await asyncio.wait_for(_read(request, max_bytes), timeout_s)
+        return await asyncio.wait_for(_read(request, take, max_bytes), timeout_s)
     except asyncio.TimeoutError:
         raise ApiError(408, "The request body did not arrive in time.") from None
     except ClientDisconnect:
         raise ApiError(400, "The client went away.") from None
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, take: Callable[[int], None], max_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
+        take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)

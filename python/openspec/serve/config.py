@@ -46,6 +46,10 @@ class ServeConfig:
     all its completions; further requests get 503 and Retry-After."""
     max_body_bytes: int = number(8 * 1024 * 1024, 1024, 1 << 30, is_bytes=True)
     """Largest request body."""
+    max_total_body_bytes: int = number(128 * 1024 * 1024, 1024, 1 << 40, is_bytes=True)
+    """Bytes of request bodies that may be under way at a time; further ones get 503."""
+    max_num_prompt_logprobs: int = number(4 * 1024 * 1024, 0, 1 << 40)
+    """Log-probabilities of prompts that answers may hold at a time, counted for each of `n`."""
     request_timeout_s: float = number(60.0, 0.1, 3600)
     """Seconds a client may take to send its request, or take nothing of its answer."""
     keep_alive_timeout_s: float = number(30.0, 0, 3600)
@@ -81,6 +85,11 @@ class ServeConfig:
             ConfigError: with the setting, its value and what is allowed.
         """
         check_ranges(self)
+        if self.max_total_body_bytes < self.max_body_bytes:
+            raise ConfigError(
+                f"max_total_body_bytes ({self.max_total_body_bytes}) is less than one body may "
+                f"have, max_body_bytes ({self.max_body_bytes}); raise the one or lower the other"
+            )
         if not self.enable_auto_tool_choice:
             raise ConfigError(
                 "enable_auto_tool_choice cannot be off; requests without tool calls say "

@@ -16,7 +16,8 @@ from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
 from openspec.engine.supervisor import Supervisor
 from openspec.errors import RequestError
-from openspec.messages import EngineStats
+from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
+from openspec.serve.budget import Budget
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
 from openspec.serve.text_pool import TextPool
@@ -135,6 +136,9 @@ class ServerContext:
     text_pool: TextPool
     metrics: ServerMetrics = field(init=False)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    body_bytes: Budget = field(init=False)
+    prompt_logprobs: Budget = field(init=False)
+    allowed_ids: Budget = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     num_sequences: int = 0
     """In flight, running or waiting."""
@@ -147,6 +151,15 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
         self.metrics = ServerMetrics(self.model_name, self.engine.info)
+        refused = self.metrics.rejections.labels("over_budget").inc
+        config = self.config
+        self.body_bytes = Budget("bytes of bodies", config.max_total_body_bytes, refused)
+        self.prompt_logprobs = Budget(
+            "log-probabilities of prompts", config.max_num_prompt_logprobs, refused
+        )
+        self.allowed_ids = Budget(
+            "allowed_token_ids times sequences", MAX_ALLOWED_IDS_OF_ALL, refused
+        )
 
     @property
     def engine(self) -> EngineClient:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -124,6 +125,24 @@ class Job:
         for processor in self.processors:
             if not processor.finished:
                 context.metrics.success.labels(reason).inc()
+
+    @contextlib.contextmanager
+    def shares(self) -> Iterator[None]:
+        """Its parts of the server's budgets, from before it runs until its answer is written.
+
+        Raises:
+            RequestError: it alone exceeds one.
+            ApiError: 503, others have taken too much.
+        """
+        context, sampling = self._context, self.sampling
+        num_sequences, num_prompt_tokens = self._size()
+        num_logprobs = 0
+        if sampling.prompt_logprobs is not None:
+            num_logprobs = num_prompt_tokens * sampling.n * (1 + sampling.prompt_logprobs)
+        with context.prompt_logprobs.share() as take, context.allowed_ids.share() as take_ids:
+            take(num_logprobs)
+            take_ids(num_sequences * len(sampling.allowed_token_ids or ()))
+            yield
 
     def _size(self) -> tuple[int, int]:
         """Sequences and prompt tokens; a prompt counts once, however often it is completed."""

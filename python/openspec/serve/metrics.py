@@ -119,7 +119,7 @@ class ServerMetrics:
         )
         for reason in FINISH_REASONS:
             self.success.labels(reason)
-        for reason in ("queue_full", "draining"):
+        for reason in ("queue_full", "over_budget", "draining"):
             self.rejections.labels(reason)
         self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
         self._families += [
