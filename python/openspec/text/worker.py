@@ -74,7 +74,9 @@ def _renderer(
     from openspec.text.chat_template import ChatTemplates
 
     templates = ChatTemplates(sources, special_tokens, variables)
-    resource.setrlimit(resource.RLIMIT_AS, (RENDER_BYTES, RENDER_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = RENDER_BYTES if hard == resource.RLIM_INFINITY else min(RENDER_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
     def render(request: bytes) -> bytes:
         segments = templates.render(**json.loads(request))
