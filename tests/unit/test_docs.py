@@ -163,3 +163,11 @@ def test_sentences_are_short(page: Path) -> None:
 )
 def test_pages_stay_short(page: Path, most: int) -> None:
     assert len(page.read_text().splitlines()) <= most
+
+
+def test_the_tests_that_a_page_names_exist() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", (DOCS / "internals" / "trust.md").read_text())
+    assert len(named) > 40
+    for file, test in named:
+        sources = [path.read_text() for path in (ROOT / "tests").rglob(file)]
+        assert any(f"def {test}(" in source for source in sources), f"{file}::{test}"
