@@ -41,7 +41,7 @@ class RequestError(_Said, ValueError):
 class EngineError(_Said, RuntimeError):
     """A broken invariant, or an engine that is gone. HTTP 500 or 503.
 
-    `code` says for a machine what became of the engine: engine_hung or engine_dead.
+    `code` says for a machine what failed: engine_hung, engine_dead or text_process_ended.
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:

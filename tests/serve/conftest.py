@@ -20,7 +20,7 @@ from openspec.engine.supervisor import Supervisor
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
 from openspec.serve.server import http_server
-from openspec.serve.text_pool import TextPool
+from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model

@@ -26,7 +26,6 @@ from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.api import GenerationFields
 from openspec.serve.context import ServerContext
 from openspec.serve.job import Job, Prompt
-from openspec.serve.text_pool import MAX_INLINE_CHARS
 from openspec.serve.wire import (
     DONE,
     KEEP_ALIVE,
@@ -54,6 +53,7 @@ from openspec.text.outputs import (
     RequestOutputProcessor,
     top_logprobs,
 )
+from openspec.text.pool import MAX_INLINE_CHARS
 from openspec.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

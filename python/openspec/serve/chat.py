@@ -15,7 +15,6 @@ from openspec.errors import RequestError
 from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs, unless_gone
 from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
 from openspec.serve.body import receive_request
-from openspec.serve.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser, ParsedCall
 from openspec.serve.context import ServerContext
 from openspec.serve.job import (
     Job,
@@ -37,6 +36,7 @@ from openspec.serve.wire import (
     ToolCallOut,
     Usage,
 )
+from openspec.text.chat_parsers import THINK_CLOSE, THINK_OPEN, MessageParser, ParsedCall
 from openspec.text.chat_template import MAX_DEPTH
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 from openspec.text.tokenizer import Tokenizer
@@ -247,7 +247,7 @@ async def render_chat(
 
     Raises:
         RequestError: naming what the template or the server refuses.
-        ApiError: 500, the process that renders ended.
+        EngineError: the process that renders ended.
     """
     pool, tokenizer = context.text_pool, context.tokenizer
     goes_on = bool(request.continue_final_message)

@@ -20,8 +20,8 @@ from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.budget import Budget
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
-from openspec.serve.text_pool import TextPool
-from openspec.serve.wire import ENGINE_STATES, ApiError, overloaded
+from openspec.serve.wire import FAILURES, ApiError, overloaded
+from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class ServerContext:
         if self.engine.is_alive:
             return
         code = "engine_restarting" if self.supervisor.is_restarting else self.engine.failure
-        raise overloaded(ENGINE_STATES[code], retry_after_s=10, code=code)
+        raise overloaded(FAILURES[code], retry_after_s=10, code=code)
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served here.

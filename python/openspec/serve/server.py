@@ -28,8 +28,8 @@ from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
-from openspec.serve.text_pool import TextPool
 from openspec.serve.wire import ApiError, error_bytes
+from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

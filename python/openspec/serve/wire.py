@@ -268,12 +268,13 @@ def error_response(error: ApiError) -> Response:
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
-ENGINE_STATES = {
+FAILURES = {
     "engine_dead": "The engine ended.",
     "engine_hung": "The engine hung and was ended.",
     "engine_restarting": "The engine is starting again.",
+    "text_process_ended": "The process that prepares texts ended; try again.",
 }
-"""Why there is none, by the code of the error."""
+"""What failed, by the code of the error."""
 
 
 def to_api_error(exc: Exception) -> ApiError:
@@ -284,7 +285,7 @@ def to_api_error(exc: Exception) -> ApiError:
         return ApiError(400, str(exc), param=exc.param, code=exc.code)
     if isinstance(exc, EngineError):
         logger.error("engine error: %s", exc)
-        message = ENGINE_STATES.get(exc.code or "", "The engine failed on this request.")
+        message = FAILURES.get(exc.code or "", "The engine failed on this request.")
         return ApiError(500, message, kind="server_error", code=exc.code)
     logger.error("unexpected error while serving a request", exc_info=exc)
     return ApiError(500, "Internal server error.", kind="server_error")

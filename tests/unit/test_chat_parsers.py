@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from openspec.serve.chat_parsers import ReasoningSplitter, ToolCallParser, held_back, parse_call
+from openspec.text.chat_parsers import ReasoningSplitter, ToolCallParser, held_back, parse_call
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "</tool"]}}\n</tool_call>'
 

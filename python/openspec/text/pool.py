@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from openspec.errors import RequestError
-from openspec.serve.wire import ApiError
+from openspec.errors import EngineError, RequestError
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.worker import ENCODE_S, OK, RENDER_S, frame, to_json
@@ -70,7 +69,7 @@ class TextPool:
 
         Raises:
             RequestError: as there, or it takes too long.
-            ApiError: 500, the process ended meanwhile.
+            EngineError: the process ended meanwhile.
         """
         try:
             reply = await self._renderer.ask(request)
@@ -86,7 +85,7 @@ class TextPool:
 
         Raises:
             RequestError: one of them is not Unicode text, or it takes too long.
-            ApiError: 500, the process ended meanwhile.
+            EngineError: the process ended meanwhile.
         """
         size = sum(len(segment.text) for segments in texts for segment in segments)
         if size <= MAX_THREAD_CHARS:
@@ -147,7 +146,7 @@ class TextProcess:
 
         Raises:
             RequestError: refused, or it takes too long.
-            ApiError: 500, the process ended meanwhile.
+            EngineError: the process ended meanwhile.
         """
         loop = asyncio.get_running_loop()
         async with self._lock:
@@ -161,8 +160,8 @@ class TextProcess:
             except (asyncio.IncompleteReadError, ConnectionError):
                 if loop.time() >= timer.when():
                     raise RequestError(*self._refusal) from None
-                raise ApiError(
-                    500, "The process that prepares texts ended; try again.", kind="server_error"
+                raise EngineError(
+                    "a process that prepares texts ended", "text_process_ended"
                 ) from None
             finally:
                 timer.cancel()
