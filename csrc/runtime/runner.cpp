@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
@@ -144,8 +145,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
-  const size_t num_layers = static_cast<size_t>(config_.target.num_layers);
-  drafter_->attach(target_, std::span(kv_layers_).subspan(num_layers));
+  drafter_->attach(target_, std::span(kv_layers_).subspan(size_t(config_.target.num_layers)));
   if (is_cuda) {
     // A drafter's layer has a place that is never written, which attention multiplies by zero; and
     // what the target makes of places that were never written (time_steps) must not be NaN, or the
@@ -367,9 +367,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     const std::lock_guard lock(stats_mutex_);
     stats_.step_seconds += lease.seconds;
   }
-  const auto now = Clock::now();
-  backend_->observe_time(lease, std::chrono::duration<double>(now - last_collected_).count());
-  last_collected_ = now;
+  backend_->observe_time(lease, seconds_since(std::exchange(last_collected_, Clock::now())));
   return lease.results;
 }
 
@@ -397,13 +395,7 @@ void Runner::commit(StepLease& lease) {
     if (request.max_drafts > 0 && !result.token_ids.empty()) {
       observe_acceptance(result, lease.has_proposed);
     }
-    if (config_.enable_prefix_caching) {
-      try {
-        publish_pages(slot, lease.num_waiting);
-      } catch (const std::exception&) {
-        // Others find less in the cache. What is committed stays, and the rest must follow.
-      }
-    }
+    if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->teach_drafter(lease);
   {
@@ -428,7 +420,7 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   acceptance_.observe(result.num_judged, result.num_right);
 }
 
-void Runner::publish_pages(int slot, int num_waiting) {
+void Runner::publish_pages(int slot, int num_waiting) try {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
   const auto page_size = static_cast<size_t>(config_.page_size);
   const std::span<const int32_t> tokens = table_.tokens(slot);
@@ -441,6 +433,8 @@ void Runner::publish_pages(int slot, int num_waiting) {
                                     tokens.subspan(page * page_size, page_size)));
     pool_.publish(pages[page], hashes.back());
   }
+} catch (const std::exception&) {
+  // Others find less in the cache. What is committed stays, and the rest of the commit must follow.
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,

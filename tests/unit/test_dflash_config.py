@@ -412,7 +412,9 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
 def test_a_markov_head_knows_the_whole_vocabulary(target: ModelConfig) -> None:
     config, tensors = speculators()
     config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
-    with pytest.raises(ConfigError, match=r"draft_vocab_size: expected 160, as.*give a head"):
+    with pytest.raises(
+        ConfigError, match=r"draft_vocab_size: expected the target's 160.*give another head"
+    ):
         read(target, (config, tensors | markov_tensors()), "dspark")
 
 

@@ -58,6 +58,7 @@ OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 NO_WINDOW = "a sliding window is not supported; give a head without one"
+NO_VOCABULARY = "a Markov head with a vocabulary of its own is not supported; give another head"
 UNSUPPORTED = {
     "conv_kernel_size": "DFlash2's convolution",
     "conv_group_size": "DFlash2's convolution",
@@ -236,19 +237,13 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     originals = {EMBEDDING: (TARGET_EMBEDDING,), HEAD: (HEAD, TARGET_EMBEDDING)}
     head = DraftHead(checkpoint, dialect, layer_ids, target, originals)
     if rank == 0:
-        unused = "confidences are only used beside a Markov head"
-        head.ignored.update(dict.fromkeys(CONFIDENCE_TENSORS, unused))
+        head.ignored.update(dict.fromkeys(CONFIDENCE_TENSORS, "only used beside a Markov head"))
     draft_vocab = target.vocab_size
     if head.has(HEAD):
         rows = checkpoint.tensor(HEAD).shape[0]
         draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
     if rank > 0 and draft_vocab != target.vocab_size:
-        dialect.keys.refuse(
-            "draft_vocab_size",
-            f"{target.vocab_size}, as the target has",
-            "a Markov head with a vocabulary of its own is not supported; give a head that knows "
-            "the whole vocabulary",
-        )
+        dialect.keys.refuse("draft_vocab_size", f"the target's {target.vocab_size}", NO_VOCABULARY)
     has_confidence = head.has(CONFIDENCE_TENSORS[0])
     num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
     model = {
@@ -265,17 +260,16 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         and _confidence_sees_token(checkpoint, target.hidden_size, rank),
     }
     inner = (*LAYER_TENSORS, *QK_NORMS)
-    names = [f"layers.{i}.{name}" for i in range(num_layers) for name in inner]
+    names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
     names += [*(MARKOV_TENSORS if rank else ()), *(CONFIDENCE_TENSORS if has_confidence else ())]
     attention = "causal" if dialect.is_causal else "every row sees all"
-    details = [
-        f"block: {num_layers} layers, {dialect.shown_block()}, {attention}, mask token "
-        f"{model['mask_token']}"
-    ]
+    shown = f"{num_layers} layers, {dialect.shown_block()}"
+    details = [f"block: {shown}, {attention}, mask token {model['mask_token']}"]
     if rank > 0:
-        confidences = "with confidences" if has_confidence else "without confidences"
-        details.append(f"Markov head: rank {rank}, {confidences}")
+        details.append(
+            f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
+        )
     if setup.draft_depth > dialect.num_drafts:
         raise ConfigError(
             f"num_speculative_tokens must be at most {dialect.num_drafts}, the drafts of a block "
@@ -283,7 +277,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         )
     return head.model(
         "DSpark" if has_markov else "DFlash",
-        f"{num_layers} layers, {dialect.shown_block()}",
+        shown,
         model,
         {name: name for name in names},
         details,
@@ -308,9 +302,8 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     anchor = DROP if model["anchor_drafts"] else FIRST
     attention = FULL if model["is_causal"] else CAUSAL
     given, block_size = setup.num_speculative_tokens, int(model["block_size"])
+    tree_size, also = int(setup.options[DRAFT_TREE_SIZE]), ""
     options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
-    also = ""
-    tree_size = int(setup.options[DRAFT_TREE_SIZE])
     if anchor == FIRST and given is None and 0 < tree_size < block_size:
         options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
     if anchor == DROP and given == block_size:

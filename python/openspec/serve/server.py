@@ -79,6 +79,11 @@ async def _load(
     engine_task = asyncio.create_task(start())
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
+        if tokenizer.num_tokens > model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
+                f"{model.vocab_size}; take both from the same checkpoint"
+            )
         text_pool = TextPool(config.num_text_threads, tokenizer, engine_config.model_path)
         await text_pool.start()
     except BaseException:
@@ -91,27 +96,17 @@ async def _load(
     except BaseException:
         text_pool.close()
         raise
-    try:
-        if tokenizer.num_tokens > model.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
-                f"{model.vocab_size}; take both from the same checkpoint"
-            )
-        supervisor = Supervisor(engine)
-        supervisor.restart_with(start, config.restart_engine)
-        return ServerContext(
-            config=config,
-            engine_config=engine_config,
-            supervisor=supervisor,
-            model=model,
-            tokenizer=tokenizer,
-            model_names=names,
-            text_pool=text_pool,
-        )
-    except BaseException:
-        text_pool.close()
-        await engine.close()
-        raise
+    supervisor = Supervisor(engine)
+    supervisor.restart_with(start, config.restart_engine)
+    return ServerContext(
+        config=config,
+        engine_config=engine_config,
+        supervisor=supervisor,
+        model=model,
+        tokenizer=tokenizer,
+        model_names=names,
+        text_pool=text_pool,
+    )
 
 
 def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig) -> list[str]:
@@ -133,7 +128,7 @@ def http_server(context: ServerContext) -> HttpServer:
         uvicorn.Config(
             build_app(context),
             loop="none",
-            http=timed_protocol(config.request_timeout_s),
+            http=type("_Timed", (TimedProtocol,), {"timeout_s": config.request_timeout_s}),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -321,11 +316,6 @@ class TimedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-
-def timed_protocol(timeout_s: float) -> type[TimedProtocol]:
-    """The protocol with this timeout."""
-    return type("_TimedProtocol", (TimedProtocol,), {"timeout_s": timeout_s})
 
 
 @contextlib.contextmanager
