@@ -52,6 +52,8 @@ class ServeConfig:
     """Log-probabilities of prompts that answers may hold at a time, counted for each of `n`."""
     request_timeout_s: float = number(60.0, 0.1, 3600)
     """Seconds a client may take to send its request, or take nothing of its answer."""
+    max_num_connections: int = number(16384, 1, 1 << 20)
+    """Connections that may be open; further ones get 503 and Retry-After."""
     keep_alive_timeout_s: float = number(30.0, 0, 3600)
     """Seconds an idle connection stays open."""
     drain_grace_s: float = number(0.0, 0, 3600)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import hmac
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +19,6 @@ from openspec.engine.client import EngineClient
 from openspec.engine.supervisor import Supervisor
 from openspec.errors import RequestError
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
-from openspec.serve.budget import Budget
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
 from openspec.serve.wire import FAILURES, ApiError, overloaded
@@ -28,6 +29,58 @@ logger = logging.getLogger(__name__)
 
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 0.1
+LARGE_BYTES = 16 << 20
+TRIM_AFTER_S = 1.0
+"""Later than the last use of what is given back."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What all requests together may take of something."""
+
+    what: str
+    most: int
+    on_refusal: Callable[[], None]
+    on_empty: Callable[[int], None] | None = None
+    """Called when all of it is back, with the most that was taken."""
+    taken: int = 0
+    _peak: int = 0
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Yields what takes more for one request; leaving gives all of that back.
+
+        Taking raises:
+            RequestError: the request alone exceeds the limit.
+            ApiError: 503, others have taken too much.
+        """
+        own = 0
+
+        def take(num: int) -> None:
+            nonlocal own
+            if own + num > self.most:
+                raise RequestError(
+                    f"The request has {own + num} {self.what}; this server takes up to {self.most} "
+                    "at a time."
+                )
+            if self.taken + num > self.most:
+                self.on_refusal()
+                raise overloaded(
+                    f"Other requests have taken {self.taken - own} of {self.most} {self.what}, and "
+                    f"this one needs {own + num}; try again later.",
+                    retry_after_s=1,
+                )
+            own += num
+            self.taken += num
+            self._peak = max(self._peak, self.taken)
+
+        try:
+            yield take
+        finally:
+            self.taken -= own
+            if self.taken == 0 and self.on_empty is not None:
+                peak, self._peak = self._peak, 0
+                self.on_empty(peak)
 
 
 class Abortable(Protocol):
@@ -153,7 +206,9 @@ class ServerContext:
         self.metrics = ServerMetrics(self.model_name, self.engine.info)
         refused = self.metrics.rejections.labels("over_budget").inc
         config = self.config
-        self.body_bytes = Budget("bytes of bodies", config.max_total_body_bytes, refused)
+        self.body_bytes = Budget(
+            "bytes of bodies", config.max_total_body_bytes, refused, _give_memory_back
+        )
         self.prompt_logprobs = Budget(
             "log-probabilities of prompts", config.max_num_prompt_logprobs, refused
         )
@@ -265,6 +320,19 @@ class ServerContext:
         if not task.cancelled() and task.exception() is None:
             self._stats = task.result()
             self._stats_time = time.monotonic()
+
+
+def _give_memory_back(num_bytes: int) -> None:
+    """Has the C library return what large bodies took, which it would keep in pieces."""
+    if num_bytes >= LARGE_BYTES:
+        loop = asyncio.get_running_loop()
+        loop.call_later(TRIM_AFTER_S, loop.run_in_executor, None, _trim)
+
+
+def _trim() -> None:
+    gc.collect()  # connections and what they received refer to one another
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:

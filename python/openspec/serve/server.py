@@ -15,9 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import openspec
 from openspec.checkpoint.config import ModelConfig
@@ -27,8 +25,8 @@ from openspec.engine.supervisor import Supervisor
 from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
+from openspec.serve.connection import ClientConnection
 from openspec.serve.context import ServerContext
-from openspec.serve.wire import ApiError, error_bytes
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
@@ -124,11 +122,12 @@ def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig)
 def http_server(context: ServerContext) -> HttpServer:
     """The HTTP side of a server; run it with `serve(sockets=[...])`."""
     config = context.config
+    limits = {"timeout_s": config.request_timeout_s, "max_connections": config.max_num_connections}
     return HttpServer(
         uvicorn.Config(
             build_app(context),
             loop="none",
-            http=type("_Timed", (TimedProtocol,), {"timeout_s": config.request_timeout_s}),
+            http=type("_Connection", (ClientConnection,), limits),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -256,66 +255,6 @@ def _raise_file_limit() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class TimedProtocol(H11Protocol):
-    """Closes connections of clients that do not go on.
-
-    One that does not bring a whole request head in time (slow loris), and one that takes nothing of
-    its answer for so long, or is gone without a word: either would keep its place for ever.
-    """
-
-    timeout_s = 60.0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new connection: the clock starts."""
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # The system's own clock: megabytes lie in its buffers, and seen from here nothing moves
-            # while a slow client works through them.
-            milliseconds = round(self.timeout_s * 1000)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        self._watch_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        self._stop_watch()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes came; the clock runs on unless they complete a head."""
-        super().data_received(data)
-        self._watch_head()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP."""
-        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-            self.transport.close()
-            return
-        body = error_bytes(ApiError(400, msg))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _watch_head(self) -> None:
-        is_waiting = self.cycle is None or self.cycle.response_complete
-        if not is_waiting:
-            self._stop_watch()
-        elif self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self.timeout_s, self.transport.close)
-
-    def _stop_watch(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 @contextlib.contextmanager
