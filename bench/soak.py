@@ -60,7 +60,7 @@ class Sample:
 class Traffic:
     """Clients of one server, and what they were answered."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, patience_s: float) -> None:
         self.url = url
         self.outcomes: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -68,7 +68,7 @@ class Traffic:
         self._draw = random.Random(seed)
         self._probes: dict[str, str] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-        self._client = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)
+        self._client = httpx.AsyncClient(base_url=url, timeout=patience_s, limits=limits)
 
     async def run(self, num_clients: int, seconds: float) -> None:
         self.ends_at = time.monotonic() + seconds
@@ -89,6 +89,9 @@ class Traffic:
             kind = self._draw.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]
             try:
                 self.outcomes[f"{kind.__name__[1:]}: {await kind()}"] += 1
+            except httpx.TimeoutException as error:
+                request = error.request.content.decode(errors="replace")
+                self.problems.append(f"{kind.__name__[1:]}: {type(error).__name__}: {request}")
             except (httpx.HTTPError, OSError, AssertionError) as error:
                 self.problems.append(f"{kind.__name__[1:]}: {type(error).__name__}: {error}")
 
@@ -314,7 +317,7 @@ async def wait_idle(url: str) -> None:
 
 
 async def soak(pid: int, url: str, arguments: argparse.Namespace) -> tuple[Traffic, list[Sample]]:
-    traffic = Traffic(url, arguments.seed)
+    traffic = Traffic(url, arguments.seed, arguments.patience)
     began = time.monotonic()
     samples = [look(pid, url, began)]
     load = asyncio.create_task(traffic.run(arguments.clients, 60 * arguments.minutes))
@@ -331,6 +334,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--clients", type=int, default=12, help="requests in flight")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of a client")
     parser.add_argument("--json", type=Path, help="write samples and verdict to this file")
     parser.add_argument("server", nargs="*", help="flags of the server, after --")
     arguments = parser.parse_args()
@@ -360,6 +364,7 @@ def main() -> int:
         "outcomes": dict(traffic.outcomes),
         "megabytes_per_minute": {"slope": round(slope, 4), "upper": round(upper, 4)},
         "wrong": wrong,
+        "problems": traffic.problems[:20],
         "samples": [asdict(one) for one in samples],
     }
     if arguments.json:
