@@ -159,6 +159,13 @@ def peer() -> str:
     return rows_of(cells)
 
 
+def oracles(kind: str) -> str:
+    """Formats that are read or refused, and what the authors' code says of our reading."""
+    rows = [row for row in load("oracles")["rows"] if row["kind"] == kind]
+    cells = [[row["format"], row["reading"], row["oracle"], row["result"]] for row in rows]
+    return rows_of([["format", "reading", "oracle", "result"], *cells])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "peer": peer,
     "h200": partial(plain_and_drafts, (NGRAM, *HEADS), ("gsm8k_test", "chat", "repeat")),
@@ -169,6 +176,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "eagle3": partial(plain_and_drafts, EAGLE3, ("gsm8k_test", "chat")),
     "dflash": partial(plain_and_drafts, DFLASH, ("gsm8k_test", "chat")),
     "dspark": partial(plain_and_drafts, DSPARK, ("gsm8k_test", "chat")),
+    "oracle-targets": partial(oracles, "target"),
+    "oracle-heads": partial(oracles, "head"),
 }
 
 

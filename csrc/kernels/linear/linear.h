@@ -33,6 +33,8 @@ struct PackedLinear {
   int num_inputs = 0;   // K
   LinearLayout layout = LinearLayout::kLines;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
+  // [num_outputs] or null: added to the whole fp32 sum before it is rounded.
+  const float* bias = nullptr;
   int num_splits =
       1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
 };
