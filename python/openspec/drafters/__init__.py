@@ -1,6 +1,7 @@
 """The drafters: found by discovery, described by themselves, never named by anyone else.
 
-A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/methods/`.
+A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/methods/`. Where its
+checkpoints have many formats, `<method>_format.py` beside the module reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _registry() -> dict[str, DrafterSpec]:
     """Specs by name, filled from this package's modules on first use."""
     specs: dict[str, DrafterSpec] = {}
     for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name != "spec":
+        if module_info.name != "spec" and not module_info.name.endswith("_format"):
             module = importlib.import_module(f"{__name__}.{module_info.name}")
             spec = vars(module).get("SPEC")
             if not isinstance(spec, DrafterSpec):
