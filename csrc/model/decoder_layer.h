@@ -14,7 +14,7 @@
 
 namespace openspec {
 
-/// What a decoder layer of the Qwen3 and Llama kind is made of: pre-norm attention over paged KV,
+/// What a decoder layer of targets and heads is made of: pre-norm attention over paged KV,
 /// then a SwiGLU MLP, both added to a residual stream.
 struct LayerGeometry {
   int hidden_size = 0;

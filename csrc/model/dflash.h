@@ -41,9 +41,9 @@ struct DFlashTensors : DraftTensors {
 ///
 /// Source: DFlash (arXiv 2602.06036), DSpark and the checkpoints' reference code: z =
 /// hidden_norm(fc(captures)); of layer l K = rope(k_norm(k_proj z)), V = v_proj z, without the
-/// layer's input norm, which only block rows pass; block rows run as in Qwen3, over the context and
-/// all rows of their block; logits = head(norm(h)). With a Markov head logits of a draft gain w2
-/// w1[token before it].
+/// layer's input norm, which only block rows pass; block rows run as in the target, over the
+/// context and all rows of their block; logits = head(norm(h)). With a Markov head logits of a
+/// draft gain w2 w1[token before it].
 class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
  public:
   using DecoderModel::DecoderModel;

@@ -10,7 +10,7 @@
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
 #include "kernels/drafts/draft_rows.h"
-#include "model/qwen3.h"
+#include "model/target.h"
 #include "runtime/sequence_table.h"
 
 namespace openspec {
@@ -103,7 +103,7 @@ class Drafter {
   /// Called once before anything else, with the target that it may share tensors with and its
   /// layers of the page pool. Here memory is taken: a drafter is also made only to ask for its
   /// needs.
-  virtual void attach(const Qwen3& /*target*/, std::span<const KvLayerView> /*kv_layers*/) {}
+  virtual void attach(const TargetModel& /*target*/, std::span<const KvLayerView> /*kv_layers*/) {}
 
   virtual bool works_on_arrays() const { return false; }
   /// Proposes for the sequences of a step. On CUDA what it launches is captured in a graph, so

@@ -102,7 +102,7 @@ template <typename Model>
 class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
-  void attach(const Qwen3& target, std::span<const KvLayerView> kv_layers) final {
+  void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
     target_ = &target.tensors();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);

@@ -93,9 +93,9 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
   MemoryPlan plan;
-  plan.weight_bytes = Qwen3::weight_bytes(config.target, config.device);
-  plan.scratch_bytes = Qwen3::scratch_bytes(config.target, config.dtype, config.device,
-                                            config.limits(), config.num_threads) +
+  plan.weight_bytes = TargetModel::weight_bytes(config.target, config.device);
+  plan.scratch_bytes = TargetModel::scratch_bytes(config.target, config.dtype, config.device,
+                                                  config.limits(), config.num_threads) +
                        (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,

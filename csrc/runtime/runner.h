@@ -61,7 +61,7 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  Qwen3& target() { return target_; }
+  TargetModel& target() { return target_; }
   Drafter& drafter() { return *drafter_; }
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
@@ -133,7 +133,7 @@ class Runner {
   RunnerConfig config_;
   PrefixHasher hasher_;
   std::unique_ptr<Drafter> drafter_;
-  Qwen3 target_;
+  TargetModel target_;
   PagePool pool_;
   SequenceTable table_;
   std::vector<Buffer> kv_buffers_;  // by layer: the target's, then the drafter's

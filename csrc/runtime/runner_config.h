@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/prefix_hash.h"
-#include "model/qwen3.h"
+#include "model/target.h"
 #include "runtime/drafter.h"
 
 namespace openspec {

@@ -19,7 +19,7 @@ namespace openspec {
 struct StepContext {
   const RunnerConfig& config;
   SequenceTable& table;
-  Qwen3& target;
+  TargetModel& target;
   Drafter& drafter;
   const std::vector<KvLayerView>& kv_layers;  // the target's, then the drafter's
   std::function<void(const char* stage)> enter;

@@ -26,7 +26,7 @@ def cuda_device_name() -> str: ...
 
 @final
 class TargetConfig:
-    """Geometry of a Qwen3 target. `inv_freq` has head_dim / 2 entries, any RoPE scaling applied."""
+    """Geometry of a target. `inv_freq` has head_dim / 2 entries, any RoPE scaling applied."""
 
     def __init__(
         self,

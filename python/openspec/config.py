@@ -38,7 +38,7 @@ class EngineConfig:
     """Settings of the engine. A field is a flag; its docstring is the flag's help."""
 
     model: str | None = None
-    """Folder of a Qwen3 checkpoint in Hugging Face format, or an id of the hub such as
+    """Folder of a checkpoint in Hugging Face format, or an id of the hub such as
     Qwen/Qwen3-4B. Default: the embedded model."""
     revision: str | None = None
     """Branch, tag or commit of a model of the hub. Default: main."""

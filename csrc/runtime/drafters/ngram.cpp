@@ -42,7 +42,7 @@ class NgramDrafter final : public Drafter {
   const DrafterNeeds& needs() const override { return needs_; }
   bool works_on_arrays() const override { return true; }
 
-  void attach(const Qwen3&, std::span<const KvLayerView>) override {
+  void attach(const TargetModel&, std::span<const KvLayerView>) override {
     match_len_ = Buffer(match_len_bytes_, memory_);
     workspace_ = Buffer(workspace_bytes_, memory_);
   }

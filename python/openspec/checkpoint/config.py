@@ -1,4 +1,4 @@
-"""What a Qwen3 checkpoint is: config.json and generation_config.json, checked key by key."""
+"""What a target checkpoint is: config.json and generation_config.json, checked key by key."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Geometry and token ids of one Qwen3 dense checkpoint."""
+    """Geometry and token ids of one checkpoint of a target."""
 
     folder: Path
     hidden_size: int
@@ -91,7 +91,7 @@ class ModelConfig:
         file = find_file(path, "config.json")
         if file is None:
             raise ConfigError(
-                f"{path} has no config.json; give the folder of a Hugging Face Qwen3 checkpoint"
+                f"{path} has no config.json; give the folder of a Hugging Face checkpoint"
             )
         keys = JsonKeys(read_json_object(file), str(path / "config.json"))
         _refuse_unsupported(keys)

@@ -9,7 +9,7 @@
 
 namespace openspec {
 
-/// Geometry of a dense Qwen3 model. Source: its config.json.
+/// Geometry of a target model. Source: its config.json.
 struct TargetConfig : LayerGeometry {
   int num_layers = 0;
   int vocab_size = 0;
@@ -32,8 +32,8 @@ struct TargetTensors {
   const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16
 };
 
-/// Qwen3 decoder: weights and one forward pass over ragged rows.
-class Qwen3 : public DecoderModel<TargetConfig, TargetTensors> {
+/// The decoder of all targets: weights and one forward pass over ragged rows.
+class TargetModel : public DecoderModel<TargetConfig, TargetTensors> {
  public:
   using DecoderModel::DecoderModel;
 

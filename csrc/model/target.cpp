@@ -1,4 +1,4 @@
-#include "model/qwen3.h"
+#include "model/target.h"
 
 #include <algorithm>
 #include <string>
@@ -27,9 +27,9 @@ TargetTensors::TargetTensors(Weights& weights, const TargetConfig& c) {
   if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
 }
 
-void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-                    const std::vector<KvLayerView>& kv, const std::vector<int>& capture_layers,
-                    void* captured) {
+void TargetModel::forward(const ExecContext& exec, const RowBatch& rows,
+                          const PageTableView& page_table, const std::vector<KvLayerView>& kv,
+                          const std::vector<int>& capture_layers, void* captured) {
   const TargetConfig& c = config_;
   OPENSPEC_CHECK(rows.num_rows >= 1 && rows.num_rows <= limits_.max_rows, "a step of ",
                  rows.num_rows, " rows, at most ", limits_.max_rows);
@@ -69,7 +69,7 @@ void Qwen3::forward(const ExecContext& exec, const RowBatch& rows, const PageTab
   capture(c.num_layers - 1);
 }
 
-void Qwen3::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
+void TargetModel::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
                  limits_.max_logits_rows);
   scratch_.logits(exec, tensors_.head, row, count, out);
