@@ -88,7 +88,9 @@ class LLM:
         for prompt in _each_prompt(prompts):
             if isinstance(prompt, str):
                 texts.append(prompt)
-                token_ids.append(self.tokenizer.encode(prompt, parse_special=True))
+                token_ids.append(
+                    self.tokenizer.encode(prompt, parse_special=True, add_special_tokens=True)
+                )
             else:
                 self.tokenizer.check_token_ids(prompt)
                 texts.append(None)

@@ -19,9 +19,8 @@ from openspec.config import EngineConfig
 from openspec.engine.supervisor import Supervisor
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
-from openspec.serve.server import http_server
+from openspec.serve.server import http_server, read_tokenizer
 from openspec.text.pool import TextPool
-from openspec.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model
 from tests.serve.waiting import PATIENCE_S
@@ -90,7 +89,8 @@ def run_fake_server(
 
     async def main() -> None:
         engine = FakeEngineClient(model, **(engine_options or {}))
-        settings, tokenizer = ServeConfig(**config), Tokenizer.from_folder(model)
+        settings = ServeConfig(**config)
+        tokenizer = read_tokenizer(model, settings)
         context = ServerContext(
             config=settings,
             engine_config=EngineConfig(model=str(model)),

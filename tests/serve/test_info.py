@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
 import openspec
+from openspec.errors import ConfigError
 from openspec.serve.app import shown_path
+from openspec.serve.config import ServeConfig
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.waiting import PATIENCE_S, wait_until
 
@@ -234,3 +238,26 @@ def test_abort_by_either_id(start_server, name: str) -> None:
     assert server.client.post("/abort_request", json={name: "mine"}).json() == {"num_aborted": 0}
     server.error("/abort_request")
     assert server.client.post("/abort_request", json={"abort_all": True}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "date", ["today", "2026-1-1", "2026-02-30", "20260101", "2026-01-01T10:00"]
+)
+def test_dates_that_are_none(date: str) -> None:
+    with pytest.raises(ConfigError, match="expected YYYY-MM-DD"):
+        ServeConfig(template_date=date).check()
+
+
+def test_template_and_date_of_ones_own(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}")
+    settings = {"chat_template": str(template), "template_date": "2026-03-01"}
+    ServeConfig(**settings).check()
+    server = start_server(**settings)
+    answer = server.client.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]})
+    ids = answer.json()["tokens"]
+    assert server.context.tokenizer.decode(ids) == "01 Mar 2026: x"
+    info = server.client.get("/tokenizer_info").json()
+    assert (info["tokenizer_class"], info["add_bos_token"]) == ("Qwen2Tokenizer", False)

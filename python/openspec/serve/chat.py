@@ -262,7 +262,7 @@ async def render_chat(
         )
     end = text.rstrip()
     thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
-    return RenderedChat(text, token_ids, thinking)
+    return RenderedChat(text, tokenizer.with_prefix(token_ids), thinking)
 
 
 def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from openspec.errors import ConfigError
@@ -31,6 +33,11 @@ class ServeConfig:
     generation_config: Literal["auto", "openspec"] = "auto"
     """Sampling defaults for requests that leave them out. auto: the model's
     generation_config.json; openspec: temperature 1 and no filter."""
+    chat_template: str | None = None
+    """File with a Jinja chat template, used in place of the model's own."""
+    template_date: str | None = None
+    """Date, as YYYY-MM-DD, that chat templates are told where they ask for today's. Default: the
+    day the server starts; it stays until the server ends, so that prompts stay the same."""
     max_logprobs: int = number(MAX_LOGPROBS, 0, MAX_LOGPROBS)
     """Log-probabilities that a request may ask for at each position; this build has no more."""
     enable_auto_tool_choice: bool = True
@@ -80,6 +87,11 @@ class ServeConfig:
     access_log: bool = False
     """Log a line for every request, with the path that was asked for."""
 
+    @property
+    def template_time(self) -> datetime | None:
+        """`template_date` as a time."""
+        return None if self.template_date is None else datetime.fromisoformat(self.template_date)
+
     def check(self) -> None:
         """Checks what can be checked without the engine.
 
@@ -91,6 +103,11 @@ class ServeConfig:
             raise ConfigError(
                 f"max_total_body_bytes ({self.max_total_body_bytes}) is less than one body may "
                 f"have, max_body_bytes ({self.max_body_bytes}); raise the one or lower the other"
+            )
+        if self.template_date is not None and not is_date(self.template_date):
+            raise ConfigError(
+                f"template_date: expected YYYY-MM-DD, such as 2026-01-31, found "
+                f"{self.template_date!r}"
             )
         if not self.enable_auto_tool_choice:
             raise ConfigError(
@@ -107,3 +124,14 @@ class ServeConfig:
                 raise ConfigError("an API key must be printable ASCII without spaces")
         if not self.host:
             raise ConfigError("host must not be empty; 0.0.0.0 listens on every address")
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is a day in the form YYYY-MM-DD."""
+    if re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is None:
+        return False
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

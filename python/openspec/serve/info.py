@@ -232,7 +232,7 @@ async def tokenizer_info(context: ServerContext, _: Request) -> Response:
     tokenizer = context.tokenizer
     return json_response(
         {
-            "tokenizer_class": "Qwen2Tokenizer",
+            "tokenizer_class": tokenizer.class_name,
             "vocab_size": tokenizer.num_tokens,
             "model_max_length": context.engine.info.max_model_len,
             "eos_token": _text(tokenizer, tokenizer.eos_token_id),
@@ -240,7 +240,7 @@ async def tokenizer_info(context: ServerContext, _: Request) -> Response:
             "bos_token": _text(tokenizer, tokenizer.bos_token_id),
             "bos_token_id": tokenizer.bos_token_id,
             "pad_token": _text(tokenizer, tokenizer.eos_token_id),
-            "add_bos_token": False,
+            "add_bos_token": tokenizer.adds_bos,
             "has_chat_template": tokenizer.has_chat_template,
             "special_tokens": dict(tokenizer.special_tokens),
         }

@@ -76,7 +76,7 @@ async def _load(
 
     engine_task = asyncio.create_task(start())
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, engine_config.model_path)
+        tokenizer = await asyncio.to_thread(read_tokenizer, engine_config.model_path, config)
         if tokenizer.num_tokens > model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
@@ -105,6 +105,16 @@ async def _load(
         model_names=names,
         text_pool=text_pool,
     )
+
+
+def read_tokenizer(folder: Path, config: ServeConfig) -> Tokenizer:
+    """The model's tokenizer, with the templates and the date that the server is to use.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    own_template = None if config.chat_template is None else Path(config.chat_template)
+    return Tokenizer.from_folder(folder, own_template, config.template_time)
 
 
 def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig) -> list[str]:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import jinja2
 
@@ -22,7 +23,9 @@ MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 1 << 24
 MAX_RENDER_S = 5.0
 MAX_DEPTH = 64
-CHAT_TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "preserve_thinking"})
+CHAT_TEMPLATE_KWARGS = frozenset(
+    {"enable_thinking", "thinking", "preserve_thinking", "tools_in_user_message"}
+)
 """What a request may set; all of them true or false."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
@@ -47,11 +50,13 @@ class ChatTemplates:
         sources: Mapping[str, str],
         special_tokens: Collection[str],
         variables: Mapping[str, str],
+        now: datetime | None = None,
     ) -> None:
         """Compiles the templates, of which `tool_use` is for requests with tools.
 
         `special_tokens` are those that only a template may write; `variables` are the named ones
-        (`eos_token`, ...) that it may refer to.
+        (`eos_token`, ...) that it may refer to. `now` is the time it is told (default: this one),
+        the same for every chat: a prompt that changed at midnight would find no cached prefix.
 
         Raises:
             ConfigError: too large, or not a Jinja template.
@@ -59,6 +64,7 @@ class ChatTemplates:
         self.sources = dict(sources)
         self.special_tokens = list(special_tokens)
         self.variables = dict(variables)
+        self.now = now or datetime.now()
         self._special_re = any_of(special_tokens)
         # Two characters are enough to make a special token impossible, wherever the template may
         # cut or join; a single one matters at the end of a text only, where more may follow.
@@ -70,7 +76,7 @@ class ChatTemplates:
             )
             or "(?!)"
         )
-        self._templates = {name: _compiled(source) for name, source in sources.items()}
+        self._templates = {name: _compiled(source, self.now) for name, source in sources.items()}
 
     def render(
         self,
@@ -86,7 +92,11 @@ class ChatTemplates:
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise RequestError("the model has no chat template; use completions", "messages")
+            raise RequestError(
+                "the model has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE",
+                "messages",
+            )
         check_kwargs(kwargs)
         guard = _Guard(self._risky_re, [messages, tools, self.sources[name]])
         variables: dict[str, object] = {
@@ -105,11 +115,11 @@ class ChatTemplates:
         return segments
 
 
-def _compiled(source: str) -> jinja2.Template:
+def _compiled(source: str, now: datetime) -> jinja2.Template:
     if len(source) > MAX_TEMPLATE_CHARS:
         raise ConfigError(f"chat template: more than {MAX_TEMPLATE_CHARS} characters")
     try:
-        return compile_template(source)
+        return compile_template(source, now)
     except (jinja2.TemplateError, RecursionError, MemoryError, ValueError, OverflowError) as error:
         raise ConfigError(f"chat template: does not compile: {error}") from None
 

@@ -46,6 +46,7 @@ class TextPool:
             "sources": templates.sources,
             "special_tokens": templates.special_tokens,
             "variables": templates.variables,
+            "now": templates.now.isoformat(),
         }
         refusal = ("the chat template takes too long", "messages")
         self._renderer = TextProcess(to_json({"templates": settings}), RENDER_S, refusal)

@@ -14,8 +14,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
-def compile_template(source: str) -> jinja2.Template:
-    """A template whose code reaches neither Python's internals nor files.
+def compile_template(source: str, now: datetime) -> jinja2.Template:
+    """A template whose code reaches neither Python's internals nor files, at a time that stands.
 
     Raises:
         jinja2.TemplateError: not a template.
@@ -30,7 +30,7 @@ def compile_template(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = now.strftime
     return environment.from_string(source)
 
 
@@ -66,7 +66,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -17,6 +17,7 @@ import signal
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 from openspec.errors import RequestError
 
@@ -69,11 +70,14 @@ def _read() -> bytes:
 
 
 def _renderer(
-    sources: Mapping[str, str], special_tokens: Sequence[str], variables: Mapping[str, str]
+    sources: Mapping[str, str],
+    special_tokens: Sequence[str],
+    variables: Mapping[str, str],
+    now: str,
 ) -> Callable[[bytes], bytes]:
     from openspec.text.chat_template import ChatTemplates
 
-    templates = ChatTemplates(sources, special_tokens, variables)
+    templates = ChatTemplates(sources, special_tokens, variables, datetime.fromisoformat(now))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = RENDER_BYTES if hard == resource.RLIM_INFINITY else min(RENDER_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
