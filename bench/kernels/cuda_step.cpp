@@ -68,9 +68,9 @@ RunnerConfig config_4b(const std::string& method) {
   target.intermediate_size = 9728;
   target.vocab_size = kVocab;
   target.tie_word_embeddings = true;
-  for (int i = 0; i < 64; ++i) {
-    target.inv_freq.push_back(std::pow(1e6f, -static_cast<float>(i) / 64.0f));
-  }
+  std::vector<double> inv_freq;
+  for (int i = 0; i < 64; ++i) inv_freq.push_back(std::pow(1e6, -i / 64.0));
+  target.inv_freq.assign(inv_freq.begin(), inv_freq.end());
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -84,13 +84,14 @@ RunnerConfig config_4b(const std::string& method) {
     config.max_draft_tokens = 3;
     config.method_options = {{"capture_layers", std::string("1,17,32")},
                              {"draft_vocab_size", int64_t{32000}},
-                             {"rope_theta", 1e6},
+                             {"inv_freq", inv_freq},
                              {"has_token_map", true}};
   }
   if (method == "dflash" || method == "dspark") {  // likewise
     const bool has_markov = method == "dspark";
     config.max_draft_tokens = has_markov ? 7 : 15;
     config.method_options = {{"capture_layers", std::string("1,9,17,25,33")},
+                             {"inv_freq", inv_freq},
                              {"num_layers", int64_t{5}},
                              {"block_size", int64_t{has_markov ? 7 : 16}},
                              {"mask_token", int64_t{151669}},

@@ -214,12 +214,12 @@ void bind_values(py::module_& m) {
                                   .num_kv_heads = num_kv_heads,
                                   .head_dim = head_dim,
                                   .intermediate_size = intermediate_size,
-                                  .rms_norm_eps = rms_norm_eps},
+                                  .rms_norm_eps = rms_norm_eps,
+                                  .inv_freq = std::move(inv_freq),
+                                  .rope_scale = rope_scale},
                                  num_layers,
                                  vocab_size,
-                                 tie_word_embeddings,
-                                 std::move(inv_freq),
-                                 rope_scale};
+                                 tie_word_embeddings};
              config.validate();
              return config;
            }),

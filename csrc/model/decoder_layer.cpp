@@ -30,6 +30,8 @@ void LayerGeometry::validate() const {
                      ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
   OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
   OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
+  OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
+                     inv_freq.size(), " entries, expected ", head_dim / 2);
 }
 
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
@@ -173,8 +175,7 @@ Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight,
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const float* inv_freq, float rope_scale, int first_token, bool is_causal,
-                         bool is_fenced)
+                         const float* inv_freq, int first_token, bool is_causal, bool is_fenced)
     : exec_(exec), scratch_(scratch) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
@@ -197,7 +198,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                            .cos_sin = at<float>(places.cos_sin),
                            .num_rows = rows.num_rows,
                            .head_dim = g.head_dim,
-                           .scale = rope_scale,
+                           .scale = g.rope_scale,
                            .is_fence = is_fenced});
 }
 

@@ -25,6 +25,8 @@ struct LayerGeometry {
   int num_inputs = 1;  // states side by side that attention reads
   bool has_qk_norm = true;
   float rms_norm_eps = 1e-6f;
+  std::vector<float> inv_freq;  // [head_dim / 2] of RoPE, scaling applied
+  float rope_scale = 1.0f;      // multiplies cos and sin
 
   int attention_inputs() const { return num_inputs * hidden_size; }
   int q_width() const { return num_q_heads * head_dim; }
@@ -112,13 +114,13 @@ class DecoderScratch {
 /// added to the residual stream by the next `norm`.
 class DecoderPass {
  public:
-  /// `inv_freq` [head_dim / 2] lies on the device; `kv` is any of the layers'. Attention does not
+  /// `inv_freq`, the geometry's, lies on the device; `kv` is any of the layers'. Attention does not
   /// see tokens before `first_token`; where it is not causal, a row sees its whole span. With
   /// `is_fenced` the pass begins when all before it is complete, and its attention reads the
   /// prefixes early: that pays where many layers follow.
   DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              float rope_scale, int first_token = 0, bool is_causal = true, bool is_fenced = false);
+              int first_token = 0, bool is_causal = true, bool is_fenced = false);
 
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);

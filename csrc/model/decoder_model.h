@@ -9,9 +9,9 @@ namespace openspec {
 
 /// What every model of decoder layers holds: its geometry, the weights, and memory for a pass.
 ///
-/// `Config` is a LayerGeometry and more: what it allows (`validate`), what passes have to hold
-/// (`pass_limits`), and the frequencies of RoPE (`rope_frequencies`). The constructor
-/// Tensors(weights, config) names the checkpoint's tensors and keeps where they lie.
+/// `Config` is a LayerGeometry and more: what it allows (`validate`) and what passes have to hold
+/// (`pass_limits`). The constructor Tensors(weights, config) names the checkpoint's tensors and
+/// keeps where they lie.
 template <typename Config, typename Tensors>
 class DecoderModel {
  public:
@@ -25,7 +25,7 @@ class DecoderModel {
         limits_(config.pass_limits(limits)),
         weights_(device, weight_bytes(config, device)),
         tensors_(weights_, config_),
-        inv_freq_(copy_for(device, config.rope_frequencies())),
+        inv_freq_(copy_for(device, config.inv_freq)),
         scratch_(config_, dtype, device, limits_, num_threads) {}
 
   Weights& weights() { return weights_; }

@@ -60,7 +60,7 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
 
 void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* features,
                     std::span<const KvLayerView> kv) {
-  DecoderPass pass(exec, scratch_, rows, {}, kv.front(), inv_freq_.floats(), 1.0f);
+  DecoderPass pass(exec, scratch_, rows, {}, kv.front(), inv_freq_.floats());
   pass.project(tensors_.fc, features);
   pass.norm(scratch_.residual(), tensors_.hidden_norm, scratch_.normed());
   pass.append_context(tensors_.context, tensors_.layers, scratch_.normed(), kv);
@@ -76,7 +76,7 @@ void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(), 1.0f,
+  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(),
                    /*first_token=*/0, config_.is_causal);
   for (size_t i = 0; i < kv.size(); ++i) {
     const DecoderLayer& layer = tensors_.layers[i];

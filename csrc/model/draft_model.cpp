@@ -1,7 +1,5 @@
 #include "model/draft_model.h"
 
-#include <cmath>
-
 #include "core/check.h"
 
 namespace openspec {
@@ -14,15 +12,6 @@ void DraftModelConfig::validate() const {
                      ") exceeds the target's vocabulary of ", vocab_size);
   OPENSPEC_CHECK_ARG(has_token_map || draft_vocab_size == vocab_size, "a head of ",
                      draft_vocab_size, " columns needs a token map, the target has ", vocab_size);
-  OPENSPEC_CHECK_ARG(rope_theta > 0.0, "rope_theta must be positive, got ", rope_theta);
-}
-
-std::vector<float> DraftModelConfig::rope_frequencies() const {
-  std::vector<float> values;
-  for (int i = 0; i < head_dim / 2; ++i) {
-    values.push_back(static_cast<float>(std::pow(rope_theta, -2.0 * i / head_dim)));
-  }
-  return values;
 }
 
 DraftTensors::DraftTensors(Weights& weights, const DraftModelConfig& c,

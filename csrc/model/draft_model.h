@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "model/decoder_layer.h"
 
@@ -11,16 +10,13 @@ namespace openspec {
 /// hidden_size is the target's too. Source: config.json and tensors.
 struct DraftModelConfig : LayerGeometry {
   int num_captures = 0;
-  int vocab_size = 0;        // of the target
-  int draft_vocab_size = 0;  // of the head
-  double rope_theta = 1e4;
+  int vocab_size = 0;          // of the target
+  int draft_vocab_size = 0;    // of the head
   bool has_embedding = false;  // its own; else the target's
   bool has_token_map = false;  // d2t
 
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
-  /// [head_dim / 2]
-  std::vector<float> rope_frequencies() const;
   /// With room for the linear over captured states.
   ForwardLimits pass_limits(ForwardLimits limits) const {
     limits.max_inputs = num_captures * hidden_size;

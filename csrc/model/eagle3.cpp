@@ -30,7 +30,7 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, page_table, kv, inv_freq_.floats(), 1.0f, kFirstToken);
+  DecoderPass pass(exec, scratch_, rows, page_table, kv, inv_freq_.floats(), kFirstToken);
   if (captured != nullptr) pass.project(tensors_.fc, captured);
   pass.norm(hidden, tensors_.hidden_norm, attention_in + row_bytes(), stride);
   pass.norm(embedded, tensors_.layer.input_norm, attention_in, stride);

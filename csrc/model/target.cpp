@@ -12,8 +12,6 @@ void TargetConfig::validate() const {
   LayerGeometry::validate();
   check_size("num_layers", num_layers);
   check_size("vocab_size", vocab_size);
-  OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
-                     inv_freq.size(), " entries, expected ", head_dim / 2);
 }
 
 TargetTensors::TargetTensors(Weights& weights, const TargetConfig& c) {
@@ -49,7 +47,7 @@ void TargetModel::forward(const ExecContext& exec, const RowBatch& rows,
                             .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
   };
 
-  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(), c.rope_scale,
+  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(),
                    /*first_token=*/0, /*is_causal=*/true, /*is_fenced=*/true);
   ops::embedding(exec, {.token = rows.row_token,
                         .table = tensors_.embedding,

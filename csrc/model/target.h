@@ -14,12 +14,9 @@ struct TargetConfig : LayerGeometry {
   int num_layers = 0;
   int vocab_size = 0;
   bool tie_word_embeddings = false;
-  std::vector<float> inv_freq;  // [head_dim / 2], RoPE scaling applied
-  float rope_scale = 1.0f;      // multiplies cos and sin
 
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
-  const std::vector<float>& rope_frequencies() const { return inv_freq; }
   ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
 };
 

@@ -51,6 +51,14 @@ bool DrafterConfig::flag(const std::string& name, bool fallback) const {
   return *value;
 }
 
+std::vector<float> DrafterConfig::numbers(const std::string& name) const {
+  const auto found = options.find(name);
+  if (found == options.end()) return {};
+  const auto* values = std::get_if<std::vector<double>>(&found->second);
+  OPENSPEC_CHECK_ARG(values != nullptr, name, " must be a list of numbers");
+  return {values->begin(), values->end()};
+}
+
 std::vector<int> DrafterConfig::layers(const std::string& name) const {
   const std::string list = text(name, "");
   std::vector<int> layers;

@@ -127,7 +127,7 @@ class Drafter {
                                std::span<Draft>) {}
 };
 
-using DrafterOption = std::variant<bool, int64_t, double, std::string>;
+using DrafterOption = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// What a drafter is built from.
 struct DrafterConfig {
@@ -150,6 +150,8 @@ struct DrafterConfig {
   std::string text(const std::string& name, const std::string& fallback) const;
   double number(const std::string& name, double fallback) const;
   bool flag(const std::string& name, bool fallback) const;
+  /// Empty if there is none of this name.
+  std::vector<float> numbers(const std::string& name) const;
   /// Layers of the target, rising, written as "1,17,32".
   std::vector<int> layers(const std::string& name) const;
 };

@@ -29,11 +29,12 @@ DraftModelConfig NetworkDrafter::draft_model_config() {
            .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
            .head_dim = size("head_dim", target.head_dim),
            .intermediate_size = size("intermediate_size", target.intermediate_size),
-           .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6))},
+           .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6)),
+           .inv_freq = config_.numbers("inv_freq"),
+           .rope_scale = static_cast<float>(config_.number("rope_scale", 1.0))},
           /*num_captures=*/static_cast<int>(needs_.capture_layers.size()),
           /*vocab_size=*/target.vocab_size,
           /*draft_vocab_size=*/size("draft_vocab_size", target.vocab_size),
-          /*rope_theta=*/config_.number("rope_theta", 1e4),
           /*has_embedding=*/config_.flag("has_embedding", false),
           /*has_token_map=*/config_.flag("has_token_map", false)};
 }

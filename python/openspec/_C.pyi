@@ -67,7 +67,7 @@ class RunnerConfig:
         max_draft_tokens: int,
         draft_depth: int,
         method: str,
-        method_options: dict[str, bool | int | float | str],
+        method_options: dict[str, bool | int | float | str | Sequence[float]],
         acceptance: str,
         adaptive: bool,
         enable_prefix_caching: bool,

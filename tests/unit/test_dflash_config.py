@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.rope import default_rope
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
@@ -223,7 +224,8 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
         "num_kv_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "intermediate_size": INTERMEDIATE,
-        "rope_theta": 1e6,
+        "inv_freq": default_rope(1e6, HEAD_DIM).inv_freq,
+        "rope_scale": 1.0,
     }
     assert {key: model.options[key] for key in common | expected} == common | expected
     assert all(inner == outer for outer, inner in model.tensor_names.items())
@@ -378,7 +380,7 @@ def test_refused_blocks(
         ("zlab", {"layer_types": ["sliding_attention"] * 2}, "layer_types.*sliding window"),
         ("zlab", {"hidden_size": 128}, "hidden_size: expected 64, as the target"),
         ("zlab", {"num_target_layers": 28}, "num_target_layers: expected 36"),
-        ("zlab", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
+        ("zlab", {"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "rope_scaling"),
         ("zlab", WINDOW, "config.json: sliding_window: expected null, found 2048"),
         ("zlab", WINDOW | {"layer_types": None}, "sliding_window.*a head without one"),
         ("speculators", {"transformer_layer_config": base() | WINDOW}, "config: sliding_window"),

@@ -12,6 +12,7 @@ import pytest
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import LayerIds, captured_layers
+from openspec.checkpoint.rope import default_rope
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.drafters import get_drafter
@@ -82,7 +83,8 @@ def test_classic(target: ModelConfig) -> None:
         "head_dim": HEAD_DIM,
         "intermediate_size": INTERMEDIATE,
         "draft_vocab_size": DRAFT_VOCAB,
-        "rope_theta": 1e6,
+        "inv_freq": default_rope(1e6, HEAD_DIM).inv_freq,
+        "rope_scale": 1.0,
         "rms_norm_eps": 1e-6,
         "capture_layers": "1,17,32",
         "has_qk_norm": False,
@@ -98,7 +100,7 @@ def test_classic(target: ModelConfig) -> None:
     assert "outputs of 1, 17, 32 = entering 2, 18, 33 (from the default for 36 layers)" in details
     assert "brings none" in details and "made for 2048, the target for 4096" in details
     types = {name: type(value) for name, value in model.options.items()}
-    assert types["rope_theta"] is float and types["num_q_heads"] is int
+    assert types["rope_scale"] is float and types["num_q_heads"] is int
 
 
 def test_specforge(target: ModelConfig) -> None:
@@ -134,7 +136,8 @@ def test_deepspec(target: ModelConfig) -> None:
     model = read_format(target, deepspec)
     assert model.options["capture_layers"] == "1,9,17,25,33"
     assert model.options["has_qk_norm"] is True and model.options["has_token_map"] is False
-    assert model.options["draft_vocab_size"] == VOCAB and model.options["rope_theta"] == 1e6
+    assert model.options["draft_vocab_size"] == VOCAB
+    assert model.options["inv_freq"] == default_rope(1e6, HEAD_DIM).inv_freq
     assert model.tensor_names["layers.0.self_attn.q_norm.weight"] == (
         "midlayer.self_attn.q_norm.weight"
     )
@@ -268,8 +271,8 @@ def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixt
         (classic, {"quantization_config": {}}, "quantization_config: .*unquantised"),
         (
             classic,
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
-            "rope_scaling: rope_type",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
+            "rope_scaling: rope_type: expected one of default, linear, yarn, llama3",
         ),
         (classic, {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
         (classic, {"draft_vocab_size": 41}, "d2t: expected 41 entries, found 40"),

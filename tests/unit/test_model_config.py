@@ -79,7 +79,7 @@ def test_published_sizes(tmp_path: Path, size: str) -> None:
     assert found == SIZES[size]
     assert (config.head_dim, config.vocab_size, config.rms_norm_eps) == (128, 151936, 1e-6)
     assert config.max_model_len == 40960
-    assert config.rope == default_rope(1e6, 128)
+    assert config.rope == default_rope(1e6, 128, 40960)
     assert config.eos_token_ids == (151645,)
 
 
@@ -120,7 +120,7 @@ def test_newer_dialect(tmp_path: Path) -> None:
         "head_dim": "absent",
     }
     config = load(tmp_path, config_json(**changes))
-    assert config.rope == default_rope(5e6, 128)
+    assert config.rope == default_rope(5e6, 128, 40960)
 
 
 def test_yarn_dialects(tmp_path: Path) -> None:
@@ -147,6 +147,13 @@ def test_yarn_dialects(tmp_path: Path) -> None:
     assert old.rope.scale == pytest.approx(1.1386294, abs=1e-6)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 ROPE_CASES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3.0},
@@ -183,6 +190,10 @@ ROPE_CASES: list[dict[str, Any]] = [
     },
     {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 8192},
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 0},
+    LLAMA3,
+    LLAMA3 | {"factor": 32.0},
+    LLAMA3 | {"factor": 7.3, "low_freq_factor": 0.7, "high_freq_factor": 5.1},
+    {name: LLAMA3[name] for name in LLAMA3 if name != "original_max_position_embeddings"},
 ]
 
 
@@ -235,7 +246,12 @@ def test_rope_functions_agree() -> None:
         ),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types"]),
         ({"layer_types": 3}, ["layer_types"]),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope_type", "llama3", "yarn"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["low_freq_factor", "nothing"]),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            ["high_freq_factor", "more than low_freq_factor (1)", "1.0"],
+        ),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["rope_type", "llama3", "longrope"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, ["type", "dynamic"]),
         ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, ["for all layers"]),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, ["rope_type"]),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openspec.checkpoint.folder import find_file, open_folder
-from openspec.checkpoint.rope import RopeConfig, YarnParams, default_rope, linear_rope, yarn_rope
+from openspec.checkpoint.rope import MAX_POSITIONS, RopeConfig, read_rope
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.errors import ConfigError
 
@@ -21,25 +20,8 @@ logger = logging.getLogger(__name__)
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_DIM = 1 << 20
-MAX_POSITIONS = 1 << 24
 MAX_HEAD_DIM = 256
 DEFAULT_HEAD_DIM = 128  # transformers' default for Qwen3; not hidden_size / heads
-ROPE_KEYS = {
-    "default": frozenset[str](),
-    "linear": frozenset({"factor"}),
-    "yarn": frozenset(
-        {
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "mscale",
-            "mscale_all_dim",
-            "beta_fast",
-            "beta_slow",
-            "truncate",
-        }
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +123,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     if head_dim % 32 or head_dim > MAX_HEAD_DIM:
         keys.refuse("head_dim", f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need")
     max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    rope, max_model_len = _parse_rope(keys, head_dim, max_positions)
+    rope = read_rope(keys, head_dim)
     dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
         "bfloat16",
@@ -161,7 +143,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         vocab_size=vocab_size,
         rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        max_model_len=max_model_len,
+        max_model_len=rope.length or max_positions,
         rope=rope,
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
         or keys.token_ids("eos_token_id", vocab_size),
@@ -232,68 +214,3 @@ def _refuse_sliding_window(keys: JsonKeys) -> None:
     num_layers = keys.integer("num_hidden_layers", 1, 1024)
     if keys.integer("max_window_layers", 0, 1 << 20, 28) < num_layers:
         keys.refuse("use_sliding_window", f"false; all layers have to {remedy}")
-
-
-def _parse_rope(keys: JsonKeys, head_dim: int, max_positions: int) -> tuple[RopeConfig, int]:
-    """Both dialects: rope_theta with rope_scaling, and rope_parameters with everything in it."""
-    name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
-    value = keys.get(name) or {}
-    if not isinstance(value, dict):
-        keys.refuse(name, "an object or null")
-    if any(isinstance(item, dict) for item in value.values()):
-        keys.refuse(name, "one setting for all layers, not one for each layer type")
-    rope = JsonKeys(value, f"{keys.source}: {name}")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if not isinstance(kind, str) or kind not in ROPE_KEYS:
-        key = "rope_type" if rope.get("rope_type") else "type"
-        rope.refuse(key, '"default", "linear" or "yarn"; remove it or convert it to YaRN')
-    # Who adds rope_scaling to a newer file, as Qwen3's card says, leaves the base where it stood.
-    newer = keys.object("rope_parameters") or rope
-    places = [place for place in (rope, keys, newer) if place.get("rope_theta") is not None]
-    theta_source = places[0] if places else keys
-    if theta_source.get("rope_theta") is None:
-        keys.refuse("rope_theta", "the RoPE base, at top level or in rope_parameters")
-    theta = theta_source.number("rope_theta", 1.0 + 1e-6, 1e30)
-    for source in (keys, rope):
-        if source.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            source.refuse("partial_rotary_factor", "1.0: Qwen3 turns the whole head")
-    known = ROPE_KEYS[kind] | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    unknown = sorted(set(value) - known)
-    if unknown:
-        logger.warning("%s: ignored with rope_type %s: %s", rope.source, kind, ", ".join(unknown))
-    if kind == "default":
-        return default_rope(theta, head_dim), max_positions
-    if kind == "linear":
-        factor = rope.number("factor", 1.0, 1e6)
-        length = min(int(max_positions * factor), MAX_POSITIONS)
-        return linear_rope(theta, head_dim, factor), length
-    yarn = _parse_yarn(keys, rope, max_positions)
-    length = min(int(yarn.original_max_position_embeddings * yarn.factor), MAX_POSITIONS)
-    return yarn_rope(theta, head_dim, yarn), max(length, 1)
-
-
-def _parse_yarn(keys: JsonKeys, rope: JsonKeys, max_positions: int) -> YarnParams:
-    # As transformers: a value at top level wins over the one in the object.
-    outer = keys.get("original_max_position_embeddings") is not None
-    original = (keys if outer else rope).integer(
-        "original_max_position_embeddings", 1, MAX_POSITIONS, max_positions
-    )
-    if "factor" in rope.values and rope.get("factor") is None:
-        factor = max_positions / original
-    else:
-        factor = rope.number("factor", 1.0, 1e6)
-    yarn = YarnParams(
-        factor=factor,
-        original_max_position_embeddings=original,
-        attention_factor=rope.optional_number("attention_factor", 1e-6, 1e6),
-        mscale=rope.optional_number("mscale", 0.0, 1e6),
-        mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e6),
-        beta_fast=rope.number("beta_fast", 0.0, 1e6, 32.0) or 32.0,
-        beta_slow=rope.number("beta_slow", 0.0, 1e6, 1.0) or 1.0,
-        truncate=rope.boolean("truncate", True),
-    )
-    if yarn.beta_fast < yarn.beta_slow:
-        rope.refuse("beta_fast", f"a number not below beta_slow ({yarn.beta_slow})")
-    if not math.isfinite(yarn.factor) or yarn.factor <= 0.0:
-        rope.refuse("factor", "a positive number")
-    return yarn

@@ -15,8 +15,9 @@ from typing import Literal
 
 from openspec.checkpoint.config import ModelConfig, check_layers
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
+from openspec.checkpoint.rope import read_rope
 from openspec.checkpoint.strict_json import JsonKeys
-from openspec.checkpoint.weights import DraftModel
+from openspec.checkpoint.weights import DraftModel, DraftOption
 from openspec.errors import ConfigError
 
 Numbering = Literal["entering", "output"]
@@ -39,7 +40,7 @@ LAYER_TENSORS = (
     "mlp.down_proj.weight",
 )
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-DEFAULT_ROPE_THETA = 10_000.0  # of transformers' LlamaConfig and Qwen3Config
+DEFAULT_ROPE_THETA = 10_000.0  # of transformers' layer classes; not the target's base
 OTHER_TARGET = "the head was trained for another target; give one made for this model"
 
 
@@ -161,10 +162,11 @@ class DraftHead:
             ConfigError: it computes something else, or was made for another target.
         """
         check_layers(dialect.layer)
-        _check_rope(dialect.layer)
         _check_target(dialect.keys, dialect.layer, target)
         self._checkpoint, self._dialect, self._target = checkpoint, dialect, target
         self._layer_ids = layer_ids
+        self._attention = ""  # these two as `geometry` finds them
+        self._length: int | None = None
         self.layers = _read_captures(checkpoint, layer_ids, target)
         """The target's layers, from 0, whose outputs it reads."""
         self.ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
@@ -187,7 +189,7 @@ class DraftHead:
     def _whose(self, name: str) -> str:
         return "own" if self.has(name) else "the target's"
 
-    def geometry(self, prefix: str, draft_vocab: int) -> dict[str, int | float | bool | str]:
+    def geometry(self, prefix: str, draft_vocab: int) -> dict[str, DraftOption]:
         """Options of the compiled drafter that every head has; `prefix`: of a layer's tensors.
 
         Raises:
@@ -200,16 +202,22 @@ class DraftHead:
             layer.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
         q_shape = self._checkpoint.tensor(f"{prefix}self_attn.q_proj.weight").shape
         q_rows = q_shape[0] if q_shape else 0
-        rope = layer.object("rope_parameters")
-        theta = layer if rope is None or rope.get("rope_theta") is None else rope
+        # Not hidden_size / heads, which is another number for 4B; old files have no such key.
+        head_dim = layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1))
+        rope = read_rope(layer, head_dim, DEFAULT_ROPE_THETA)
+        self._attention = (
+            f"attention: {num_q_heads} query heads, {num_kv_heads} KV heads of {head_dim}, RoPE "
+            f"base {rope.theta:g}, {'unscaled' if rope.kind == 'default' else rope.kind}"
+        )
+        self._length = rope.length
         _check_token_map(self._checkpoint, draft_vocab, self._target.vocab_size)
         return {
             "num_q_heads": num_q_heads,
             "num_kv_heads": num_kv_heads,
-            # Not hidden_size / heads, which is another number for 4B; old files have no such key.
-            "head_dim": layer.integer("head_dim", 1, 4096, max(q_rows // num_q_heads, 1)),
+            "head_dim": head_dim,
             "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
-            "rope_theta": theta.number("rope_theta", 1.0 + 1e-6, 1e30, DEFAULT_ROPE_THETA),
+            "inv_freq": rope.inv_freq,
+            "rope_scale": rope.scale,
             "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
             "draft_vocab_size": draft_vocab,
             CAPTURE_LAYERS: ",".join(map(str, self.layers)),
@@ -221,7 +229,7 @@ class DraftHead:
         self,
         kind: str,
         summary: str,
-        options: Mapping[str, int | float | bool | str],
+        options: Mapping[str, DraftOption],
         tensor_names: Mapping[str, str],
         details: Iterable[str],
     ) -> DraftModel:
@@ -242,18 +250,16 @@ class DraftHead:
             f"{self._layer_ids.origin})",
             f"fc: {list(checkpoint.tensor('fc.weight').shape)}, {len(layers)} states of "
             f"{target.hidden_size}",
-            f"attention: {options['num_q_heads']} query heads, {options['num_kv_heads']} KV heads "
-            f"of {options['head_dim']}, RoPE base {options['rope_theta']:g}",
+            self._attention,
             f"embedding: {self._whose(EMBEDDING)}; head: {self._whose(HEAD)}, "
             f"{options['draft_vocab_size']} of {target.vocab_size} tokens"
             f"{f', mapped by {TOKEN_MAP}' if self.has(TOKEN_MAP) else ''}",
             *details,
             check_same_tokenizer(checkpoint.folder, target.folder),
         ]
-        trained_len = self._dialect.layer.get("max_position_embeddings")
-        if isinstance(trained_len, int) and trained_len < target.max_model_len:
+        if self._length is not None and self._length < target.max_model_len:
             lines.append(
-                f"positions: made for {trained_len}, the target for {target.max_model_len}; "
+                f"positions: made for {self._length}, the target for {target.max_model_len}; "
                 "acceptance falls beyond"
             )
         verifier = _trained_for(self._dialect.keys)
@@ -269,14 +275,6 @@ class DraftHead:
             ignored_tensors=self.ignored,
             details=tuple(lines),
         )
-
-
-def _check_rope(layer: JsonKeys) -> None:
-    for place in ("rope_scaling", "rope_parameters"):
-        rope = layer.object(place) or JsonKeys({}, layer.source)
-        for name in ("rope_type", "type"):
-            if rope.get(name) not in (None, "default"):
-                rope.refuse(name, '"default"', "heads with scaled RoPE are not supported")
 
 
 def _check_target(keys: JsonKeys, layer: JsonKeys, target: ModelConfig) -> None:

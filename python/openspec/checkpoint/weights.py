@@ -6,10 +6,10 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
@@ -35,6 +35,8 @@ LOADABLE_DTYPES = ("BF16", "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
 MAX_NAMED = 8  # tensors that one message lists
+
+DraftOption: TypeAlias = int | float | bool | str | Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class DraftModel:
     folder: Path
     description: str
     """One line for the log: format, size, what it reads of the target."""
-    options: Mapping[str, int | float | bool | str]
+    options: Mapping[str, DraftOption]
     """Its geometry, for the compiled drafter, beside the method's options and over them."""
     tensor_names: Mapping[str, str]
     """Tensor in the files -> the name under which the runner expects it. All have to be there."""

@@ -135,7 +135,7 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     model = draft_model.options
     anchor = DROP if model["anchor_drafts"] else FIRST
     attention = FULL if model["is_causal"] else CAUSAL
-    given, block_size = setup.num_speculative_tokens, int(model["block_size"])
+    given, block_size = setup.num_speculative_tokens, int(str(model["block_size"]))
     tree_size, also = int(setup.options[DRAFT_TREE_SIZE]), ""
     options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
     if anchor == FIRST and given is None and 0 < tree_size < block_size:

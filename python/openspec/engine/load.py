@@ -14,10 +14,10 @@ except ImportError as error:
         "with: pip install torch, then pip install openspec again"
     ) from error
 from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.weights import DraftModel, load_weights
+from openspec.checkpoint.weights import DraftModel, DraftOption, load_weights
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter, plain_method
-from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
+from openspec.drafters.spec import DrafterSpec, DraftSetup
 from openspec.engine.core import EngineCore
 from openspec.engine.memory import (
     CUDA,
@@ -88,11 +88,11 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     spec = get_drafter(config.method)
     setup = config.draft_setup(model_config)
     spec.validate(setup)
-    method, options, draft_model = plain_method(), dict[str, OptionValue](), None
+    method, options, draft_model = plain_method(), dict[str, DraftOption](), None
     if config.draft_depth > 0:
-        options = dict(setup.options)
+        options = {**setup.options}
         if drafter is None and spec.build is not None:
-            drafter = spec.build(config.draft_depth, options)
+            drafter = spec.build(config.draft_depth, setup.options)
         if drafter is not None or spec.build is not None:
             _check_drafter(drafter)
             options = {}
@@ -207,7 +207,7 @@ def _runner_config(
     model_config: ModelConfig,
     max_model_len: int,
     method: str,
-    options: dict[str, OptionValue],
+    options: dict[str, DraftOption],
 ) -> _C.RunnerConfig:
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
     num_logits_rows = device.choose_num_logits_rows(

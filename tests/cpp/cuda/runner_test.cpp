@@ -77,13 +77,16 @@ RunnerConfig config_of(const std::string& method) {
     return config;
   }
   RunnerConfig config = small_config();
+  const std::vector<double> inv_freq(config.target.inv_freq.begin(), config.target.inv_freq.end());
   config.method = method;
   if (method == "none") config.max_draft_tokens = 0;
   if (method == "eagle3") {
     config.method_options = {{"capture_layers", std::string("0,1,2")},
+                             {"inv_freq", inv_freq},
                              {"num_q_heads", int64_t{4}},
                              {"num_kv_heads", int64_t{2}},
                              {"head_dim", int64_t{128}},
+                             {"inv_freq", inv_freq},
                              {"intermediate_size", int64_t{608}},
                              {"draft_vocab_size", int64_t{272}},
                              {"has_token_map", true}};
@@ -95,6 +98,7 @@ RunnerConfig config_of(const std::string& method) {
                              {"num_q_heads", int64_t{4}},
                              {"num_kv_heads", int64_t{2}},
                              {"head_dim", int64_t{128}},
+                             {"inv_freq", inv_freq},
                              {"intermediate_size", int64_t{608}},
                              {"block_size", int64_t{8}},
                              {"mask_token", int64_t{kVocab - 1}}};

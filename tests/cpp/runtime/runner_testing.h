@@ -22,6 +22,13 @@ using Ids = std::vector<int32_t>;
 /// What follows known tokens, at most so many.
 using Script = std::function<Ids(std::span<const int32_t>, int)>;
 
+/// Of RoPE with base 10000, for heads of 32.
+inline std::vector<double> small_frequencies() {
+  std::vector<double> values;
+  for (int i = 0; i < 16; ++i) values.push_back(std::pow(10000.0, -i / 16.0));
+  return values;
+}
+
 /// For the CPU.
 inline TargetConfig small_target(int num_layers, int vocab_size) {
   TargetConfig target;
@@ -33,9 +40,7 @@ inline TargetConfig small_target(int num_layers, int vocab_size) {
   target.intermediate_size = 80;
   target.vocab_size = vocab_size;
   target.tie_word_embeddings = true;
-  for (int i = 0; i < 16; ++i) {
-    target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16.0f));
-  }
+  for (const double f : small_frequencies()) target.inv_freq.push_back(static_cast<float>(f));
   return target;
 }
 
@@ -59,7 +64,7 @@ inline std::map<std::string, DrafterOption> head_options() {
           {"num_kv_heads", int64_t{3}},
           {"head_dim", int64_t{32}},
           {"intermediate_size", int64_t{112}},
-          {"rope_theta", 10000.0},
+          {"inv_freq", small_frequencies()},
           {"rms_norm_eps", 1e-6}};
 }
 
