@@ -167,6 +167,8 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
   OPENSPEC_CHECK(params.num_q_heads % params.kv.num_kv_heads == 0 &&
                      params.num_q_heads / params.kv.num_kv_heads <= attention::kMaxGroup,
                  params.num_q_heads, " q heads cannot share ", params.kv.num_kv_heads, " KV heads");
+  OPENSPEC_CHECK(params.window >= 0 && (params.is_causal || !params.window_follows_rows),
+                 "a window of ", params.window, " tokens that follows rows needs causal rows");
   ops().span_attention(exec, params);
 }
 

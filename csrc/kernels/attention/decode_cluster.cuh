@@ -61,6 +61,8 @@ struct ClusterArgs {
   int page_size;
   float scale;
   int first_token;
+  int window;
+  bool window_follows_rows;
   bool is_early;
   const WorkHeader* header;
   const ClusterItem* items;
@@ -294,12 +296,14 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
         for (int half = 0; half < 2; ++half) {
           const int pair = min(row + half * 8, num_pairs - 1);
           const int in_tile = pair * args.group_reciprocal >> 16;
-          const int num_visible = min(tile.z + in_tile, tile.w) - first_key;
+          const int num_visible = min(tile.z + in_tile, tile.w);
+          const int seen = first_seen(args, job.kv_len, num_visible);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-              if (j * 8 + k >= num_visible || first_key + j * 8 + k < args.first_token) {
+              const int token = first_key + j * 8 + k;
+              if (token >= num_visible || token < seen) {
                 scores[j][2 * half + k] = -INFINITY;
               }
             }

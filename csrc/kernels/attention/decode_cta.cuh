@@ -241,14 +241,26 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
         }
       }
     }
-    if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.first_token) {
+    if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.hidden_end) {
       const int first = block * kBlockTokens + part * kKeyTiles * 8 + lane % 4 * 2;
+      int seen[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int all_seen = num_visible[half];
+        // Where the rows of a tree see the same, they do not end at the same place.
+        if (args.window_follows_rows && item.is_tree && !is_tail &&
+            block * kBlockTokens < item.kv_len + kMaxTreeRows - args.window) {
+          const int pair = min(first_pair + half * 8 + lane / 4, num_pairs - 1);
+          all_seen = num_seen_in_tree(args, item, first_row + (pair * args.group_reciprocal >> 16));
+        }
+        seen[half] = first_seen(args, item.kv_len, all_seen);
+      }
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int token = first + j * 8 + k % 2;
-          if (token >= num_visible[k / 2] || token < args.first_token) scores[j][k] = -INFINITY;
+          if (token >= num_visible[k / 2] || token < seen[k / 2]) scores[j][k] = -INFINITY;
         }
       }
     }

@@ -286,15 +286,16 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
     __syncwarp();  // everyone is done with K
     copier.copy_keys();
 
-    if ((block + 1) * kBlockTokens > item.first_visible ||
-        block * kBlockTokens < args.first_token) {
+    if ((block + 1) * kBlockTokens > item.first_visible || block * kBlockTokens < args.hidden_end) {
       const int first = block * kBlockTokens + lane / 4;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
+        const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
+                             first_seen(args, item.kv_len, num_visible[tile][1])};
 #pragma unroll
         for (int i = 0; i < kKeyTiles * 4; ++i) {
           const int token = first + i / 2 * 8;
-          if (token >= num_visible[tile][i % 2] || token < args.first_token) {
+          if (token >= num_visible[tile][i % 2] || token < seen[i % 2]) {
             scores[tile][i / 4][i % 4] = -INFINITY;
           }
         }

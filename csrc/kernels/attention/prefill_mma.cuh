@@ -165,16 +165,18 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
         }
       }
 
-      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.first_token) {
+      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.hidden_end) {
         const int first = block * kBlockTokens + lane % 4 * 2;
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
+          const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
+                               first_seen(args, item.kv_len, num_visible[tile][1])};
 #pragma unroll
           for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               const int token = first + j * 8 + k % 2;
-              if (token >= num_visible[tile][k / 2] || token < args.first_token) {
+              if (token >= num_visible[tile][k / 2] || token < seen[k / 2]) {
                 scores[tile][j][k] = -INFINITY;
               }
             }

@@ -201,12 +201,14 @@ class PairGroup {
     const auto finish_scores = [&](int block, Position at) {
       wgmma::pin(scores);
       release(ring_.empty_keys, at.index);
-      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args_.first_token) {
+      if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args_.hidden_end) {
         const int first = block * kBlockTokens + lane_ % 4 * 2;
+        const int seen[2] = {first_seen(args_, item.kv_len, num_visible[0]),
+                             first_seen(args_, item.kv_len, num_visible[1])};
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int token = first + i / 4 * 8 + i % 2;
-          if (token >= num_visible[i % 4 / 2] || token < args_.first_token) scores[i] = -INFINITY;
+          if (token >= num_visible[i % 4 / 2] || token < seen[i % 4 / 2]) scores[i] = -INFINITY;
         }
       }
       weigh(scores, maximum);

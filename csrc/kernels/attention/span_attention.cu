@@ -36,7 +36,8 @@ bool is_supported(const SpanAttentionParams& params) {
   return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
          params.num_q_heads % num_kv_heads == 0 && group_of(params) <= kMaxGroup &&
          params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
-         params.rows.num_spans <= kMaxSpans &&
+         params.rows.num_spans <= kMaxSpans && params.window >= 0 &&
+         (params.is_causal || !params.window_follows_rows) &&
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
@@ -239,6 +240,8 @@ Args args_of(const SpanAttentionParams& params) {
   args.page_size = params.kv.page_size;
   args.scale = params.scale * static_cast<float>(M_LOG2E);
   args.first_token = params.first_token;
+  args.window = params.window > 0 ? params.window : kNoWindow;
+  args.window_follows_rows = params.window > 0 && params.window_follows_rows;
   args.is_early = params.is_behind_fence;
   return args;
 }
@@ -307,6 +310,7 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
   args.page_shift = log2_of(params.kv.page_size);
   args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
+  args.hidden_end = params.window > 0 ? kNoWindow : params.first_token;
   args.workspace = workspace;
   const int decode_bytes =
       params.rows.may_have_trees ? decode->tree_shared_bytes : decode->shared_bytes;

@@ -31,6 +31,12 @@ struct SpanAttentionParams {
   // False: every row of a span sees all of its rows, before and behind it, as those of a block that
   // is drafted at once. Spans are no trees then.
   bool is_causal = true;
+  // A sliding window; 0: none. Rows see the last `window` committed tokens of their span, and of
+  // their span what is_causal says: a block that is drafted at once sees what its first row sees.
+  // Where it follows the rows, which are causal then, a row sees the last `window` tokens of all
+  // that it would see, its own included. The plan does not depend on it.
+  int window = 0;
+  bool window_follows_rows = false;
   // CUDA: promises that between the plan and this op, and behind all that wrote the page table and
   // the prefixes' KV, there was a fence (RopeAnglesParams). These are then read before the previous
   // op is complete.

@@ -54,13 +54,18 @@ class Attention {
         group_(params.num_q_heads / params.kv.num_kv_heads),
         rows_per_item_(max_of(1, kMaxQueries / group_)) {}
 
-  // Blocks up to the last token that any row of the item sees.
-  int num_blocks(const Item& item) const {
-    int visible = 0;
+  // Blocks from the first token that any row of the item sees to the last.
+  struct Blocks {
+    int begin, end;
+    int count() const { return end - begin; }
+  };
+  Blocks blocks_of(const Item& item) const {
+    int first = num_visible(item.first_row), visible = 0;
     for (int row = item.first_row; row < item.first_row + item.num_rows; ++row) {
+      first = min_of(first, first_visible(row));
       visible = max_of(visible, num_visible(row));
     }
-    return static_cast<int>(ceil_div(visible, kBlockTokens));
+    return {first / kBlockTokens, static_cast<int>(ceil_div(visible, kBlockTokens))};
   }
   int num_queries(const Item& item) const { return item.num_rows * group_; }
   int64_t partial_floats(const Item& item) const {
@@ -85,7 +90,8 @@ class Attention {
   void load_queries(const Item& item, float* queries) const;
   // The result of one block of tokens.
   void attend(const Item& item, int block, Scratch& scratch, const Partial& out) const;
-  // total = total + block, for the rows that reach the block.
+  // total = total + block, for the rows that see some of the block: from nothing, where it is the
+  // first that they see.
   void merge(const Item& item, int block, const Partial& from, const Partial& total) const;
   void write(const Item& item, const Partial& total) const;
 
@@ -98,6 +104,14 @@ class Attention {
     const int depth =
         params_.is_causal ? position[row] - position[begin[0]] : begin[1] - begin[0] - 1;
     return params_.rows.span_kv_len[span] + depth + 1;
+  }
+  // The first of them.
+  int first_visible(int row) const {
+    if (params_.window == 0) return params_.first_token;
+    const int end = params_.window_follows_rows
+                        ? num_visible(row)
+                        : params_.rows.span_kv_len[params_.rows.row_span[row]];
+    return max_of(params_.first_token, end - params_.window);
   }
 
   bool enter_span(Item& item, int span) const {
@@ -285,15 +299,21 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
   }
 
   // What lies before the first visible token was perhaps never written.
-  const int num_hidden = block == 0 ? params_.first_token : 0;
+  const auto num_hidden = [&](int i) {
+    return max_of(0, first_visible(item.first_row + i) - begin);
+  };
+  // Of places [first, last) those that the row sees.
   const auto weigh_row = [&](int i, int first, int last) {
-    weigh(scratch.scores + i * group_ * kScoreStride, values, max_of(first, num_hidden), last,
-          first == 0, out.sums + i * group_ * head_dim_);
+    const int hidden = num_hidden(i), from = max_of(first, hidden);
+    if (from >= last) return;
+    weigh(scratch.scores + i * group_ * kScoreStride, values, from, last, from == hidden,
+          out.sums + i * group_ * head_dim_);
   };
   for (int i = 0; i < item.num_rows; ++i) {
     const int row = item.first_row + i;
     const int count = min_of(num_visible(row), end) - begin;
-    if (count <= 0) continue;
+    const int hidden = num_hidden(i);
+    if (count <= hidden) continue;
     float* scores = scratch.scores + i * group_ * kScoreStride;
     if (count > num_shared) {  // only in a tree
       for (int node = row; node >= 0; node = rows.row_parent[node]) {
@@ -307,7 +327,7 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
       }
     }
     for (int q = 0; q < group_; ++q) {
-      for (int t = 0; t < num_hidden; ++t) scores[q * kScoreStride + t] = -__builtin_inff();
+      for (int t = 0; t < hidden; ++t) scores[q * kScoreStride + t] = -__builtin_inff();
       soften(scores + q * kScoreStride, count, out.maximum[i * group_ + q],
              out.normaliser[i * group_ + q]);
     }
@@ -327,15 +347,22 @@ void Attention::attend(const Item& item, int block, Scratch& scratch, const Part
 void Attention::merge(const Item& item, int block, const Partial& from,
                       const Partial& total) const {
   for (int q = 0; q < num_queries(item); ++q) {
-    if (num_visible(item.first_row + q / group_) <= block * kBlockTokens) continue;
+    const int row = item.first_row + q / group_, first_block = first_visible(row) / kBlockTokens;
+    if (num_visible(row) <= block * kBlockTokens || block < first_block) continue;
+    float* to = total.sums + q * head_dim_;
+    const float* sums = from.sums + q * head_dim_;
+    if (block == first_block) {
+      total.maximum[q] = from.maximum[q];
+      total.normaliser[q] = from.normaliser[q];
+      for (int d = 0; d < head_dim_; d += kLanes) store(to + d, load(sums + d));
+      continue;
+    }
     const Vf old_maximum = splat(total.maximum[q]);
     const Vf maximum = max(splat(from.maximum[q]), old_maximum);
     const Vf keep = exp_nonpositive(old_maximum - maximum);
     const Vf add = exp_nonpositive(splat(from.maximum[q]) - maximum);
     total.maximum[q] = maximum[0];
     total.normaliser[q] = fma(from.normaliser[q], add[0], total.normaliser[q] * keep[0]);
-    float* to = total.sums + q * head_dim_;
-    const float* sums = from.sums + q * head_dim_;
     for (int d = 0; d < head_dim_; d += kLanes) {
       store(to + d, fma(load(sums + d), add, load(to + d) * keep));
     }
@@ -369,7 +396,7 @@ Plan plan_of(const Attention& attention, const SpanAttentionParams& params) {
   Plan plan;
   Item item;
   for (bool more = attention.first(item); more; more = attention.next(item)) {
-    const int64_t num_blocks = attention.num_blocks(item);
+    const int64_t num_blocks = attention.blocks_of(item).count();
     plan.num_items += 1;
     plan.num_units += num_blocks;
     plan.partial_floats = max_of(plan.partial_floats, attention.partial_floats(item));
@@ -397,8 +424,9 @@ void attend_by_items(const ExecContext& exec, const SpanAttentionParams& params,
       const Partial total(scratch.total, num_queries, params.kv.head_dim);
       const Partial part(scratch.block, num_queries, params.kv.head_dim);
       attention.load_queries(item, scratch.queries);
-      attention.attend(item, 0, scratch, total);
-      for (int block = 1; block < attention.num_blocks(item); ++block) {
+      const auto blocks = attention.blocks_of(item);
+      attention.attend(item, blocks.begin, scratch, total);
+      for (int block = blocks.begin + 1; block < blocks.end; ++block) {
         attention.attend(item, block, scratch, part);
         attention.merge(item, block, part, total);
       }
@@ -418,8 +446,8 @@ void attend_by_blocks(const ExecContext& exec, const SpanAttentionParams& params
     bool has_queries = false;
     int64_t first_unit = 0;  // of the item
     for (int64_t wanted = claim(); more; wanted = claim()) {
-      while (more && wanted >= first_unit + attention.num_blocks(item)) {
-        first_unit += attention.num_blocks(item);
+      while (more && wanted >= first_unit + attention.blocks_of(item).count()) {
+        first_unit += attention.blocks_of(item).count();
         more = attention.next(item);
         has_queries = false;
       }
@@ -428,20 +456,22 @@ void attend_by_blocks(const ExecContext& exec, const SpanAttentionParams& params
       has_queries = true;
       const Partial part(partials + wanted * plan.partial_floats, attention.num_queries(item),
                          params.kv.head_dim);
-      attention.attend(item, static_cast<int>(wanted - first_unit), scratch, part);
+      const int block = attention.blocks_of(item).begin + static_cast<int>(wanted - first_unit);
+      attention.attend(item, block, scratch, part);
     }
   });
   Item item;
   float* at = partials;
   for (bool more = attention.first(item); more; more = attention.next(item)) {
     const Partial total(at, attention.num_queries(item), params.kv.head_dim);
-    for (int block = 1; block < attention.num_blocks(item); ++block) {
-      const Partial part(at + block * plan.partial_floats, attention.num_queries(item),
+    const auto blocks = attention.blocks_of(item);
+    for (int i = 1; i < blocks.count(); ++i) {
+      const Partial part(at + i * plan.partial_floats, attention.num_queries(item),
                          params.kv.head_dim);
-      attention.merge(item, block, part, total);
+      attention.merge(item, blocks.begin + i, part, total);
     }
     attention.write(item, total);
-    at += attention.num_blocks(item) * plan.partial_floats;
+    at += blocks.count() * plan.partial_floats;
   }
 }
 

@@ -23,7 +23,10 @@ struct AttentionArgs {
   uint32_t page_reciprocal;
   float scale;      // c above
   int first_token;  // SpanAttentionParams::first_token
-  bool is_early;    // SpanAttentionParams::is_behind_fence
+  int window;       // SpanAttentionParams::window; kNoWindow: none
+  bool window_follows_rows;
+  int hidden_end;  // blocks before it may hold tokens that a row does not see, for their distance
+  bool is_early;   // SpanAttentionParams::is_behind_fence
   Workspace workspace;
 };
 
@@ -32,6 +35,28 @@ struct AttentionArgs {
 bool has_wgmma();
 /// Computes the plan's prefill items and their merges. Needs has_wgmma().
 int launch_prefill_wgmma(const AttentionArgs& args, void* stream);
+
+inline constexpr int kNoWindow = 0x7fffffff;
+
+/// The first token that a row sees which sees tokens up to `num_visible`, those before its span up
+/// to `kv_len`. Computed here and not ahead of a loop: few blocks need it, and none where layers
+/// have no window.
+template <typename Args>
+__device__ __forceinline__ int first_seen(const Args& args, int kv_len, int num_visible) {
+  int end = args.window_follows_rows ? num_visible : kv_len;
+  asm volatile("" : "+r"(end));
+  return max(args.first_token, end - args.window);
+}
+
+/// Tokens that a row of a tree sees, windows aside.
+__device__ __forceinline__ int num_seen_in_tree(const AttentionArgs& args, const WorkItem& item,
+                                                int row) {
+  const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
+  int count = item.kv_len;
+#pragma unroll
+  for (int i = 0; i < kAncestorWords; ++i) count += __popc(words[i]);
+  return count;
+}
 
 /// Where q and the output of a tile's pair begin, in elements.
 template <typename Args>
@@ -157,11 +182,7 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   const int lane = opaque_thread() % 32;
   const int row = item.tile_row + pair / args.group;
   int num_visible = min(item.first_visible + pair / args.group, item.end);
-  if (item.is_tree) {
-    const uint32_t* words = args.workspace.ancestors + static_cast<int64_t>(row) * kAncestorWords;
-    num_visible = item.kv_len;
-    for (int i = 0; i < kAncestorWords; ++i) num_visible += __popc(words[i]);
-  }
+  if (item.is_tree) num_visible = num_seen_in_tree(args, item, row);
   const int num_blocks = ceil_div(num_visible, kBlockTokens);
   const int num_shared = min(num_blocks, item.num_shared_blocks);
   const int num_shared_slots = num_slots_of(num_shared, item.range_blocks);

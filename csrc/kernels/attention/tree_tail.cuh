@@ -164,12 +164,12 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
     for (int pair = warp; pair < num_pairs; pair += kDecodeCtaWarps) {
       const int row = pair * args.group_reciprocal >> 16;
       if (num_positions[row] <= first_position) continue;
+      const int seen = first_seen(args, item.kv_len, first_token + num_positions[row]);
       float score[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int position = first_position + i * 32 + lane;
-        const bool is_visible =
-            position < num_positions[row] && first_token + position >= args.first_token;
+        const bool is_visible = position < num_positions[row] && first_token + position >= seen;
         score[i] =
             is_visible
                 ? all_scores[pair * Layout::kScoreStride + paths[row * Layout::kLines + position]]

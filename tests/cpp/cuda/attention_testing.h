@@ -34,20 +34,25 @@ inline Bits random_bits(Rng& rng, size_t count, float scale) {
   return bits;
 }
 
+// What rows see beside their ancestors; the same for all of a step.
+struct Sight {
+  int first_token = 0;    // tokens before it are not seen
+  bool is_causal = true;  // false: every row sees all rows
+  int window = 0;
+  bool window_follows_rows = false;
+};
+
 // One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
-struct Sequence {
+struct Sequence : Sight {
   int kv_len = 0;
   std::vector<int> parents;  // within the span; -1: the committed prefix
   Bits k, v;                 // [token, num_kv_heads, kDim]
   Bits q;                    // [row, num_q_heads, kDim]
-  // The same for all of a step.
-  int first_token = 0;    // tokens before it are not seen
-  bool is_causal = true;  // false: every row sees all rows
 
   int num_rows() const { return static_cast<int>(parents.size()); }
   int num_tokens() const { return kv_len + num_rows(); }
-  // Tokens that a row sees, in order.
-  std::vector<int> visible(int row) const {
+  // Tokens that a row sees without a window, in order, and those before the first token.
+  std::vector<int> path(int row) const {
     std::vector<int> tokens;
     if (!is_causal) {
       for (int token = num_tokens() - 1; token >= kv_len; --token) tokens.push_back(token);
@@ -56,9 +61,19 @@ struct Sequence {
     for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
       tokens.push_back(kv_len + node);
     }
-    for (int token = kv_len - 1; token >= first_token; --token) tokens.push_back(token);
+    for (int token = kv_len - 1; token >= 0; --token) tokens.push_back(token);
     std::reverse(tokens.begin(), tokens.end());
     return tokens;
+  }
+  // Of these, how many come before what it sees.
+  int num_hidden(int row) const {
+    if (window == 0) return first_token;
+    const int end = window_follows_rows ? static_cast<int>(path(row).size()) : kv_len;
+    return std::max(first_token, end - window);
+  }
+  std::vector<int> visible(int row) const {
+    const std::vector<int> tokens = path(row);
+    return {tokens.begin() + num_hidden(row), tokens.end()};
   }
 };
 
@@ -91,8 +106,8 @@ std::vector<T> slice(const std::vector<T>& all, size_t begin, size_t end) {
 inline Sequence chunk_of(const Shape& shape, const Sequence& whole, int first, int num_rows) {
   const auto at = [](int index, size_t width) { return static_cast<size_t>(index) * width; };
   Sequence part;
+  static_cast<Sight&>(part) = whole;
   part.kv_len = first;
-  part.first_token = whole.first_token;
   for (int row = 0; row < num_rows; ++row) part.parents.push_back(row - 1);
   part.k = slice(whole.k, 0, at(first + num_rows, shape.kv_width()));
   part.v = slice(whole.v, 0, at(first + num_rows, shape.kv_width()));
@@ -110,8 +125,9 @@ inline Sequence path_of(const Shape& shape, const Sequence& tree, int row) {
     to.insert(to.end(), part.begin(), part.end());
   };
   Sequence chain;
+  static_cast<Sight&>(chain) = tree;
   chain.kv_len = tree.kv_len;
-  for (const int token : tree.visible(row)) {
+  for (const int token : tree.path(row)) {
     append(chain.k, tree.k, token, shape.kv_width());
     append(chain.v, tree.v, token, shape.kv_width());
     if (token < tree.kv_len) continue;
@@ -188,7 +204,7 @@ class Step {
         const int above = s.parents[static_cast<size_t>(row)];
         has_trees_ = has_trees_ || above != row - 1;
         parent.push_back(above < 0 ? -1 : begin.back() + above);
-        position.push_back(static_cast<int32_t>(s.visible(row).size()) + s.first_token - 1);
+        position.push_back(static_cast<int32_t>(s.path(row).size()) - 1);
         span.push_back(static_cast<int32_t>(begin.size()) - 1);
       }
       q.insert(q.end(), s.q.begin(), s.q.end());
@@ -227,6 +243,8 @@ class Step {
     p.max_tokens = max_tokens + layout.spare_context;
     p.first_token = sequences.empty() ? 0 : sequences.front().first_token;
     p.is_causal = sequences.empty() || sequences.front().is_causal;
+    p.window = sequences.empty() ? 0 : sequences.front().window;
+    p.window_follows_rows = !sequences.empty() && sequences.front().window_follows_rows;
     p.out = keep(Bits(q.size(), 0xffff));
     out_ = buffers_.back().get();
     buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
@@ -329,13 +347,85 @@ inline Bits run(Rng& rng, const Shape& shape, const std::vector<Sequence>& seque
   return Step(rng, shape, sequences, layout).run();
 }
 
-// Nothing is known of K before the first token that is seen, and V is finite there.
-inline void hide_first_tokens(Rng& rng, const Shape& shape, Sequence& s, int first_token) {
-  const size_t count = static_cast<size_t>(first_token) * shape.kv_width();
-  s.first_token = first_token;
+// Nothing is known of K of the first tokens, which no row sees, and V is finite there.
+inline void spoil_first_tokens(Rng& rng, const Shape& shape, Sequence& s, int num_tokens) {
+  const size_t count = static_cast<size_t>(num_tokens) * shape.kv_width();
   const Bits v = random_bits(rng, count, 1000.0f);
   std::fill_n(s.k.begin(), count, uint16_t{0xffff});
   std::copy(v.begin(), v.end(), s.v.begin());
+}
+inline void hide_first_tokens(Rng& rng, const Shape& shape, Sequence& s, int first_token) {
+  s.first_token = first_token;
+  spoil_first_tokens(rng, shape, s, first_token);
+}
+
+// Largest errors against fp64, ours and that of plain arithmetic: fp32 softmax, weights rounded to
+// bf16 for the product with V, output rounded to bf16.
+struct Errors {
+  double ours = 0, plain = 0;
+
+  void check() const { CHECK_LE(ours, 2 * plain); }
+};
+
+inline void add_row_errors(const Shape& shape, const Sequence& s, int row, const Bits& out,
+                           size_t out_row, Errors& errors) {
+  const std::vector<int> tokens = s.visible(row);
+  for (int head = 0; head < shape.num_q_heads; ++head) {
+    const size_t q_at =
+        static_cast<size_t>(row) * shape.q_width() + static_cast<size_t>(head) * kDim;
+    const auto kv_at = [&](int token) {
+      return static_cast<size_t>(token) * shape.kv_width() +
+             static_cast<size_t>(head / shape.group()) * kDim;
+    };
+    std::vector<double> scores;
+    double maximum = -1e300;
+    for (const int token : tokens) {
+      double score = 0;
+      for (size_t d = 0; d < kDim; ++d) {
+        score += static_cast<double>(from_bf16(s.q[q_at + d])) *
+                 static_cast<double>(from_bf16(s.k[kv_at(token) + d]));
+      }
+      scores.push_back(score / std::sqrt(static_cast<double>(kDim)));
+      maximum = std::max(maximum, scores.back());
+    }
+    std::vector<double> expected(kDim, 0.0), plain(kDim, 0.0);
+    double total = 0;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const double weight = std::exp(scores[i] - maximum);
+      const double rounded = static_cast<double>(from_bf16(to_bf16(static_cast<float>(weight))));
+      total += weight;
+      for (size_t d = 0; d < kDim; ++d) {
+        const double value = static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
+        expected[d] += weight * value;
+        plain[d] += rounded * value;
+      }
+    }
+    for (size_t d = 0; d < kDim; ++d) {
+      const double exact = expected[d] / total;
+      const double found = static_cast<double>(
+          from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * kDim + d]));
+      CHECK(std::isfinite(found));
+      errors.ours = std::max(errors.ours, std::abs(found - exact));
+      const double rounded =
+          static_cast<double>(from_bf16(to_bf16(static_cast<float>(plain[d] / total))));
+      errors.plain = std::max(errors.plain, std::abs(rounded - exact));
+    }
+  }
+}
+
+// Every stride-th row against the reference.
+inline void check_rows(const Shape& shape, const std::vector<Sequence>& sequences, const Bits& out,
+                       int stride = 1) {
+  Errors errors;
+  size_t out_row = 0;
+  for (const Sequence& s : sequences) {
+    for (int row = 0; row < s.num_rows(); ++row, ++out_row) {
+      if (row % stride == 0 || row + 1 == s.num_rows()) {
+        add_row_errors(shape, s, row, out, out_row, errors);
+      }
+    }
+  }
+  errors.check();
 }
 
 inline void check_same_rows(const Shape& shape, const Bits& a, size_t a_row, const Bits& b,

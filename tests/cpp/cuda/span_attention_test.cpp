@@ -1,7 +1,6 @@
 #include "kernels/attention/span_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 
 #include "cuda/attention_testing.h"
@@ -12,75 +11,6 @@ using namespace openspec::testing;
 namespace {
 
 NeedsDevice needs_device;
-
-// Largest errors against fp64, ours and that of plain arithmetic: fp32 softmax, weights rounded to
-// bf16 for the product with V, output rounded to bf16.
-struct Errors {
-  double ours = 0, plain = 0;
-
-  void check() const { CHECK_LE(ours, 2 * plain); }
-};
-
-void add_row_errors(const Shape& shape, const Sequence& s, int row, const Bits& out, size_t out_row,
-                    Errors& errors) {
-  const std::vector<int> tokens = s.visible(row);
-  for (int head = 0; head < shape.num_q_heads; ++head) {
-    const size_t q_at =
-        static_cast<size_t>(row) * shape.q_width() + static_cast<size_t>(head) * kDim;
-    const auto kv_at = [&](int token) {
-      return static_cast<size_t>(token) * shape.kv_width() +
-             static_cast<size_t>(head / shape.group()) * kDim;
-    };
-    std::vector<double> scores;
-    double maximum = -1e300;
-    for (const int token : tokens) {
-      double score = 0;
-      for (size_t d = 0; d < kDim; ++d) {
-        score += static_cast<double>(from_bf16(s.q[q_at + d])) *
-                 static_cast<double>(from_bf16(s.k[kv_at(token) + d]));
-      }
-      scores.push_back(score / std::sqrt(static_cast<double>(kDim)));
-      maximum = std::max(maximum, scores.back());
-    }
-    std::vector<double> expected(kDim, 0.0), plain(kDim, 0.0);
-    double total = 0;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const double weight = std::exp(scores[i] - maximum);
-      const double rounded = static_cast<double>(from_bf16(to_bf16(static_cast<float>(weight))));
-      total += weight;
-      for (size_t d = 0; d < kDim; ++d) {
-        const double value = static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
-        expected[d] += weight * value;
-        plain[d] += rounded * value;
-      }
-    }
-    for (size_t d = 0; d < kDim; ++d) {
-      const double exact = expected[d] / total;
-      const double found = static_cast<double>(
-          from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * kDim + d]));
-      CHECK(std::isfinite(found));
-      errors.ours = std::max(errors.ours, std::abs(found - exact));
-      const double rounded =
-          static_cast<double>(from_bf16(to_bf16(static_cast<float>(plain[d] / total))));
-      errors.plain = std::max(errors.plain, std::abs(rounded - exact));
-    }
-  }
-}
-
-// Every stride-th row against the reference.
-void check_rows(const Shape& shape, const std::vector<Sequence>& sequences, const Bits& out,
-                int stride = 1) {
-  Errors errors;
-  size_t out_row = 0;
-  for (const Sequence& s : sequences) {
-    for (int row = 0; row < s.num_rows(); ++row, ++out_row) {
-      if (row % stride == 0 || row + 1 == s.num_rows()) {
-        add_row_errors(shape, s, row, out, out_row, errors);
-      }
-    }
-  }
-  errors.check();
-}
 
 }  // namespace
 

@@ -19,6 +19,8 @@ struct Shape {
   DType dtype = DType::kF32;
   bool is_causal = true;
   int first_position = 0;  // of the first token that the page table holds
+  int window = 0;
+  bool window_follows_rows = false;
 
   size_t q_width() const { return static_cast<size_t>(num_q_heads * head_dim); }
 };
@@ -154,15 +156,25 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
   params.workspace = workspace.data();
   params.max_tokens = max_tokens;
   params.is_causal = shape.is_causal;
+  params.window = shape.window;
+  params.window_follows_rows = shape.window_follows_rows;
   span_attention_cpu({.pool = &pool}, params);
   CHECK(out.guard_is_whole());
   return out;
 }
 
+// Tokens before those that a row sees for its window.
+int num_hidden(const Shape& shape, const Sequence& s, int row) {
+  if (shape.window == 0) return 0;
+  const int end = shape.window_follows_rows ? s.kv_len + s.depth(row) + 1 : s.kv_len;
+  return std::max(0, end - shape.window);
+}
+
 float stored(float x, DType dtype) { return dtype == DType::kBF16 ? from_bf16(to_bf16(x)) : x; }
 
 void check_row(const Shape& shape, const Sequence& s, int row, const Buffer& out, size_t out_row) {
-  const std::vector<int> tokens = s.visible(row, shape.is_causal);
+  std::vector<int> tokens = s.visible(row, shape.is_causal);
+  tokens.erase(tokens.begin(), tokens.begin() + num_hidden(shape, s, row));
   const int group = shape.num_q_heads / shape.num_kv_heads;
   const size_t dim = static_cast<size_t>(shape.head_dim);
   for (int head = 0; head < shape.num_q_heads; ++head) {
@@ -338,6 +350,76 @@ TEST(rows_of_a_block_see_all_of_it) {
     }
     check_all(rng, shape, sequences);
   }
+}
+
+// What no row of a span sees may be anything.
+TEST(rows_see_the_tokens_of_their_window) {
+  for_each_isa([] {
+    Rng rng(8);
+    for (const DType dtype : both_dtypes()) {
+      for (const int form :
+           {0, 1, 2}) {  // after a block's first row, causal or not; after each row
+        for (const int window : {1, 40, 200}) {
+          const Shape shape{.num_q_heads = 8,
+                            .num_kv_heads = 2,
+                            .dtype = dtype,
+                            .is_causal = form != 1,
+                            .window = window,
+                            .window_follows_rows = form == 2};
+          std::vector<Sequence> sequences;
+          for (const int kv_len : {0, 128, 250, 400}) {
+            const bool is_tree = form == 2 && kv_len % 10 == 0;
+            sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(1, 40), is_tree));
+            Sequence& s = sequences.back();
+            int hidden = num_hidden(shape, s, 0);
+            for (int row = 1; row < s.num_rows(); ++row) {
+              hidden = std::min(hidden, num_hidden(shape, s, row));
+            }
+            for (size_t token = 0; token < static_cast<size_t>(hidden); ++token) {
+              std::fill(s.k[token].begin(), s.k[token].end(), std::nanf(""));
+              std::fill(s.v[token].begin(), s.v[token].end(), std::nanf(""));
+            }
+          }
+          check_all(rng, shape, sequences);
+        }
+      }
+    }
+  });
+}
+
+TEST(chunks_with_windows_are_invariant_bit_for_bit) {
+  Rng rng(9);
+  for (const DType dtype : both_dtypes()) {
+    for (const int window : {1, 100, 129}) {
+      const Shape shape{.num_q_heads = 8,
+                        .num_kv_heads = 2,
+                        .dtype = dtype,
+                        .window = window,
+                        .window_follows_rows = true};
+      const size_t width = shape.q_width();
+      const Sequence whole = random_sequence(rng, shape, 0, 1400, false);
+      const Buffer expected = run(rng, shape, {whole}, 1);
+      for (const int num_rows : {1, 2, 9, 16, 33, 200}) {
+        const int first = rng.integer(0, 1400 - num_rows);
+        Sequence part;
+        part.kv_len = first;
+        part.k.assign(whole.k.begin(), whole.k.begin() + first + num_rows);
+        part.v.assign(whole.v.begin(), whole.v.begin() + first + num_rows);
+        part.q.assign(whole.q.begin() + first, whole.q.begin() + first + num_rows);
+        for (int row = 0; row < num_rows; ++row) part.parents.push_back(row - 1);
+        const Buffer out = run(rng, shape, {part}, rng.integer(1, 5), 20000);
+        CHECK(out.same(0, expected, static_cast<size_t>(first) * width,
+                       static_cast<size_t>(num_rows) * width));
+      }
+    }
+  }
+}
+
+TEST(windows_of_blocks_cannot_follow_rows) {
+  Rng rng(10);
+  const Shape shape{.is_causal = false, .window = 4, .window_follows_rows = true};
+  CHECK_THROWS(run(rng, shape, {random_sequence(rng, shape, 9, 4, false)}, 1), EngineError,
+               "needs causal rows");
 }
 
 TEST(head_dim_that_is_no_multiple_of_32_is_refused) {
