@@ -199,6 +199,12 @@ void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params) {
   ops().top_drafts(exec, params);
 }
 
+void block_conv_cpu(const ExecContext& exec, const BlockConvParams& params) {
+  OPENSPEC_CHECK(params.group > 0 && params.group % 8 == 0 && params.width % params.group == 0,
+                 "a convolution of ", params.width, " columns in groups of ", params.group);
+  ops().block_conv(exec, params);
+}
+
 void block_step_cpu(const ExecContext& exec, const BlockStepParams& params) {
   check_pairs(params.pairs);
   ops().block_step(exec, params);

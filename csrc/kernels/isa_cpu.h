@@ -3,7 +3,8 @@
 /// The CPU ops are compiled once per instruction set, each time into its own namespace, and chosen
 /// at run time. Within one instruction set every op is row-invariant; two instruction sets may
 /// differ in the last bits (lanes of a sum, fused or separate multiply-add). `choose`,
-/// `top_drafts`, `block_path` and `block_pairs` do not: their arithmetic is the same everywhere.
+/// `top_drafts`, `block_conv`, `block_path` and `block_pairs` do not: their arithmetic is the same
+/// everywhere.
 ///
 /// The files compiled several times must not instantiate templates or call inline functions of the
 /// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
@@ -12,6 +13,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/exec.h"
+#include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
 #include "kernels/linear/linear.h"
@@ -33,6 +35,7 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
   X(span_attention, SpanAttentionParams) \
   X(choose, ChooseParams)                \
   X(top_drafts, TopDraftsParams)         \
+  X(block_conv, BlockConvParams)         \
   X(block_step, BlockStepParams)         \
   X(block_path, BlockPathParams)         \
   X(block_pairs, BlockPairsParams)

@@ -3,6 +3,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/device.h"
+#include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_block.h"
 #include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
@@ -56,6 +57,7 @@ OPENSPEC_DEFINE_OP(grow_trees, GrowTreesParams)
 OPENSPEC_DEFINE_OP(pick_drafts, PickDraftsParams)
 OPENSPEC_DEFINE_OP(move_kv, MoveKvParams)
 OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
+OPENSPEC_DEFINE_OP(block_conv, BlockConvParams)
 OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
 OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
 OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)

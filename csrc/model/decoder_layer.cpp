@@ -106,6 +106,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   at.delta = take_rows(g.hidden_size, dtype_bytes(dtype));
   at.activated = take_rows(g.intermediate_size, dtype_bytes(dtype));
   at.cos_sin = take_rows(g.head_dim, sizeof(float));
+  at.taps = take_rows(limits.max_taps, dtype_bytes(dtype));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
     int num_splits = 1;
@@ -267,6 +268,42 @@ void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayer
   plan();
   ops::span_attention(exec_, attention_);
   due_ = scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows);
+}
+
+const void* DecoderPass::convolve(const BlockConv& conv, const void* x) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const int num_rows = attention_.rows.num_rows;
+  void* out = at(scratch_.at_.delta);  // free until `attend` or `mlp` have read it
+  scratch_.linear(exec_, conv.taps, x, at(scratch_.at_.taps), num_rows, scratch_.dtype_);
+  ops::block_conv(exec_, {.row_parent = attention_.rows.row_parent,
+                          .x = x,
+                          .own = at(scratch_.at_.taps),
+                          .own_stride = conv.taps.num_outputs,
+                          .base = conv.base,
+                          .out = out,
+                          .num_rows = num_rows,
+                          .width = g.hidden_size,
+                          .group = conv.group,
+                          .dtype = scratch_.dtype_});
+  return out;
+}
+
+void DecoderPass::convolve_due(const BlockConv& conv) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const size_t first = static_cast<size_t>(conv.taps.num_outputs / 2);
+  ops::block_conv(exec_, {.row_parent = attention_.rows.row_parent,
+                          .x = due_.rows,
+                          .partials = due_.partials,
+                          .num_partials = due_.num_partials,
+                          .own = at(scratch_.at_.taps) + first * dtype_bytes(scratch_.dtype_),
+                          .own_stride = conv.taps.num_outputs,
+                          .base = conv.base + kConvTaps * g.hidden_size,
+                          .out = scratch_.normed(),
+                          .num_rows = attention_.rows.num_rows,
+                          .width = g.hidden_size,
+                          .group = conv.group,
+                          .dtype = scratch_.dtype_});
+  due_ = {.rows = scratch_.normed()};
 }
 
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {

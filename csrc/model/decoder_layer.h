@@ -47,11 +47,20 @@ struct ForwardLimits {
   int max_tokens = 1;       // of one sequence, drafts included
   int max_inputs = 0;       // of a linear to hidden_size beside those of the layers
   int max_outputs = 0;      // of another linear beside them
+  int max_taps = 0;         // of a BlockConv
 };
 
 struct DecoderLayer {
   PackedLinear qkv, o, gate_up, down;
   const float *input_norm = nullptr, *post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+};
+
+/// A convolution of what goes into an attention or MLP and of what comes out of it, along the rows
+/// of a block (block_conv.h); the coefficients of both come from what goes in.
+struct BlockConv {
+  PackedLinear taps;            // hidden_size -> [2 (in, out), kConvTaps, hidden_size / group]
+  const float* base = nullptr;  // [2, kConvTaps, hidden_size]
+  int group = 0;
 };
 
 /// Takes a layer's place among the weights; names as in Hugging Face checkpoints below `prefix`.
@@ -95,7 +104,7 @@ class DecoderScratch {
   friend class DecoderPass;
   struct Places {
     size_t residual, normed, attention_in, qkv, q, attended, delta, activated, cos_sin, linear,
-        attention, partials, total;
+        attention, partials, taps, total;
   };
   static Places plan(const LayerGeometry& geometry, DType dtype, Device device,
                      const ForwardLimits& limits, int num_threads);
@@ -136,6 +145,10 @@ class DecoderPass {
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
+  /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due behind them is
+  /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
+  const void* convolve(const BlockConv& conv, const void* x);
+  void convolve_due(const BlockConv& conv);
 
  private:
   void plan();

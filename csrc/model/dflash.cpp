@@ -11,6 +11,17 @@ namespace {
 
 /// Of K and V of all layers.
 int context_width(const DFlashConfig& config) { return config.num_layers * 2 * config.kv_width(); }
+/// Coefficients that a row brings to a convolution of what goes in and what comes out.
+int num_taps(const DFlashConfig& config) {
+  return config.conv_group == 0 ? 0 : 2 * kConvTaps * config.hidden_size / config.conv_group;
+}
+
+BlockConv add_conv(Weights& weights, const DFlashConfig& config, const std::string& prefix) {
+  return {weights.add_linear(prefix, {"kernel_projection.weight"}, {num_taps(config)},
+                             config.hidden_size, LinearEpilogue::kNone),
+          weights.add_values(prefix + "base_kernel", {2, kConvTaps, config.hidden_size}),
+          config.conv_group};
+}
 
 }  // namespace
 
@@ -25,6 +36,16 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
                      "markov_rank must be a multiple of 8, at most ", kMaxPairRank, ", got ",
                      markov_rank);
+  OPENSPEC_CHECK_ARG(selector_rank >= 0 && selector_rank <= kMaxPairRank && selector_rank % 8 == 0,
+                     "selector_rank must be a multiple of 8, at most ", kMaxPairRank, ", got ",
+                     selector_rank);
+  OPENSPEC_CHECK_ARG(selector_rank == 0 || markov_rank == 0,
+                     "a head has a selector or a Markov head, not both");
+  OPENSPEC_CHECK_ARG(selector_rank == 0 || draft_vocab_size == vocab_size,
+                     "a selector needs the target's whole vocabulary");
+  OPENSPEC_CHECK_ARG(
+      conv_group >= 0 && conv_group % 8 == 0 && (conv_group == 0 || hidden_size % conv_group == 0),
+      "conv_group must be a multiple of 8 that divides ", hidden_size, ", got ", conv_group);
   OPENSPEC_CHECK_ARG(markov_rank == 0 || draft_vocab_size == vocab_size,
                      "a Markov head needs the target's whole vocabulary");
   OPENSPEC_CHECK_ARG(!has_confidence || markov_rank > 0,
@@ -33,6 +54,7 @@ void DFlashConfig::validate() const {
 
 ForwardLimits DFlashConfig::pass_limits(ForwardLimits limits) const {
   limits.max_outputs = context_width(*this);
+  limits.max_taps = num_taps(*this);
   return DraftModelConfig::pass_limits(limits);
 }
 
@@ -42,6 +64,10 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     layers.push_back(add_decoder_layer(weights, c, prefix));
+    if (c.conv_group > 0) {
+      convs.push_back({add_conv(weights, c, prefix + "attention_conv."),
+                       add_conv(weights, c, prefix + "mlp_conv.")});
+    }
     for (const char* part : {"k", "v"}) {
       parts.push_back(prefix + "self_attn." + part + "_proj.weight");
     }
@@ -51,6 +77,13 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
   if (c.markov_rank > 0) {
     markov_in = weights.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
     markov_out = weights.add_table("markov_head.markov_w2.weight", c.vocab_size, c.markov_rank);
+  }
+  if (c.selector_rank > 0) {
+    const std::string name = "candidate_selector.";
+    selector_in = weights.add_table(name + "predecessor_codebook", c.vocab_size, c.selector_rank);
+    selector_out = weights.add_table(name + "successor_codebook", c.vocab_size, c.selector_rank);
+    selector_hidden = weights.add_linear(name, {"hidden_projection.weight"}, {c.selector_rank},
+                                         c.hidden_size, LinearEpilogue::kNone);
   }
   if (c.has_confidence) {
     confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());
@@ -80,10 +113,13 @@ void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
                    /*first_token=*/0, config_.is_causal);
   for (size_t i = 0; i < kv.size(); ++i) {
     const DecoderLayer& layer = tensors_.layers[i];
+    const DFlashTensors::Convs* convs = tensors_.convs.empty() ? nullptr : &tensors_.convs[i];
     pass.norm(residual, layer.input_norm, normed);
-    pass.attend(layer, normed, kv[i]);
+    pass.attend(layer, convs ? pass.convolve(convs->attention, normed) : normed, kv[i]);
+    if (convs) pass.convolve_due(convs->attention);
     pass.norm(residual, layer.post_norm, normed);
-    pass.mlp(layer, normed);
+    pass.mlp(layer, convs ? pass.convolve(convs->mlp, normed) : normed);
+    if (convs) pass.convolve_due(convs->mlp);
   }
   pass.norm(residual, tensors_.final_norm, out);
 }

@@ -16,7 +16,9 @@ struct DFlashConfig : DraftModelConfig {
   int num_layers = 0;
   bool is_causal = false;  // block rows do not see those behind them
   bool has_head = false;   // its own; else the target's
-  int markov_rank = 0;     // 0: drafts do not depend on each other
+  int markov_rank = 0;     // 0: no Markov head
+  int conv_group = 0;      // columns that share a coefficient; 0: no convolutions
+  int selector_rank = 0;   // 0: no selector of candidates
   bool has_confidence = false;
   bool confidence_sees_token = false;  // the Markov head's state of the token before, too
 
@@ -31,6 +33,12 @@ struct DFlashTensors : DraftTensors {
   std::vector<DecoderLayer> layers;
   PackedLinear context;  // k_proj and v_proj of all layers, once more: a context has no queries
   const void *markov_in = nullptr, *markov_out = nullptr;
+  struct Convs {
+    BlockConv attention, mlp;
+  };
+  std::vector<Convs> convs;  // of the layers, or none
+  const void *selector_in = nullptr, *selector_out = nullptr;
+  PackedLinear selector_hidden;              // hidden_size -> selector_rank
   const float* confidence_weight = nullptr;  // [confidence_inputs] fp32, or null
   const float* confidence_bias = nullptr;    // [1] fp32, or null
 };
@@ -44,6 +52,10 @@ struct DFlashTensors : DraftTensors {
 /// layer's input norm, which only block rows pass; block rows run as in the target, over the
 /// context and all rows of their block; logits = head(norm(h)). With a Markov head logits of a
 /// draft gain w2 w1[token before it].
+///
+/// A head with convolutions has one around each attention and MLP (BlockConv), for block rows only;
+/// its selector adds B[c] . (A[token before it] * W_h h) to the logits of the best candidates c.
+/// Source: speculators 0.9 and SGLang 0.5.23, which agree.
 class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
  public:
   using DecoderModel::DecoderModel;
@@ -65,6 +77,14 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   /// The Markov head: what each token adds to the logits behind it.
   TokenPairs markov_pairs() const {
     return {tensors_.markov_in, tensors_.markov_out, config_.vocab_size, config_.markov_rank};
+  }
+  /// The selector: what each token adds, with the factors of `weigh_pairs`.
+  TokenPairs selector_pairs() const {
+    return {tensors_.selector_in, tensors_.selector_out, config_.vocab_size, config_.selector_rank};
+  }
+  /// How `count` outputs weigh the terms of the selector's pairs: factors [count, selector_rank].
+  void weigh_pairs(const ExecContext& exec, const void* outputs, int count, void* factors) {
+    scratch_.linear(exec, tensors_.selector_hidden, outputs, factors, count, dtype_);
   }
 };
 

@@ -125,18 +125,21 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
-  void* weight = take_numbers(name, static_cast<size_t>(width) * sizeof(float), DType::kF32);
-  destinations_[name] = {{width}, {[this, weight, width](const void* data, DType source) {
-                           const std::vector<float> values = to_floats(data, source, width);
-                           put(weight, values.data(), values.size() * sizeof(float));
-                         }}};
-  return static_cast<const float*>(weight);
+  return add_values(name, {width});
 }
 
 const float* Weights::add_row(const std::string& name, int width) {
-  const float* row = add_norm(name, width);
-  destinations_.at(name).shape = {1, width};
-  return row;
+  return add_values(name, {1, width});
+}
+
+const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
+  const int64_t count = num_elements(shape);
+  void* values = take_numbers(name, static_cast<size_t>(count) * sizeof(float), DType::kF32);
+  destinations_[name] = {shape, {[this, values, count](const void* data, DType source) {
+                           const std::vector<float> floats = to_floats(data, source, count);
+                           put(values, floats.data(), floats.size() * sizeof(float));
+                         }}};
+  return static_cast<const float*>(values);
 }
 
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {

@@ -44,6 +44,8 @@ class Weights {
                           bool may_split = false);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
+  /// The same of any shape.
+  const float* add_values(const std::string& name, const std::vector<int64_t>& shape);
   /// The same of a matrix with one row.
   const float* add_row(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.

@@ -183,7 +183,7 @@ void NetworkDrafter::draw(const ExecContext& exec, const TableView& table, Choos
 
 void NetworkDrafter::find_best(const ExecContext& exec, const TableView& table,
                                TopDraftsParams params) {
-  params.sampling = sampling(table);
+  if (params.sampling == nullptr) params.sampling = sampling(table);
   params.tokens = top_tokens();
   params.scores = top_scores();
   params.workspace = at<void>(at_.top_drafts);

@@ -74,7 +74,8 @@ class NetworkDrafter : public Drafter {
   bool keeps_logits() const { return needs_.keeps_logits; }
   /// Draws drafts; `params` says of which rows and logits, and where to.
   void draw(const ExecContext& exec, const TableView& table, ChooseParams params);
-  /// Finds the best; `params` says of which rows and logits, and how many.
+  /// Finds the best; `params` says of which rows and logits, how many, and how sequences sample if
+  /// it is not as they draft.
   void find_best(const ExecContext& exec, const TableView& table, TopDraftsParams params);
   int32_t* top_tokens() { return at<int32_t>(at_.top_tokens); }
   float* top_scores() { return at<float>(at_.top_scores); }

@@ -199,11 +199,12 @@ __global__ void __launch_bounds__(kLanes) block_trees_kernel(BlockTreesParams pa
   const int64_t first = int64_t{params.first_sample[seq]} * params.top_k;
   const int64_t to = int64_t{seq} * params.max_drafts;
   const bool has_pairs = params.pair_scores != nullptr;
+  const int num_children = params.num_children > 0 ? params.num_children : params.top_k;
   int num_candidates = 0, num_made = 0, count = 0;
 
   // All lanes decide alike; the first one writes.
   const auto add = [&](int at, float above, int parent, int depth, int before, int rank) {
-    if (depth >= num_depths || rank == params.top_k) return false;
+    if (depth >= num_depths || rank == num_children) return false;
     const int64_t row = first + int64_t{depth} * params.top_k;
     const int64_t pair = (row + before) * params.top_k + rank;
     const float own = has_pairs ? params.pair_scores[pair] : params.scores[row + rank];

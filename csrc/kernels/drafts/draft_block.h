@@ -90,11 +90,12 @@ int block_confidence_cuda(const BlockConfidenceParams& params, void* stream);
 
 inline constexpr int kMaxBlockTreeNodes = 256;
 
-/// The best nodes of the tree in which every node has the `top_k` tokens of the next position as
-/// children: falling in score, of equal ones the one that came up first, a node's next sibling and
-/// then its first child coming up with the node itself. So a parent comes before its children and
-/// every beginning is a tree. Tokens at -inf have no node. Where it is known how likely tokens are
-/// behind each of those before them (token_pairs.h), these are the scores that are added up.
+/// The best nodes of the tree in which every node has the `top_k` tokens of the next position, or
+/// the best `num_children` of them, as children: falling in score, of equal ones the one that came
+/// up first, a node's next sibling and then its first child coming up with the node itself. So a
+/// parent comes before its children and every beginning is a tree. Tokens at -inf have no node.
+/// Where it is known how likely tokens are behind each of those before them (token_pairs.h), these
+/// are the scores that are added up.
 struct BlockTreesParams {
   const int32_t* tokens = nullptr;  // [num_samples, top_k] best first
   const float* scores = nullptr;    // the same: log-probabilities, falling, at most 0
@@ -103,6 +104,7 @@ struct BlockTreesParams {
   const int32_t* pair_ranks = nullptr;
   const float* pair_scores = nullptr;
   int top_k = 0;
+  int num_children = 0;                   // 0: all
   const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
   const int32_t* num_depths = nullptr;    // [num_seqs] positions; 0: no tree
   const int32_t* num_wanted = nullptr;    // [num_seqs]

@@ -53,9 +53,10 @@ struct Candidate {
 int grow(const BlockTreesParams& params, int seq) {
   const int64_t to = int64_t{seq} * params.max_drafts;
   const int most = std::min(params.num_wanted[seq], params.max_drafts);
+  const int num_children = params.num_children > 0 ? params.num_children : params.top_k;
   std::vector<Candidate> candidates;  // in the order in which they came up
   const auto add = [&](float above, int parent, int depth, int before, int rank) {
-    if (depth == params.num_depths[seq] || rank == params.top_k) return;
+    if (depth == params.num_depths[seq] || rank == num_children) return;
     const int64_t sample = int64_t{params.first_sample[seq]} + depth;
     const int64_t pair = (sample * params.top_k + before) * params.top_k + rank;
     const bool has_pairs = params.pair_scores != nullptr;

@@ -145,6 +145,31 @@ __device__ __forceinline__ Terms terms_of(const void* table, int64_t token, int 
   return cuda::load_pack<Terms>(row_of(table, token, rank) + lane * 8);
 }
 
+/// The lane's terms of the first token at one sample.
+template <bool kHasTerms>
+__device__ __forceinline__ cuda::FloatPack<8> first_terms(const TokenPairs& pairs,
+                                                          const PairTerms& terms, int64_t sample,
+                                                          int32_t token, int lane) {
+  auto first = cuda::to_floats(terms_of(pairs.first, token, pairs.rank, lane));
+  if constexpr (kHasTerms) {
+    const auto factors = cuda::to_floats(terms_of(terms.factors, sample, pairs.rank, lane));
+#pragma unroll
+    for (int k = 0; k < 8; ++k) first.x[k] *= factors.x[k];
+    first = cuda::round_to_bf16(first);
+  }
+  return first;
+}
+
+/// What a candidate counts for, `score` being its own and `noise` that of its place (0: none).
+template <bool kHasTerms>
+__device__ __forceinline__ float value_of(float score, float worth, float scale, float noise) {
+  if constexpr (kHasTerms) {
+    return sm::sanitize((score + worth) * scale + noise);
+  } else {
+    return sm::sanitize(score + worth * scale);
+  }
+}
+
 /// What a pair is worth, in all lanes.
 __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const Terms& second) {
   const cuda::FloatPack<8> other = cuda::to_floats(second);
@@ -159,6 +184,7 @@ constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: w
 
 /// A sequence. Which rows of the tables its drafts may need is known before the first of them is
 /// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
+template <bool kHasTerms>
 __global__ void __launch_bounds__(kPathWarps* kWarp)
     block_path_kernel(const __grid_constant__ BlockPathParams params) {
   cuda::allow_next_kernel();
@@ -174,45 +200,61 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
   const int64_t first_sample = params.first_sample[seq];
   const int32_t* tokens = params.tokens + first_sample * top_k;
   const float* scores = params.scores + first_sample * top_k;
-  const float scale = pair_scale(params.sampling[slot]);
+  const SamplingParams& sampling = params.sampling[slot];
+  const float scale = pair_scale(sampling);
+  const bool has_noise = kHasTerms && sampling.temperature >= kMinTemperature;
+  const uint64_t seed = has_noise ? sampling.seed : 0;
+  const int32_t position = kHasTerms ? params.terms.table.num_tokens[slot] : 0;
   const float none = sm::float_of(0xff800000u);
 
   Terms terms[kPathOwn];
-  float score[kPathOwn];
+  float score[kPathOwn], noise[kPathOwn];
   const auto load = [&](int depth) {
 #pragma unroll
     for (int i = 0; i < kPathOwn; ++i) {
       const int b = warp + i * kPathWarps;
       terms[i] = {};
       score[i] = none;
+      noise[i] = 0.0f;
       if (b >= top_k) continue;
+      const int32_t token = tokens[depth * top_k + b];
       score[i] = scores[depth * top_k + b];
-      terms[i] = terms_of(pairs.second, tokens[depth * top_k + b], pairs.rank, lane);
+      terms[i] = terms_of(pairs.second, token, pairs.rank, lane);
+      if (has_noise) noise[i] = sm::gumbel(seed, position + depth, token);
     }
   };
-  int32_t before = tokens[0];
-  if (threadIdx.x == 0) params.chosen[first_sample] = before;
-  if (num_drafts == 1) return;
-  load(1);
+  constexpr int kFirstDepth = kHasTerms ? 0 : 1;  // before it all is known
+  int32_t before;
+  if constexpr (kHasTerms) {
+    before = last_token(params.terms.table, slot);
+  } else {
+    before = tokens[0];
+    if (threadIdx.x == 0) params.chosen[first_sample] = before;
+    if (num_drafts == 1) return;
+  }
+  load(kFirstDepth);
   constexpr int kLine = 64;  // bf16 of a cache line
-  for (int i = top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
+  for (int i = kFirstDepth * top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
        i += kPathWarps * kWarp) {
     const int32_t token = tokens[i];
     for (int at = 0; at < pairs.rank; at += kLine) {
-      if (i >= 2 * top_k) cuda::fetch_to_cache(row_of(pairs.second, token, pairs.rank) + at);
+      if (i >= (kFirstDepth + 1) * top_k)
+        cuda::fetch_to_cache(row_of(pairs.second, token, pairs.rank) + at);
       if (i < (num_drafts - 1) * top_k) {
         cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
       }
     }
   }
 
-  for (int depth = 1; depth < num_drafts; ++depth) {
-    const auto first = cuda::to_floats(terms_of(pairs.first, before, pairs.rank, lane));
+  for (int depth = kFirstDepth; depth < num_drafts; ++depth) {
+    const auto first =
+        first_terms<kHasTerms>(pairs, params.terms, first_sample + depth, before, lane);
     float best = none;
     int at = 0;
 #pragma unroll
     for (int i = 0; i < kPathOwn; ++i) {
-      const float value = sm::sanitize(score[i] + worth_of(first, terms[i]) * scale);
+      const float worth = worth_of(first, terms[i]);
+      const float value = value_of<kHasTerms>(score[i], worth, scale, noise[i]);
       if (value > best) {
         best = value;
         at = warp + i * kPathWarps;
@@ -242,6 +284,7 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
 }
 
 /// Some of the tokens before a position of a sequence, a warp for each.
+template <bool kHasTerms>
 __global__ void __launch_bounds__(kPairWarps* kWarp)
     block_pairs_kernel(const __grid_constant__ BlockPairsParams params) {
   cuda::allow_next_kernel();
@@ -254,15 +297,17 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
   const TokenPairs& pairs = params.pairs;
   const int top_k = params.top_k, slot = params.seq[seq];
   const int64_t sample = int64_t{params.first_sample[seq]} + depth;
-  const float scale = pair_scale(params.sampling[slot]);
-  if (depth == 0) {
+  const SamplingParams& sampling = params.sampling[slot];
+  const float scale = pair_scale(sampling);
+  if (!kHasTerms && depth == 0) {
     for (int b = lane; b < top_k; b += kWarp) {
       params.pair_ranks[sample * top_k * top_k + b] = b;
       params.pair_scores[sample * top_k * top_k + b] = params.scores[sample * top_k + b];
     }
     return;
   }
-  const int32_t before = params.tokens[(sample - 1) * top_k + a];
+  const int32_t before = kHasTerms && depth == 0 ? last_token(params.terms.table, slot)
+                                                 : params.tokens[(sample - 1) * top_k + a];
   const float none = sm::float_of(0xff800000u);
   int32_t token[kOwn];
   float score[kOwn], worth[kOwn] = {};
@@ -272,7 +317,7 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
     token[i] = b < top_k ? params.tokens[sample * top_k + b] : 0;
     score[i] = b < top_k ? params.scores[sample * top_k + b] : none;
   }
-  const auto first = cuda::to_floats(terms_of(pairs.first, before, pairs.rank, lane));
+  const auto first = first_terms<kHasTerms>(pairs, params.terms, sample, before, lane);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll 4
@@ -284,22 +329,30 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
     }
   }
 
-  float value[kOwn], maximum = 0.0f;
+  float value[kOwn], maximum = kHasTerms ? none : 0.0f;
   uint64_t known = 0, total = 0;
+  const bool has_noise = kHasTerms && sampling.temperature >= kMinTemperature;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    value[i] = sm::sanitize(score[i] + worth[i] * scale);
+    float noise = 0.0f;
+    if (has_noise && lane + i * kWarp < top_k) {
+      noise = sm::gumbel(sampling.seed, params.terms.table.num_tokens[slot] + depth, token[i]);
+    }
+    value[i] = value_of<kHasTerms>(score[i], worth[i], scale, noise);
     maximum = fmaxf(maximum, value[i]);
-    known += sm::fixed_mass(sm::exp_f32(score[i]));
+    if (!kHasTerms) known += sm::fixed_mass(sm::exp_f32(score[i]));
   }
   maximum = warp_reduce(maximum, [](float x, float y) { return fmaxf(x, y); });
+  if (kHasTerms && maximum == none) maximum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) total += sm::fixed_mass(sm::exp_f32(value[i] - maximum));
   const auto add = [](uint64_t x, uint64_t y) { return x + y; };
-  known = warp_reduce(known, add);
   total = warp_reduce(total, add);
-  const float others = fmaxf(0.0f, 1.0f - sm::mass_to_float(known));
-  total += sm::fixed_mass(others * sm::exp_f32(-maximum));
+  if constexpr (!kHasTerms) {
+    known = warp_reduce(known, add);
+    const float others = fmaxf(0.0f, 1.0f - sm::mass_to_float(known));
+    total += sm::fixed_mass(others * sm::exp_f32(-maximum));
+  }
   const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
 
   int rank[kOwn] = {};
@@ -322,7 +375,11 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
   }
 }
 
-bool can_run(const TokenPairs& pairs, int top_k = 1) {
+bool can_run(const TokenPairs& pairs, int top_k = 1, const PairTerms& terms = {}) {
+  if (terms.factors != nullptr &&
+      (terms.dtype != DType::kBF16 || !cuda::are_aligned(terms.factors))) {
+    return false;
+  }
   return top_k >= 1 && top_k <= kMaxTopDrafts && pairs.rank % 8 == 0 &&
          pairs.rank <= kMaxPairRank && cuda::are_aligned(pairs.first, pairs.second);
 }
@@ -340,18 +397,22 @@ int block_step_cuda(const BlockStepParams& params, void* stream) {
 }
 
 int block_path_cuda(const BlockPathParams& params, void* stream) {
-  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
+  if (!can_run(params.pairs, params.top_k, params.terms)) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
-  return cuda::launch(block_path_kernel, params.num_seqs, kPathWarps * kWarp, 0, stream, params);
+  auto* kernel =
+      params.terms.factors != nullptr ? block_path_kernel<true> : block_path_kernel<false>;
+  return cuda::launch(kernel, params.num_seqs, kPathWarps * kWarp, 0, stream, params);
 }
 
 int block_pairs_cuda(const BlockPairsParams& params, void* stream) {
-  if (!can_run(params.pairs, params.top_k)) return cudaErrorInvalidValue;
+  if (!can_run(params.pairs, params.top_k, params.terms)) return cudaErrorInvalidValue;
   if (params.num_seqs == 0) return cudaSuccess;
   const int num_warps = params.top_k < kPairWarps ? params.top_k : kPairWarps;
   const dim3 grid(static_cast<unsigned>(params.num_seqs), static_cast<unsigned>(params.max_depth),
                   static_cast<unsigned>((params.top_k + kPairWarps - 1) / kPairWarps));
-  return cuda::launch(block_pairs_kernel, grid, dim3(num_warps * kWarp), 0, stream, params);
+  auto* kernel =
+      params.terms.factors != nullptr ? block_pairs_kernel<true> : block_pairs_kernel<false>;
+  return cuda::launch(kernel, grid, dim3(num_warps * kWarp), 0, stream, params);
 }
 
 }  // namespace openspec

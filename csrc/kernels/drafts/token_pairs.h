@@ -9,7 +9,10 @@
 /// Drafts of a block that know the token before them: a *pair* of tokens, a and b behind it, is
 /// worth second[b] . first[a], which is added to b's logit.
 ///
-/// Source: DSpark's Markov head (DeepSpec, DeepSeek 2026).
+/// Where a position says which terms of a pair count for it (PairTerms), its drafts are chosen
+/// among its candidates alone.
+///
+/// Sources: DSpark's Markov head (DeepSpec, DeepSeek 2026); DFlash2's selector (z-lab, 2026).
 namespace openspec {
 
 inline constexpr int kMaxPairRank = 256;
@@ -19,6 +22,16 @@ struct TokenPairs {
   const void* second = nullptr;  // [vocab_size, rank] bf16
   int vocab_size = 0;
   int rank = 0;  // a multiple of 8, at most kMaxPairRank
+};
+
+/// What positions make of pairs. At sample s a pair is worth second[b] . (first[a] * factors[s]),
+/// the inner product rounded to `dtype`. Scores are then those of the logits as they are, the noise
+/// of sampled requests (choose.h) is drawn for the candidates alone, and first positions know no
+/// pairs yet: what stands before them is the sequence's last known token.
+struct PairTerms {
+  const void* factors = nullptr;  // [num_samples, rank] dtype; null: pairs are worth what they are
+  DType dtype = DType::kF32;
+  TableView table;
 };
 
 /// A row of one of the tables.
@@ -57,6 +70,9 @@ int block_step_cuda(const BlockStepParams& params, void* stream);
 /// of equal ones the lower, s_b being its log-probability without a pair. That is what all tokens
 /// would give, as long as the best of them is a candidate. What stands before a first position is
 /// known: its scores hold their pairs already (block_step), and its draft is the best of them.
+///
+/// With `terms` all positions take the candidate with the highest (s_b + pair(a, b)) / temperature
+/// + noise; greedy ones without noise.
 struct BlockPathParams {
   const int32_t* seq = nullptr;           // [num_seqs] slots
   const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
@@ -67,6 +83,7 @@ struct BlockPathParams {
   const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   TokenPairs pairs;
+  PairTerms terms = {};
   int32_t* chosen = nullptr;  // out [num_samples] tokens
 };
 
@@ -84,6 +101,9 @@ int block_path_cuda(const BlockPathParams& params, void* stream);
 /// at most 0: tokens that are no candidates are taken to gain nothing. A first position has one
 /// token before it, the last known one, in the place of candidate 0, and its scores, which hold
 /// their pairs already (block_step), stay as they are.
+///
+/// With `terms` v_b = (s_b + pair(a, b)) / temperature + noise, at first positions as well, and the
+/// score is v_b - log(sum over the candidates of e^v).
 struct BlockPairsParams {
   const int32_t* seq = nullptr;           // [num_seqs] slots
   const int32_t* first_sample = nullptr;  // [num_seqs] sample of the first position
@@ -95,6 +115,7 @@ struct BlockPairsParams {
   const float* scores = nullptr;             // [num_samples, top_k] falling, at most 0; -inf: none
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   TokenPairs pairs;
+  PairTerms terms = {};
   // out [num_samples, top_k (candidate before), top_k]: candidates and their scores, best first, of
   // equal ones the lower first. A first position has the entries of candidate 0 alone.
   int32_t* pair_ranks = nullptr;

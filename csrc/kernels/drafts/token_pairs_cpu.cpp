@@ -77,14 +77,30 @@ void block_step(const ExecContext& exec, const BlockStepParams& params) {
 
 namespace {
 
-/// What a pair is worth, as a warp of a GPU adds it up: eight terms to a lane, then by halves.
-/// Products of bf16 are exact, so only the order of the additions counts.
-float worth_of(const uint16_t* first, const uint16_t* second, int rank) {
+/// The first token's side of the pairs at one sample.
+void load_first(const TokenPairs& pairs, const PairTerms& terms, int64_t sample, int32_t token,
+                State* state) {
+  bf16_to_float(row_of(pairs.first, token, pairs.rank), state->values, pairs.rank);
+  if (terms.factors == nullptr) return;
+  for (int k = 0; k < pairs.rank; ++k) {
+    const int64_t at = sample * pairs.rank + k;
+    if (terms.dtype == DType::kF32) {
+      state->values[k] *= static_cast<const float*>(terms.factors)[at];
+    } else {
+      const float factor = bf16_to_float(static_cast<const uint16_t*>(terms.factors)[at]);
+      state->values[k] = round_to_bf16(state->values[k] * factor);
+    }
+  }
+}
+
+/// What a pair is worth, as a warp of a GPU adds it up: eight terms to a lane, then by halves. On a
+/// GPU products are of bf16 and exact, so only the order of the additions counts.
+float worth_of(const State& first, const uint16_t* second, int rank) {
   constexpr int kParts = 32, kTerms = 8;
   float sums[kParts] = {};
   for (int part = 0; part * kTerms < rank; ++part) {
     for (int k = part * kTerms; k < (part + 1) * kTerms; ++k) {
-      sums[part] += bf16_to_float(first[k]) * bf16_to_float(second[k]);
+      sums[part] += first.values[k] * bf16_to_float(second[k]);
     }
   }
   for (int step = kParts / 2; step > 0; step /= 2) {
@@ -93,25 +109,68 @@ float worth_of(const uint16_t* first, const uint16_t* second, int rank) {
   return sums[0];
 }
 
-/// The candidates of one position behind one token.
-void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before, int32_t token,
-                  float scale) {
-  const TokenPairs& pairs = params.pairs;
+/// What candidates of one position count for behind one token.
+template <typename Params>
+class Candidates {
+ public:
+  Candidates(const Params& params, int seq, int depth)
+      : params_(params),
+        sample_(int64_t{params.first_sample[seq]} + depth),
+        slot_(params.seq[seq]),
+        sampling_(params.sampling[slot_]),
+        scale_(pair_scale(sampling_)) {
+    if (params.terms.factors == nullptr) return;
+    position_ = params.terms.table.num_tokens[slot_] + depth;
+    has_noise_ = sampling_.temperature >= kMinTemperature;
+  }
+
+  /// Candidate b, `first` being the token before.
+  float value(const State& first, int b) const {
+    const TokenPairs& pairs = params_.pairs;
+    const int64_t at = sample_ * params_.top_k + b;
+    const int32_t token = params_.tokens[at];
+    const float worth = worth_of(first, row_of(pairs.second, token, pairs.rank), pairs.rank);
+    if (params_.terms.factors == nullptr) {
+      return sm::sanitize(params_.scores[at] + worth * scale_);
+    }
+    const float value = (params_.scores[at] + worth) * scale_;
+    const float noise = has_noise_ ? sm::gumbel(sampling_.seed, position_, token) : 0.0f;
+    return sm::sanitize(value + noise);
+  }
+  int64_t sample() const { return sample_; }
+
+ private:
+  const Params& params_;
+  const int64_t sample_;
+  const int slot_;
+  const SamplingParams& sampling_;
+  const float scale_;
+  int32_t position_ = 0;
+  bool has_noise_ = false;
+};
+
+/// The candidates of one position behind the token in place `before` of those before it.
+void score_behind(const BlockPairsParams& params, int seq, int depth, int before, int32_t token) {
   const int top_k = params.top_k;
-  const uint16_t* first = row_of(pairs.first, token, pairs.rank);
-  const int32_t* tokens = params.tokens + sample * top_k;
-  const float* scores = params.scores + sample * top_k;
+  const Candidates<BlockPairsParams> candidates(params, seq, depth);
+  const int64_t sample = candidates.sample();
+  const bool has_others = params.terms.factors == nullptr;
+  State first;
+  load_first(params.pairs, params.terms, sample, token, &first);
   float values[kMaxTopDrafts];
-  float maximum = 0.0f;
+  float maximum = has_others ? 0.0f : kMinusInfinity;
   uint64_t known = 0;  // mass of the candidates without a pair
   for (int b = 0; b < top_k; ++b) {
-    const float worth = worth_of(first, row_of(pairs.second, tokens[b], pairs.rank), pairs.rank);
-    values[b] = sm::sanitize(scores[b] + worth * scale);
+    values[b] = candidates.value(first, b);
     maximum = max_of(maximum, values[b]);
-    known += sm::fixed_mass(sm::exp_f32(scores[b]));
+    if (has_others) known += sm::fixed_mass(sm::exp_f32(params.scores[sample * top_k + b]));
   }
-  const float others = max_of(0.0f, 1.0f - sm::mass_to_float(known));
-  uint64_t total = sm::fixed_mass(others * sm::exp_f32(-maximum));
+  if (maximum == kMinusInfinity) maximum = 0.0f;
+  uint64_t total = 0;
+  if (has_others) {
+    const float others = max_of(0.0f, 1.0f - sm::mass_to_float(known));
+    total = sm::fixed_mass(others * sm::exp_f32(-maximum));
+  }
   for (int b = 0; b < top_k; ++b) total += sm::fixed_mass(sm::exp_f32(values[b] - maximum));
   const float log_total = total == 0 ? 0.0f : sm::log_f32(sm::mass_to_float(total));
   const int64_t to = (sample * top_k + before) * top_k;
@@ -130,51 +189,52 @@ void score_behind(const BlockPairsParams& params, int64_t sample, int64_t before
 }  // namespace
 
 void block_path(const ExecContext&, const BlockPathParams& params) {
-  const TokenPairs& pairs = params.pairs;
   for (int i = 0; i < params.num_seqs; ++i) {
-    const int slot = params.seq[i];
-    const float scale = pair_scale(params.sampling[slot]);
-    int32_t before = 0;
-    for (int depth = 0; depth < params.num_drafts[i]; ++depth) {
-      const int64_t sample = int64_t{params.first_sample[i]} + depth;
-      if (depth == 0) {
-        params.chosen[sample] = before = params.tokens[sample * params.top_k];
-        continue;
-      }
-      const int32_t* tokens = params.tokens + sample * params.top_k;
-      const float* scores = params.scores + sample * params.top_k;
-      const uint16_t* first = row_of(pairs.first, before, pairs.rank);
+    const int64_t first_sample = params.first_sample[i];
+    const int num_drafts = params.num_drafts[i];
+    if (num_drafts <= 0) continue;
+    int depth = 0;
+    int32_t before = params.tokens[first_sample * params.top_k];
+    if (params.terms.factors != nullptr) {
+      before = last_token(params.terms.table, params.seq[i]);
+    } else {
+      params.chosen[first_sample] = before;
+      depth = 1;
+    }
+    for (; depth < num_drafts; ++depth) {
+      const Candidates<BlockPathParams> candidates(params, i, depth);
+      const int32_t* tokens = params.tokens + candidates.sample() * params.top_k;
+      State first;
+      load_first(params.pairs, params.terms, candidates.sample(), before, &first);
       float best = kMinusInfinity;
       int32_t found = tokens[0];
       for (int b = 0; b < params.top_k; ++b) {
-        const float worth =
-            worth_of(first, row_of(pairs.second, tokens[b], pairs.rank), pairs.rank);
-        const float value = sm::sanitize(scores[b] + worth * scale);
+        const float value = candidates.value(first, b);
         if (value <= best) continue;
         best = value;
         found = tokens[b];
       }
-      params.chosen[sample] = before = found;
+      params.chosen[candidates.sample()] = before = found;
     }
   }
 }
 
 void block_pairs(const ExecContext&, const BlockPairsParams& params) {
   for (int i = 0; i < params.num_seqs; ++i) {
-    const int slot = params.seq[i];
-    const float scale = pair_scale(params.sampling[slot]);
     for (int depth = 0; depth < params.num_depths[i]; ++depth) {
       const int64_t sample = int64_t{params.first_sample[i]} + depth;
-      if (depth == 0) {
+      if (depth > 0) {
+        const int32_t* before = params.tokens + (sample - 1) * params.top_k;
+        for (int a = 0; a < params.top_k; ++a) score_behind(params, i, depth, a, before[a]);
+      } else if (params.terms.factors != nullptr) {
+        score_behind(params, i, depth, 0, last_token(params.terms.table, params.seq[i]));
+      } else {
         const int64_t to = sample * params.top_k * params.top_k;
         for (int b = 0; b < params.top_k; ++b) {
           params.pair_ranks[to + b] = b;
           params.pair_scores[to + b] = params.scores[sample * params.top_k + b];
         }
-        continue;
       }
-      const int32_t* before = params.tokens + (sample - 1) * params.top_k;
-      for (int a = 0; a < params.top_k; ++a) score_behind(params, sample, a, before[a], scale);
     }
   }
 }

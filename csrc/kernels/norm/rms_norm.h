@@ -17,7 +17,7 @@ struct RmsNormParams {
   int num_partials = 0;
   bool starts_residual = false;   // residual = delta: what it was is not read
   const float* weight = nullptr;  // [width]
-  void* out = nullptr;            // [num_rows, width] dtype; may not alias residual
+  void* out = nullptr;            // [num_rows, width] dtype; may be delta, not residual
   // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at
   // multiples of 16 bytes); 0: width. Two norms write the halves of one [num_rows, 2 * width]
   // buffer so; nothing between the rows is touched.

@@ -14,7 +14,8 @@ constexpr int kMaxBlock = 64;
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
 /// knowing the one before, and a tree's nodes are scored by what stands before them; both among the
-/// best tokens of every position, but for drafts whose whole distribution counts.
+/// best tokens of every position, but for drafts whose whole distribution counts. A selector does
+/// the same among as many candidates as it was trained with, whom noise does not choose.
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
@@ -38,9 +39,13 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     head_.is_causal = config.flag("is_causal", false);
     head_.has_head = config.flag("has_head", false);
     head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
+    head_.conv_group = config.integer("conv_group", 0, 0, 1 << 24);
+    head_.selector_rank = config.integer("selector_rank", 0, 0, 1 << 24);
+    selector_top_k_ = config.integer("selector_top_k", 0, 0, kMaxTopDrafts);
     head_.has_confidence = config.flag("has_confidence", false);
     head_.confidence_sees_token = config.flag("confidence_sees_token", false);
     head_.validate();
+    check_selector();
     declare_trees(top_k_, head_);
     needs_.has_scores = head_.has_confidence;
     plan();
@@ -76,17 +81,32 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
         logits;
     size_t step_sample, confidence;  // with a Markov head
-    size_t pair_ranks, pair_scores;  // of trees with a Markov head
+    size_t pair_ranks, pair_scores;  // of trees whose nodes know the one before
+    size_t factors, greedy;          // with a selector
   };
   /// Rows of blocks and those that tell drafts, at most.
   struct Room {
     int num_rows = 0, num_samples = 0;
   };
 
+  void check_selector() const {
+    OPENSPEC_CHECK_ARG(has_selector() == (selector_top_k_ > 0),
+                       "selector_rank and selector_top_k belong together");
+    if (!has_selector()) return;
+    OPENSPEC_CHECK_ARG(!keeps_logits(),
+                       "acceptance by rejection needs the chances of all tokens, a selector knows "
+                       "those of its candidates alone");
+    OPENSPEC_CHECK_ARG(top_k_ <= selector_top_k_ && selector_top_k_ <= head_.draft_vocab_size,
+                       "draft_top_k ", top_k_, " of a selector's ", selector_top_k_, " candidates");
+  }
   bool makes_trees() const { return top_k_ > 1; }
   bool has_markov() const { return head_.markov_rank > 0; }
+  bool has_selector() const { return head_.selector_rank > 0; }
+  /// Whether a draft hangs on the one before.
+  bool has_pairs() const { return has_markov() || has_selector(); }
   /// The best tokens of a position among which drafts are looked for; 0: all are.
   int num_candidates() const {
+    if (has_selector()) return selector_top_k_;
     if (makes_trees()) return top_k_;
     if (!has_markov() || keeps_logits()) return 0;
     return std::min(kMaxTopDrafts, head_.draft_vocab_size);
@@ -142,11 +162,14 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
       if (has_markov()) add_markov(exec, table, wanted, num_depths, 0);
       find_candidates(exec, table, rows, room);
     }
+    if (has_selector()) {
+      model_->weigh_pairs(exec, outputs, room.num_samples, at<void>(at_.factors));
+    }
     if (makes_trees()) {
       grow_trees(exec, table, wanted);
       return;
     }
-    if (!has_markov()) {
+    if (!has_pairs()) {
       choose(exec, table, rows, nullptr, room.num_samples);
     } else if (keeps_logits()) {
       choose_one_after_another(exec, table, wanted, rows);
@@ -229,11 +252,20 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                .logits = at<float>(at_.logits),
                .vocab_size = head_.draft_vocab_size,
                .token_of = token_of(),
-               .ignores_filters = has_markov(),
+               .sampling = has_selector() ? at<SamplingParams>(at_.greedy) : nullptr,
+               .ignores_filters = has_pairs(),
                .top_k = num_candidates()});
   }
 
-  /// Each draft, of the candidates, with what the Markov head adds behind the one before.
+  TokenPairs pairs() const {
+    return has_selector() ? model_->selector_pairs() : model_->markov_pairs();
+  }
+  PairTerms pair_terms(const TableView& table) {
+    if (!has_selector()) return {};
+    return {at<void>(at_.factors), config_.dtype, table};
+  }
+
+  /// Each draft, of the candidates, with what is added behind the one before.
   void find_path(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     ops::block_path(exec, {.seq = wanted.seq,
                            .first_sample = at<int32_t>(at_.first_sample),
@@ -243,30 +275,33 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                            .tokens = top_tokens(),
                            .scores = top_scores(),
                            .sampling = sampling(table),
-                           .pairs = model_->markov_pairs(),
+                           .pairs = pairs(),
+                           .terms = pair_terms(table),
                            .chosen = at<int32_t>(at_.chosen)});
   }
 
   void grow_trees(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
-    if (has_markov()) {
+    if (has_pairs()) {
       ops::block_pairs(exec, {.seq = wanted.seq,
                               .first_sample = at<int32_t>(at_.first_sample),
                               .num_depths = at<int32_t>(at_.num_depths),
                               .num_seqs = wanted.num_seqs,
                               .max_depth = depth_,
-                              .top_k = top_k_,
+                              .top_k = num_candidates(),
                               .tokens = top_tokens(),
                               .scores = top_scores(),
                               .sampling = sampling(table),
-                              .pairs = model_->markov_pairs(),
+                              .pairs = pairs(),
+                              .terms = pair_terms(table),
                               .pair_ranks = at<int32_t>(at_.pair_ranks),
                               .pair_scores = at<float>(at_.pair_scores)});
     }
     ops::block_trees(exec, {.tokens = top_tokens(),
                             .scores = top_scores(),
-                            .pair_ranks = has_markov() ? at<int32_t>(at_.pair_ranks) : nullptr,
-                            .pair_scores = has_markov() ? at<float>(at_.pair_scores) : nullptr,
-                            .top_k = top_k_,
+                            .pair_ranks = has_pairs() ? at<int32_t>(at_.pair_ranks) : nullptr,
+                            .pair_scores = has_pairs() ? at<float>(at_.pair_scores) : nullptr,
+                            .top_k = num_candidates(),
+                            .num_children = top_k_,
                             .first_sample = at<int32_t>(at_.first_sample),
                             .num_depths = at<int32_t>(at_.num_depths),
                             .num_wanted = wanted.num_wanted,
@@ -311,14 +346,20 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
       at_.step_sample = take(seqs, sizeof(int32_t));
       at_.confidence = take(samples, sizeof(float));
     }
-    if (makes_trees() && has_markov()) {
-      const int num_pairs = samples * top_k_ * top_k_;
+    if (has_selector()) {
+      at_.factors =
+          take(samples, static_cast<size_t>(head_.selector_rank) * dtype_bytes(config_.dtype));
+      at_.greedy = take(seqs, sizeof(SamplingParams));  // stays zero
+    }
+    if (makes_trees() && has_pairs()) {
+      const int num_pairs = samples * num_candidates() * num_candidates();
       at_.pair_ranks = take(num_pairs, sizeof(int32_t));
       at_.pair_scores = take(num_pairs, sizeof(float));
     }
   }
 
-  int depth_, top_k_;    // top_k 1: a chain
+  int depth_, top_k_;  // top_k 1: a chain
+  int selector_top_k_ = 0;
   int first_draft_row_;  // 0: the last known token's row tells a draft as well
   int mask_token_ = 0;
   Places at_{};

@@ -23,6 +23,7 @@ struct DevicePairs {
         tokens(c.tokens),
         first(c.first),
         second(c.second),
+        factors(c.factors),
         scores(c.scores),
         sampling(c.sampling) {}
   template <typename Params>
@@ -36,11 +37,16 @@ struct DevicePairs {
       params.tokens = tokens.as<int32_t>();
       params.scores = scores.as<float>();
       params.sampling = sampling.as<SamplingParams>();
+      if (params.terms.factors != nullptr) {
+        params.terms.factors = factors.data();
+        params.terms.table = table.view();
+      }
     }
     return params;
   }
   DeviceTableCopy table;
-  DeviceBuffer seq, first_sample, num_drafts, chosen, tokens, first, second, scores, sampling;
+  DeviceBuffer seq, first_sample, num_drafts, chosen, tokens, first, second, factors, scores,
+      sampling;
 };
 
 struct Candidates {
@@ -121,16 +127,19 @@ TEST(paths_match_the_cpu) {
   for (const Candidates& of : kCandidates) {
     const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
     const DevicePairs device(c);
-    Ids chosen(static_cast<size_t>(c.num_samples), -1);
-    BlockPathParams params = c.path(chosen);
-    block_path_cpu({}, params);
-    const DeviceBuffer device_chosen(chosen.size() * sizeof(int32_t));
-    params = device.place(params);
-    params.num_drafts = device.num_drafts.as<int32_t>();
-    params.chosen = device_chosen.as<int32_t>();
-    CHECK_CUDA(block_path_cuda(params, nullptr));
-    CHECK(device_chosen.download<int32_t>() == chosen);
-    CHECK(device_chosen.guard_is_whole());
+    for (const bool are_weighed : {false, true}) {
+      Ids chosen(static_cast<size_t>(c.num_samples), -1);
+      BlockPathParams params = c.path(chosen);
+      if (are_weighed) params.terms = c.terms();
+      block_path_cpu({}, params);
+      const DeviceBuffer device_chosen(chosen.size() * sizeof(int32_t));
+      params = device.place(params);
+      params.num_drafts = device.num_drafts.as<int32_t>();
+      params.chosen = device_chosen.as<int32_t>();
+      CHECK_CUDA(block_path_cuda(params, nullptr));
+      CHECK(device_chosen.download<int32_t>() == chosen);
+      CHECK(device_chosen.guard_is_whole());
+    }
   }
 }
 
@@ -139,22 +148,25 @@ TEST(scores_of_pairs_match_the_cpu) {
   for (const Candidates& of : kCandidates) {
     const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k);
     const DevicePairs device(c);
-    // What is not written keeps the device's poison.
-    Ids ranks(c.num_pairs(), -1);
-    std::vector<float> scores(c.num_pairs());
-    std::fill_n(reinterpret_cast<uint32_t*>(scores.data()), scores.size(), 0xffffffffu);
-    BlockPairsParams params = c.best(ranks, scores);
-    block_pairs_cpu({}, params);
-    const DeviceBuffer device_ranks(c.num_pairs() * sizeof(int32_t)),
-        device_scores(c.num_pairs() * sizeof(float));
-    params = device.place(params);
-    params.num_depths = device.num_drafts.as<int32_t>();
-    params.pair_ranks = device_ranks.as<int32_t>();
-    params.pair_scores = device_scores.as<float>();
-    CHECK_CUDA(block_pairs_cuda(params, nullptr));
-    CHECK(device_ranks.download<int32_t>() == ranks);
-    const std::vector<float> found = device_scores.download<float>();
-    CHECK(std::memcmp(found.data(), scores.data(), scores.size() * sizeof(float)) == 0);
-    CHECK(device_ranks.guard_is_whole() && device_scores.guard_is_whole());
+    for (const bool are_weighed : {false, true}) {
+      // What is not written keeps the device's poison.
+      Ids ranks(c.num_pairs(), -1);
+      std::vector<float> scores(c.num_pairs());
+      std::fill_n(reinterpret_cast<uint32_t*>(scores.data()), scores.size(), 0xffffffffu);
+      BlockPairsParams params = c.best(ranks, scores);
+      if (are_weighed) params.terms = c.terms();
+      block_pairs_cpu({}, params);
+      const DeviceBuffer device_ranks(c.num_pairs() * sizeof(int32_t)),
+          device_scores(c.num_pairs() * sizeof(float));
+      params = device.place(params);
+      params.num_depths = device.num_drafts.as<int32_t>();
+      params.pair_ranks = device_ranks.as<int32_t>();
+      params.pair_scores = device_scores.as<float>();
+      CHECK_CUDA(block_pairs_cuda(params, nullptr));
+      CHECK(device_ranks.download<int32_t>() == ranks);
+      const std::vector<float> found = device_scores.download<float>();
+      CHECK(std::memcmp(found.data(), scores.data(), scores.size() * sizeof(float)) == 0);
+      CHECK(device_ranks.guard_is_whole() && device_scores.guard_is_whole());
+    }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/choose/sample_math.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/token_pairs_testing.h"
 
@@ -11,6 +12,18 @@ using namespace openspec::testing;
 namespace {
 
 using Ids = std::vector<int32_t>;
+
+/// What candidate b of a position counts for behind a token, where the position weighs the terms.
+double weighed_value(const PairsCase& c, size_t i, int depth, int before, size_t b) {
+  const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
+  const size_t at = sample * static_cast<size_t>(c.top_k) + b;
+  const SamplingParams& sampling = c.sampling[static_cast<size_t>(c.seq[i])];
+  const double value = static_cast<double>(c.scores[at]) + c.worth_at(sample, before, c.tokens[at]);
+  if (sampling.temperature == 0.0f) return value;
+  const int position = c.table.num_tokens[static_cast<size_t>(c.seq[i])] + depth;
+  const float noise = sample_math::gumbel(sampling.seed, position, c.tokens[at]);
+  return value / static_cast<double>(sampling.temperature) + static_cast<double>(noise);
+}
 
 }  // namespace
 
@@ -134,6 +147,53 @@ TEST(a_path_takes_the_best_candidate_behind_each_draft) {
     }
   }
   CHECK(num_others > 0);
+}
+
+TEST(weighed_pairs_and_noise_choose_among_the_candidates_alone) {
+  Rng rng(5);
+  const double none = -std::numeric_limits<double>::infinity();
+  for (const int top_k : {1, 4, 16}) {
+    const PairsCase c(rng, 9, 300, 24, top_k);
+    const auto k = static_cast<size_t>(top_k);
+    Ids chosen(static_cast<size_t>(c.num_samples), -7), ranks(c.num_pairs(), -7);
+    std::vector<float> scores(c.num_pairs(), 7.0f);
+    BlockPathParams path = c.path(chosen);
+    BlockPairsParams best = c.best(ranks, scores);
+    path.terms = best.terms = c.terms();
+    block_path_cpu({}, path);
+    block_pairs_cpu({}, best);
+    for (size_t i = 0; i < c.seq.size(); ++i) {
+      int before = c.last_token(i);
+      for (int depth = 0; depth < c.num_drafts[i]; ++depth) {
+        const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
+        double highest = none, found = none;
+        for (size_t b = 0; b < k; ++b) {
+          const double value = weighed_value(c, i, depth, before, b);
+          highest = std::max(highest, value);
+          if (c.tokens[sample * k + b] == chosen[sample]) found = std::max(found, value);
+        }
+        CHECK_NEAR(found, highest, 1e-4);
+        before = chosen[sample];
+
+        for (size_t a = 0; a < (depth == 0 ? 1 : k); ++a) {
+          const int behind = depth == 0 ? c.last_token(i) : c.tokens[(sample - 1) * k + a];
+          double total = 0.0;
+          for (size_t b = 0; b < k; ++b) total += std::exp(weighed_value(c, i, depth, behind, b));
+          for (size_t b = 0; b < k; ++b) {
+            const size_t at = (sample * k + a) * k + b;
+            const auto candidate = static_cast<size_t>(ranks[at]);
+            const double value = weighed_value(c, i, depth, behind, candidate);
+            if (std::isinf(value)) {
+              CHECK(std::isinf(scores[at]));
+            } else {
+              CHECK_NEAR(scores[at], std::min(0.0, value - std::log(total)), 2e-4);
+            }
+            CHECK(b == 0 || scores[at] <= scores[at - 1]);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(tables_that_cannot_be_read_are_refused) {

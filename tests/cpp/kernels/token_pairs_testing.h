@@ -42,6 +42,9 @@ struct PairsCase {
         scores.push_back(score);
       }
     }
+    const auto num_factors = static_cast<size_t>(num_samples) * static_cast<size_t>(rank);
+    for (float x : rng.normals(num_factors)) factors.push_back(to_bf16(x));
+    for (size_t i = 0; i < sampling.size(); ++i) sampling[i].seed = 1000 + i;
   }
 
   TokenPairs pairs() const { return {first.data(), second.data(), vocab_size, rank}; }
@@ -57,6 +60,8 @@ struct PairsCase {
             .logits = out.data(),
             .sample = sample.data()};
   }
+  /// Of positions that weigh the pairs' terms.
+  PairTerms terms() const { return {factors.data(), DType::kBF16, table.view()}; }
   BlockPathParams path(std::vector<int32_t>& found) const {
     return {.seq = seq.data(),
             .first_sample = first_sample.data(),
@@ -93,6 +98,17 @@ struct PairsCase {
     }
     return sum;
   }
+  /// The same at a sample that weighs the terms.
+  double worth_at(size_t sample, int a, int b) const {
+    double sum = 0.0;
+    for (size_t k = 0; k < static_cast<size_t>(rank); ++k) {
+      const float factor = from_bf16(factors[sample * static_cast<size_t>(rank) + k]);
+      const float weighed = from_bf16(first[static_cast<size_t>(a * rank) + k]) * factor;
+      sum += static_cast<double>(from_bf16(to_bf16(weighed))) *
+             static_cast<double>(from_bf16(second[static_cast<size_t>(b * rank) + k]));
+    }
+    return sum;
+  }
   int last_token(size_t i) const {
     const int slot = seq[i];
     return table.tokens[static_cast<size_t>(slot * table.stride +
@@ -104,7 +120,7 @@ struct PairsCase {
   DraftTable table;
   std::vector<SamplingParams> sampling;
   std::vector<int32_t> seq, first_sample, num_drafts, chosen, tokens;
-  std::vector<uint16_t> first, second;
+  std::vector<uint16_t> first, second, factors;
   std::vector<float> logits, scores;
 };
 
