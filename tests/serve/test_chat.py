@@ -25,6 +25,20 @@ TOOLS = [
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+def assembled_calls(choices: list[dict]) -> list[dict]:
+    """The calls of a stream's chunks, each whole."""
+    calls: list[dict] = []
+    for delta in (call for choice in choices for call in choice["delta"].get("tool_calls", [])):
+        if "id" in delta:
+            assert delta.pop("index") == len(calls)
+            calls.append(delta)
+        else:
+            assert set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"}
+            assert delta["index"] == len(calls) - 1
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
 def prompt_text(server: RunningServer) -> str:
     ids = server.engine.requests[-1].prompt_token_ids
     return server.context.tokenizer.decode(ids, skip_special_tokens=False)
@@ -147,13 +161,10 @@ def test_tool_calls(server: RunningServer, streamed: bool) -> None:
     server.engine.script = lambda _: server.ids(f"I add.\n{CALL}\n{CALL}<|im_end|>")
     body = {"messages": HI, "tools": TOOLS}
     if streamed:
-        calls, content, finish = [], "", None
-        for chunk in stream(server.client, PATH, body):
-            choice = chunk["choices"][0]
-            content += choice["delta"].get("content") or ""
-            calls += choice["delta"].get("tool_calls", [])
-            finish = choice["finish_reason"]
-        assert [call["index"] for call in calls] == [0, 1]
+        choices = [chunk["choices"][0] for chunk in stream(server.client, PATH, body)]
+        content = "".join(choice["delta"].get("content") or "" for choice in choices)
+        calls = assembled_calls(choices)
+        finish = choices[-1]["finish_reason"]
     else:
         choice = server.chat(**body)["choices"][0]
         calls, content = choice["message"]["tool_calls"], choice["message"]["content"]
@@ -214,8 +225,7 @@ def test_half_a_character_in_a_call(server: RunningServer, streamed: bool) -> No
     server.engine.script = lambda _: call + "<|im_end|>"
     if streamed:
         chunks = stream(server.client, PATH, {"messages": HI, "tools": TOOLS})
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        calls = [made for delta in deltas for made in delta.get("tool_calls", [])]
+        calls = assembled_calls([chunk["choices"][0] for chunk in chunks])
     else:
         calls = server.chat(tools=TOOLS)["choices"][0]["message"]["tool_calls"]
     assert [made["function"]["arguments"] for made in calls] == ['{"a": "\\ud83d"}']

@@ -42,10 +42,15 @@ class ServeConfig:
     """Log-probabilities that a request may ask for at each position; this build has no more."""
     enable_auto_tool_choice: bool = True
     """Accepted without effect: tool calls are found wherever a request brings tools."""
-    tool_call_parser: Literal["hermes"] = "hermes"
-    """Form of the tool calls that the model writes."""
-    reasoning_parser: Literal["qwen3"] = "qwen3"
-    """Form of the model's thinking, which answers carry apart from their text."""
+    tool_call_parser: Literal[
+        "auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "qwen3_xml"
+    ] = "auto"
+    """Form of the tool calls that the model writes. auto: the one that its chat template shows, or
+    hermes. qwen3_xml is another name of qwen3_coder."""
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1"] = "auto"
+    """Form of the model's thinking, which answers carry apart from their text. qwen3: between
+    <think> and </think>; deepseek_r1: the same, and an answer begins with it even where its first
+    tag is missing. auto: deepseek_r1 for templates of DeepSeek's, else qwen3."""
     max_num_queued_reqs: int | None = number(1024, 0, 1 << 20)
     """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
     max_num_queued_tokens: int | None = number(4 * 1024 * 1024, 0, 1 << 32)

@@ -22,6 +22,7 @@ from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.metrics import ServerMetrics
 from openspec.serve.wire import FAILURES, ApiError, overloaded
+from openspec.text.parsers.message import AnswerForm
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
@@ -189,6 +190,7 @@ class ServerContext:
     text_pool: TextPool
     metrics: ServerMetrics = field(init=False)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    answer_form: AnswerForm = field(init=False)
     body_bytes: Budget = field(init=False)
     prompt_logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
@@ -203,6 +205,9 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
+        self.answer_form = AnswerForm.of(
+            self.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
+        )
         self.metrics = ServerMetrics(self.model_name, self.engine.info)
         refused = self.metrics.rejections.labels("over_budget").inc
         config = self.config

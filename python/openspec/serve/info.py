@@ -23,7 +23,7 @@ from openspec.messages import (
 from openspec.serve.answer import unless_gone
 from openspec.serve.api import AbortRequest, DetokenizeRequest, TokenizeRequest
 from openspec.serve.body import receive_json
-from openspec.serve.chat import render_chat
+from openspec.serve.chat_prompt import render_chat
 from openspec.serve.context import ServerContext, is_authorised
 from openspec.serve.metrics import CONTENT_TYPE, kv_cache_usage
 from openspec.serve.wire import ApiError, error_response, json_response, overloaded

@@ -55,8 +55,9 @@ class Job:
         prompts: Sequence[Prompt],
         body: GenerationFields,
         sampling: SamplingParams,
+        has_calls: bool = False,
     ) -> None:
-        """`kind` begins the answer's id."""
+        """`kind` begins the answer's id; `has_calls` shows the special tokens of tool calls."""
         self.request_id = f"{kind}-{arrival.unique}"
         self.external_id = arrival.external_id
         self.prompts = prompts
@@ -84,6 +85,7 @@ class Job:
             )
             for number, prompt in enumerate(prompts)
         ]
+        markers = context.answer_form.marker_ids if has_calls else frozenset()
         sequences = [sequence for request in self._requests for sequence in fan_out(request)]
         for index, sequence in enumerate(sequences):
             self.processors.append(
@@ -92,6 +94,7 @@ class Job:
                     context.tokenizer,
                     index=index,
                     eos_token_ids=context.model.eos_token_ids,
+                    shown_token_ids=markers,
                     stop_strings=stops,
                     arrival_time=arrival.time,
                 )

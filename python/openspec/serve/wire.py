@@ -162,21 +162,21 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class FunctionText(msgspec.Struct):
-    """Name and arguments (JSON text) of a call."""
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """Name and arguments (JSON text) of a call, or more of its arguments."""
 
-    name: str
-    arguments: str
+    name: str | UnsetType = UNSET
+    arguments: str = ""
 
 
-class ToolCallOut(msgspec.Struct, kw_only=True):
-    """A call; chunks carry whole calls only."""
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """A call, or what a chunk adds to one; id, type and name come where it begins."""
 
     index: int | UnsetType = UNSET
     """In chunks."""
-    id: str
-    type: str = "function"
-    function: FunctionText
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
@@ -187,7 +187,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same under the name that newer clients read."""
-    tool_calls: list[ToolCallOut] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -198,7 +198,7 @@ class ChatDelta(msgspec.Struct):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallOut] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):

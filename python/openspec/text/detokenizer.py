@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from openspec.text.tokenizer import Tokenizer
 
@@ -15,19 +16,24 @@ class IncrementalDetokenizer:
     a token is the length of its text, however long the output.
     """
 
-    __slots__ = ("_decoder", "_skip_special_tokens", "_tokenizer")
+    __slots__ = ("_decoder", "_shown_token_ids", "_skip_special_tokens", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        """Starts at the beginning of a text."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        shown_token_ids: Collection[int] = (),
+    ) -> None:
+        """Starts at the beginning of a text, of which `shown_token_ids` are part in any case."""
         self._tokenizer = tokenizer
+        self._shown_token_ids = frozenset(shown_token_ids)
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def append(self, token_id: int) -> str:
         """The text that is certain after one more token."""
-        return self._decoder.decode(
-            self._tokenizer.output_bytes(token_id, self._skip_special_tokens)
-        )
+        skip = self._skip_special_tokens and token_id not in self._shown_token_ids
+        return self._decoder.decode(self._tokenizer.output_bytes(token_id, skip))
 
     def finish(self) -> str:
         """What is left when no token follows: U+FFFD for an unfinished character, or nothing."""

@@ -136,11 +136,15 @@ class RequestOutputProcessor:
         *,
         index: int = 0,
         eos_token_ids: Collection[int] = (),
+        shown_token_ids: Collection[int] = (),
         stop_strings: StopStrings | None = None,
         arrival_time: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stop_strings` may be given to share one automaton between the sequences of a request."""
+        """`stop_strings` may be given to share one automaton between the sequences of a request.
+
+        `shown_token_ids` are special tokens that the text has even where it skips special ones.
+        """
         self.request = request
         self.index = index
         self.num_cached_tokens = 0
@@ -149,7 +153,9 @@ class RequestOutputProcessor:
         self._tokenizer = tokenizer
         self._params = request.sampling
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._detokenizer = IncrementalDetokenizer(tokenizer, self._params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, self._params.skip_special_tokens, shown_token_ids
+        )
         if stop_strings is None and self._params.stop:
             stop_strings = StopStrings(self._params.stop)
         self._stop = stop_strings

@@ -1,0 +1,191 @@
+"""Messages of a chat to token ids, through the model's template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openspec.checkpoint.strict_json import JsonValue
+from openspec.errors import RequestError
+from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
+from openspec.serve.context import ServerContext
+from openspec.serve.job import check_length
+from openspec.text.chat_template import MAX_DEPTH
+from openspec.text.parsers.call_parser import ToolSchemas
+from openspec.text.parsers.reasoning import THINK_CLOSE, THINK_OPEN
+from openspec.text.tokenizer import Tokenizer
+from openspec.text.worker import to_json
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A chat as the model sees it."""
+
+    text: str
+    token_ids: list[int]
+    thinking: bool | None
+    """Whether the answer starts within a thinking block; None where it cannot think at all."""
+
+
+async def render_chat(
+    context: ServerContext,
+    request: ChatCompletionRequest | TokenizeRequest,
+    num_bytes: int,
+    *,
+    max_tokens: int | None = None,
+) -> RenderedChat:
+    """Renders the messages of a body of `num_bytes`, where they may have fewer than `max_tokens`.
+
+    Raises:
+        RequestError: naming what the template or the server refuses.
+        EngineError: the process that renders ended.
+    """
+    pool, tokenizer = context.text_pool, context.tokenizer
+    goes_on = bool(request.continue_final_message)
+    segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(request)))
+    text = "".join(segment.text for segment in segments)
+    if max_tokens is not None:
+        await pool.run(len(text), lambda: check_length(tokenizer, text, max_tokens, "messages"))
+    token_ids = (await pool.encode([segments]))[0]
+    if goes_on:
+        text, token_ids = await pool.run(
+            len(text), lambda: _reopened(tokenizer, text, token_ids, request.messages or [])
+        )
+    end = text.rstrip()
+    thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
+    return RenderedChat(text, tokenizer.with_prefix(token_ids), thinking)
+
+
+def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:
+    """The arguments of `ChatTemplates.render`, in JSON."""
+    messages = [_message(message) for message in request.messages or ()]
+    adds_prompt = request.add_generation_prompt
+    if adds_prompt is None:
+        adds_prompt = not request.continue_final_message
+    if request.continue_final_message and adds_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "continue_final_message",
+        )
+    kwargs: dict[str, JsonValue] = {
+        key: _plain(value) for key, value in (request.chat_template_kwargs or {}).items()
+    }
+    tools = request.tools
+    if isinstance(request, ChatCompletionRequest):
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        if request.tool_choice == "none":
+            tools = None
+    return to_json(
+        {
+            "messages": messages,
+            "tools": [_tool(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": adds_prompt,
+            "kwargs": kwargs,
+        }
+    )
+
+
+def _reopened(
+    tokenizer: Tokenizer, text: str, token_ids: list[int], messages: Sequence[ChatMessage]
+) -> tuple[str, list[int]]:
+    """The chat without what the template puts after the last message's content."""
+    content = _content(messages[-1]).lstrip()
+    # The closing starts with a special token, the last one of all, so the content's last token ends
+    # where it starts. It is not looked for by the content, which may be in the closing: "|", "end".
+    special = frozenset(tokenizer.special_tokens.values())
+    start = max((i for i, token_id in enumerate(token_ids) if token_id in special), default=0)
+    closing = token_ids[start:]
+    end = text.rfind(tokenizer.token_text(closing[0])) if closing else -1
+    body = text[: max(end, 0)]
+    is_clean = tokenizer.encode(text[len(body) :], parse_special=True) == closing
+    # Templates may trim the end of a message, or keep it: spaces there are the client's to choose.
+    if not (is_clean and content and body.endswith((content, content.rstrip()))):
+        raise RequestError(
+            "continue_final_message: the template leaves no way to go on with this message.",
+            "continue_final_message",
+        )
+    return body, token_ids[:start]
+
+
+def _message(message: ChatMessage) -> dict[str, JsonValue]:
+    result: dict[str, JsonValue] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(message),
+    }
+    for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        value = message.__dict__[key]
+        if value is not None:
+            result[key] = value
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def _content(message: ChatMessage) -> str:
+    if message.content is None:
+        if message.role in ("assistant", "tool"):
+            return ""
+        raise RequestError("messages: content is missing.", "messages")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for part in message.content:
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise RequestError(
+                "messages: only text content is supported; a part must be "
+                '{"type": "text", "text": ...}.',
+                "messages",
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _arguments(given: str | dict[str, object] | None) -> JsonValue:
+    """As an object where it is one: templates write objects as JSON and texts as they are."""
+    if not isinstance(given, str):
+        return _plain(given or {})
+    if not given.strip():
+        return {}  # how some clients write that there are none
+    try:
+        value: object = json.loads(given)
+        if "\\u" in given:
+            # An escape that is half a character is JSON, but only as an escape.
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return given
+    return _plain(value) if isinstance(value, dict) else given
+
+
+def _tool(tool: Tool) -> dict[str, JsonValue]:
+    dumped = _plain(tool.model_dump(exclude_unset=True))
+    return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
+
+
+def _plain(value: object, depth: int = 0) -> JsonValue:
+    """What came out of a JSON parser, typed."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"The request is nested deeper than {MAX_DEPTH} levels.", "messages")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in value]
+    raise RequestError("The request holds something that is not JSON.")
+
+
+def tool_schemas(tools: Sequence[Tool]) -> ToolSchemas:
+    """The schemas of their parameters by name."""
+    return {tool.function.name: _plain(tool.function.parameters) for tool in tools}

@@ -1,0 +1,1 @@
+"""Answers taken apart as they come: thinking, text and tool calls."""

@@ -1,0 +1,128 @@
+"""Follows one answer of a chat, in the form that its model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from openspec.text.parsers.call_parser import CallParser, ToolSchemas
+from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
+from openspec.text.parsers.pieces import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+)
+from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingTokens
+from openspec.text.parsers.xml_calls import XmlParser
+from openspec.text.tokenizer import Tokenizer
+
+CALL_PARSERS: Mapping[str, type[CallParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": LlamaParser,
+    "mistral": MistralParser,
+    "qwen3_coder": XmlParser,
+    "qwen3_xml": XmlParser,
+}
+"""By vLLM's names."""
+MARKERS = {
+    "llama3_json": (LlamaParser.tag,),
+    "mistral": (MistralParser.tag, MistralParser.id_tag, MistralParser.arguments_tag),
+}
+"""Special tokens that are part of a form of calls."""
+# What a template with tools writes of past calls. The first that is there decides.
+_SIGNS = (
+    ("<function=", "qwen3_coder"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_tag|>", "llama3_json"),
+    ("<tool_call>", "hermes"),
+    ("<|start_header_id|>", "llama3_json"),
+)
+_DEEPSEEK = "<\uff5cAssistant\uff5c>"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How a model writes calls and thinking."""
+
+    calls: str
+    """A key of CALL_PARSERS."""
+    reasoning: str
+    """`qwen3`: thinking is between tags; `deepseek_r1`: its first tag may be missing."""
+    marker_ids: frozenset[int]
+    """Special tokens that an answer with tools shows, since the calls' form has them."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, calls: str, reasoning: str) -> AnswerForm:
+        """The form by its names; `auto` reads it from the model's chat template."""
+        templates = "".join(tokenizer.chat_templates.sources.values())
+        if calls == "auto":
+            calls = next((name for sign, name in _SIGNS if sign in templates), "hermes")
+        if reasoning == "auto":
+            is_deepseek = _DEEPSEEK in templates and "</think>" in templates
+            reasoning = "deepseek_r1" if is_deepseek else "qwen3"
+        special = tokenizer.special_tokens
+        markers = [special[text] for text in MARKERS.get(calls, ()) if text in special]
+        return cls(calls, reasoning, frozenset(markers))
+
+
+class MessageParser:
+    """Takes one choice apart as it comes: thinking, content and calls, in the model's order.
+
+    The pieces, joined, depend on the text alone and not on how it was cut.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        form: AnswerForm,
+        *,
+        thinking: bool | None,
+        tools: ToolSchemas | None,
+        max_calls: int | None,
+    ) -> None:
+        """`thinking`: whether the prompt opened a thinking block; None if there can be none.
+
+        Without `tools` there are no calls.
+        """
+        is_assumed = form.reasoning == "deepseek_r1"
+        self._splitter: ReasoningSplitter | None = None
+        if thinking is not None:
+            self._splitter = ReasoningSplitter(is_open=thinking, is_assumed=is_assumed)
+        self._calls = CALL_PARSERS[form.calls](tools) if tools is not None else None
+        self._max_calls = max_calls
+        self._tokens = ThinkingTokens(tokenizer, thinking, is_assumed)
+        self.num_calls = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the thinking block, its tags included."""
+        return self._tokens.count
+
+    def push(self, text: str, token_ids: Sequence[int], is_last: bool = False) -> list[Piece]:
+        """Takes the next piece of the answer."""
+        self._tokens.push(token_ids)
+        pieces: list[Piece] = []
+        if self._splitter is not None:
+            reasoning, text = self._splitter.push(text, is_last)
+            if reasoning:
+                pieces.append(Reasoning(reasoning))
+        if self._calls is None:
+            return [*pieces, Content(text)] if text else pieces
+        if text or is_last:
+            pieces += filter(self._is_wanted, self._calls.push(text, is_last))
+        return pieces
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The reason, which is the calls where there are some."""
+        return "tool_calls" if reason == "stop" and self.num_calls else reason
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        if not isinstance(piece, (CallStart, CallArguments, CallEnd)):
+            return True
+        if self._max_calls is not None and piece.index >= self._max_calls:
+            return False
+        self.num_calls = max(self.num_calls, piece.index + 1)
+        return True

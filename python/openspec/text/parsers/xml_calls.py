@@ -1,0 +1,159 @@
+"""Qwen3-Coder's calls: `<tool_call><function=f><parameter=key>value</parameter></function>...`.
+
+Values are bare text. Their type is the one that the tool's JSON schema gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from openspec.checkpoint.strict_json import JsonValue
+from openspec.text.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from openspec.text.parsers.reader import Steps
+
+MAX_SCHEMA_DEPTH = 8
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+# A value's own line ends are kept but for one after its tag and one before the next. A model that
+# forgets the closing tag goes on with another one at the start of a line.
+_VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
+_TAG_NAME = re.compile(r"[^>\n<]+")
+_TYPES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+_KINDS = {*_TYPES.values(), "string"}
+
+
+class XmlParser(CallParser):
+    """Texts go out as they come; other values once they are whole."""
+
+    def parse(self) -> Steps[None]:
+        """The outer tag may be missing, as models sometimes leave it out."""
+        reader = self.reader
+        while marker := (yield from reader.until((_CALL, _FUNCTION), self.say)):
+            reader.mark(len(marker))
+            if marker == _CALL:
+                yield from reader.spaces()
+                if not (yield from reader.match(_FUNCTION)):
+                    self.say_marked()
+                    continue
+            name = (yield from self._tag_name()).strip()
+            yield from reader.spaces()
+            if not name or not (yield from self._goes_on()):
+                self.say_marked()
+                continue
+            self.begin(name)
+            yield from self._parameters(_properties(self.tools.get(name)))
+            self.end()
+            yield from reader.spaces()
+            if (yield from reader.match(_CALL_END)):
+                reader.unmark()
+            else:
+                self.say_marked()
+
+    def _tag_name(self) -> Steps[str]:
+        """The rest of a tag; nothing where it is none."""
+        name = yield from self.reader.run(_TAG_NAME)
+        is_tag = not self.reader.is_long() and (yield from self.reader.match(">"))
+        return name if is_tag and len(name) <= MAX_NAME_CHARS else ""
+
+    def _goes_on(self) -> Steps[bool]:
+        """Whether a parameter is next, or the end; nothing is read."""
+        for marker in (_PARAMETER, _FUNCTION_END):
+            if (yield from self.reader.match(marker)):
+                self.reader.back(len(marker))
+                return True
+        return False
+
+    def _parameters(self, properties: Mapping[str, JsonValue]) -> Steps[None]:
+        """The parameters as a JSON object; leaves a mark behind what was read of it."""
+        reader, separator = self.reader, "{"
+        while True:
+            reader.mark()
+            yield from reader.spaces()
+            if not (yield from reader.match(_PARAMETER)):
+                break
+            key = yield from self._tag_name()
+            if not key:
+                break
+            reader.unmark()
+            yield from reader.match("\n")
+            self.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            if not (yield from self._value(_types(properties.get(key)))):
+                reader.mark()
+                return
+        is_whole = yield from reader.match(_FUNCTION_END)
+        if is_whole:
+            reader.mark()
+        # An answer that was cut short is no whole object, for the caller to see.
+        if is_whole or (yield from reader.peek()):
+            self.argue(("{" if separator == "{" else "") + "}")
+
+    def _value(self, types: frozenset[str]) -> Steps[bool]:
+        """One value; false: the answer ended within it."""
+        reader = self.reader
+        if types == {"string"}:
+            self.argue('"')
+            marker = yield from reader.until(_VALUE_ENDS, self._argue_quoted)
+            if marker:
+                self.argue('"')
+        else:
+            parts: list[str] = []
+            marker = yield from reader.until(_VALUE_ENDS, parts.append)
+            text = "".join(parts)
+            self.argue(_typed(text, types) if marker else json.dumps(text, ensure_ascii=False)[:-1])
+        if marker in _VALUE_ENDS[2:]:
+            reader.back(len(marker))
+        return bool(marker)
+
+    def _argue_quoted(self, text: str) -> None:
+        self.argue(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _typed(text: str, types: frozenset[str]) -> str:
+    """A value as JSON, of one of the types; text where it is of none."""
+    value: object = text
+    bare = text.strip()
+    if "string" not in types or bare == "null":
+        lowered = bare.lower()
+        try:
+            found: object = json.loads(lowered if lowered in ("true", "false", "null") else bare)
+            json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            found = text
+        kind = _TYPES.get(type(found))
+        if kind in types or (kind == "integer" and "number" in types):
+            value = found
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _properties(schema: JsonValue) -> Mapping[str, JsonValue]:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _types(schema: JsonValue) -> frozenset[str]:
+    """What a parameter may be; text where its schema does not say."""
+    return frozenset(_named_types(schema, 0) & _KINDS) or frozenset({"string"})
+
+
+def _named_types(schema: JsonValue, depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
+        return set()
+    given = schema.get("type")
+    if isinstance(given, str):
+        return {given}
+    if isinstance(given, list):
+        return {name for name in given if isinstance(name, str)}
+    choices = [schema.get(key) for key in ("anyOf", "oneOf", "allOf")]
+    listed = [choice for group in choices if isinstance(group, list) for choice in group]
+    return {name for choice in listed for name in _named_types(choice, depth + 1)}

@@ -1,0 +1,66 @@
+"""Thinking apart from the answer, however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from openspec.text.parsers.reasoning import ReasoningSplitter, held_back
+
+
+def cuts(text: str, rng: random.Random) -> list[str]:
+    places = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randint(0, 8))))
+    return [text[a:b] for a, b in itertools.pairwise([0, *places, len(text)])]
+
+
+def split(pieces: list[str], is_open: bool, is_assumed: bool) -> tuple[str, str]:
+    splitter = ReasoningSplitter(is_open=is_open, is_assumed=is_assumed)
+    parts = [splitter.push(p, i == len(pieces) - 1) for i, p in enumerate(pieces)]
+    return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("plain", False, ("", "plain")),
+        ("<think>\nabc</think>\n\nanswer", False, ("abc", "answer")),
+        ("\n<think>abc</think>answer", False, ("abc", "answer")),
+        ("abc</think>answer", True, ("abc", "answer")),
+        ("abc</thin", True, ("abc</thin", "")),
+        ("<think>never closed", False, ("never closed", "")),
+        ("<thin", False, ("", "<thin")),
+        ("a <think>b</think>", False, ("", "a <think>b</think>")),
+        ("<think></think>x</think>y", False, ("", "x</think>y")),
+        ("", False, ("", "")),
+        ("  ", False, ("", "  ")),
+    ],
+)
+def test_thinking_between_tags(text: str, is_open: bool, expected: tuple[str, str]) -> None:
+    rng = random.Random(text)
+    for _ in range(60):
+        assert split(cuts(text, rng), is_open, False) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("abc\n</think>\n\nanswer", ("abc", "answer")),
+        ("<think>\nabc</think>answer", ("abc", "answer")),
+        ("\n<think>\nabc</think>answer", ("abc", "answer")),
+        ("never closed", ("never closed", "")),
+        ("a <think> b</think>c</think>", ("a <think> b", "c</think>")),
+        ("<thi", ("<thi", "")),
+        ("", ("", "")),
+    ],
+)
+def test_thinking_whose_first_tag_may_be_missing(text: str, expected: tuple[str, str]) -> None:
+    rng = random.Random(text)
+    for _ in range(60):
+        assert split(cuts(text, rng), False, True) == expected
+
+
+def test_held_back() -> None:
+    assert held_back("abc</th", "</think>") == 4
+    assert held_back("abc", "</think>") == 0
