@@ -109,6 +109,7 @@ void linear_cpu(const ExecContext& exec, const LinearParams& params) {
                      linear_workspace_bytes_cpu(params.num_rows, params.weight.num_inputs,
                                                 params.dtype, params.weight.layout) == 0,
                  "linear over ", params.num_rows, " rows needs a workspace");
+  OPENSPEC_CHECK(has_legal_bias(params), "a linear with an epilogue or splits has no bias");
   if (params.weight.layout == LinearLayout::kLines) {
     ops().linear(exec, params);
     return;

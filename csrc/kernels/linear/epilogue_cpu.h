@@ -32,6 +32,9 @@ inline void write_outputs(const LinearParams& params, const float* sums, int64_t
       }
       from += panels_per_output * kLinearPanel;
       const int64_t count = min_of<int64_t>(kLinearPanel, width - column);
+      if (params.weight.bias != nullptr) {
+        for (int64_t i = 0; i < count; ++i) values[i] += params.weight.bias[column + i];
+      }
       const int64_t offset = row * width + column;
       if (params.out_dtype == DType::kBF16) {
         float_to_bf16(values, static_cast<uint16_t*>(params.out) + offset, count);

@@ -41,38 +41,63 @@ struct Variant {
   int error = cudaSuccess;  // of preparing it
 };
 
-template <int kTiles, int kSteps, int kRecords>
+template <int kTiles, int kSteps, int kRecords, bool kHasBias>
 Variant fixed_variant() {
-  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords>;
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias>;
   static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
   return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
-template <int kTiles, int kSteps>
-Variant fixed_variant(bool is_wide) {
-  return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true)>()
-                 : fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false)>();
-}
+/// Where a matrix of the models has chains of so many steps.
+struct Without {
+  template <int kTiles, int kSteps>
+  static Variant variant(bool is_wide) {
+    constexpr int kUsual = num_records<kTiles, kSteps>(false);
+    return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true), false>()
+                   : fixed_variant<kTiles, kSteps, kUsual, false>();
+  }
+};
+struct WithBias {  // which is not split
+  template <int kTiles, int kSteps>
+  static Variant variant(bool) {
+    return fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false), true>();
+  }
+};
 
-template <int kTiles, int... kSteps>
-Variant fixed_variant(int num_steps, bool is_wide) {
+template <typename Bias, int kTiles, int... kSteps>
+Variant variant_of(int num_steps, bool is_wide) {
   Variant found;
-  (void)((num_steps == kSteps && (found = fixed_variant<kTiles, kSteps>(is_wide), true)) || ...);
+  (void)((num_steps == kSteps && (found = Bias::template variant<kTiles, kSteps>(is_wide), true)) ||
+         ...);
   return found;
 }
 
-/// For the chains of the Qwen3 models and their draft models, as far as their activations fit into
-/// registers; else none.
+/// For the chains of the models that are read and of their draft models, as far as their
+/// activations fit into registers; else none.
 Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   switch (num_tiles) {
     case 1:
-      return fixed_variant<1, 4, 6, 8, 15, 16, 19, 20, 24, 25, 30, 32, 34, 40>(num_steps, is_wide);
+      return variant_of<Without, 1, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 30, 32, 34, 40>(
+          num_steps, is_wide);
     case 2:
-      return fixed_variant<2, 4, 6, 8, 15, 16, 19, 20, 24, 25, 32, 40>(num_steps, is_wide);
+      return variant_of<Without, 2, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 32, 40>(
+          num_steps, is_wide);
     case 3:
-      return fixed_variant<3, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 3, 4, 6, 7, 8, 12, 15, 16, 19, 20>(num_steps, is_wide);
     case 4:
-      return fixed_variant<4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+  }
+  return {};
+}
+/// The same for q, k and v of Qwen2.5.
+Variant biased_variant(int num_tiles, int num_steps) {
+  switch (num_tiles) {
+    case 1:
+      return variant_of<WithBias, 1, 7, 12, 16, 28, 40>(num_steps, false);
+    case 2:
+      return variant_of<WithBias, 2, 7, 12, 16, 28, 40>(num_steps, false);
+    case 3:
+      return variant_of<WithBias, 3, 7, 12, 16>(num_steps, false);
   }
   return {};
 }
@@ -118,8 +143,9 @@ Variant fixed_variant(const LinearParams& params) {
   if (!has_one_split || num_steps % num_chains != 0) return {};
   const bool is_wide = params.partials != nullptr &&
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
-  const Variant found =
-      fixed_variant(ceil_div(params.num_rows, 8), num_steps / num_chains, is_wide);
+  const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = num_steps / num_chains;
+  const Variant found = weight.bias != nullptr ? biased_variant(num_tiles, chain_steps)
+                                               : fixed_variant(num_tiles, chain_steps, is_wide);
   return found.shared_bytes <= shared_limit() ? found : Variant{};
 }
 
@@ -215,7 +241,7 @@ int linear_cuda(const LinearParams& params, void* stream) {
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
       weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      weight.num_splits < 1 ||
+      weight.num_splits < 1 || !has_legal_bias(params) ||
       (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
     return cudaErrorInvalidValue;
   }

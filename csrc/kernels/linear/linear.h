@@ -33,7 +33,8 @@ struct PackedLinear {
   int num_inputs = 0;   // K
   LinearLayout layout = LinearLayout::kLines;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
-  // [num_outputs] or null: added to the whole fp32 sum before it is rounded.
+  // [num_outputs] or null: added to the whole fp32 sum before it is rounded. Of a matrix without
+  // epilogue whose sums are not split.
   const float* bias = nullptr;
   int num_splits =
       1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
@@ -51,7 +52,7 @@ size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue e
 void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed);
 
-/// out[r, n] = sum_k x[r, k] * W[n, k], fp32 accumulation.
+/// out[r, n] = sum_k x[r, k] * W[n, k] (+ bias[n]), fp32 accumulation.
 ///
 /// Row-invariant, whatever the number of rows, the row's place among them and the number of
 /// threads: in kLines every output element is one chain of fused multiply-adds over k = 0 .. K-1;
@@ -86,6 +87,13 @@ inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 /// function of the shape alone, since it decides the order of summation.
 int linear_num_splits_cuda(int num_outputs, int num_inputs);
 
+/// Whether a matrix has no bias, or one that linear can add.
+constexpr bool has_legal_bias(const LinearParams& params) {
+  return params.weight.bias == nullptr ||
+         (params.weight.epilogue == LinearEpilogue::kNone && params.weight.num_splits == 1 &&
+          params.partials == nullptr);
+}
+
 /// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
 /// SwiGLU unit holds 8 gate rows, then the 8 up rows of the same outputs.
 size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
@@ -101,8 +109,8 @@ int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_outp
 /// split of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
 /// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
 /// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
-/// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., then rounded to the output type. SwiGLU
-/// takes silu(gate)
+/// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., plus the bias, then rounded to the output
+/// type. SwiGLU takes silu(gate)
 /// * up of the two fp32 products rounded to bf16 first, silu in fp32 and rounded to bf16, as the
 /// Hugging Face reference does.
 ///

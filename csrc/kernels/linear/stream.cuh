@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/ring.cuh"
@@ -114,6 +115,16 @@ class WeightFeed {
   int steps_left_ = 0;
 };
 
+/// Has a unit's biases brought near, if there are any.
+__device__ __forceinline__ void fetch_bias(const PackedLinear& weight, int unit) {
+  if (weight.bias != nullptr && threadIdx.x == 0) fetch_to_cache(weight.bias + unit * kLinearUnit);
+}
+__device__ __forceinline__ float with_bias(float sum, const PackedLinear& weight, int unit,
+                                           int output) {
+  return weight.bias == nullptr ? sum
+                                : __fadd_rn(sum, __ldg(weight.bias + unit * kLinearUnit + output));
+}
+
 /// Writes a thread's output of a unit to `at`. Thread t has output t % 16; a warp's 32 elements are
 /// two rows. Of a SwiGLU unit, threads with up rows write nothing: is_written is false. All lanes
 /// of the warp call it.
@@ -197,6 +208,7 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
   float totals[kPasses];
   int buffer = 0;
   for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
+    fetch_bias(weight, unit);
     for (int split = items.first_split; split < items.last_split; ++split) {
       float accumulators[kTiles][4] = {};
       const Chain chain = find_chain(weight, split, warp);
@@ -251,7 +263,7 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
               is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
           const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
           write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
-                       is_row && layout.has(output), totals[pass]);
+                       is_row && layout.has(output), with_bias(totals[pass], weight, unit, output));
         }
       }
       if constexpr (Sums::kBuffers == 1) {

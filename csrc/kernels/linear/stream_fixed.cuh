@@ -12,12 +12,18 @@
 
 namespace openspec::cuda {
 
+/// The fewest even parts of at most 25 steps.
+constexpr int even_parts(int num_steps) {
+  int num_parts = (num_steps + 24) / 25;
+  while (num_steps % num_parts != 0) ++num_parts;
+  return num_parts;
+}
+
 /// Records of a warp's ring, each of a whole chain or, of a long one, an even part.
 template <int kSteps>
 struct ChainRecord {
-  static constexpr int kParts = (kSteps + 24) / 25;  // of a chain
+  static constexpr int kParts = even_parts(kSteps);  // of a chain
   static constexpr int kPartSteps = kSteps / kParts;
-  static_assert(kSteps % kParts == 0);
   // Whole slots where that is possible, of about 2 KB.
   static constexpr int kSlotSteps = kPartSteps % 5 == 0   ? 5
                                     : kPartSteps % 4 == 0 ? 4
@@ -71,7 +77,8 @@ constexpr int fixed_registers(int num_tiles, int num_steps) {
   return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
 }
 
-template <int kTiles, int kSteps, int kRecords>
+/// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
+template <int kTiles, int kSteps, int kRecords, bool kHasBias>
 __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
     fixed_kernel(LinearParams params, StreamGeometry geometry) {
   allow_next_kernel();
@@ -169,6 +176,7 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   // The first unit apart: it begins as soon as the first activations are there.
   const auto add_unit = [&](auto is_first) {
     float accumulators[kTiles][4] = {};
+    if constexpr (kHasBias) fetch_bias(weight, units[0]);
     const bool has_next = units[kAhead] < num_units;
     // Asked for now, needed when this unit is done.
     int claimed = units[kAhead] + unit_stride;
@@ -227,7 +235,8 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
     }
     if (claims_units && threadIdx.x == 0) claim[buffer != 0] = has_next ? claimed : num_units;
     __syncthreads();
-    const uint32_t at = first_at + units[0] * unit_at;
+    const int unit = units[0];
+    const uint32_t at = first_at + unit * unit_at;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
     units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
@@ -242,7 +251,8 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
       }
       const bool is_written = row + pass * kPassRows < params.num_rows && layout.has(output);
       const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
-      write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written, sum);
+      write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written,
+                   kHasBias ? with_bias(sum, weight, unit, output) : sum);
     }
     buffer ^= Sums::kBufferFloats * 4;
   };

@@ -81,6 +81,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   Job job = {};
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
+  job.bias = params.weight.bias;
   job.num_rows = params.num_rows;
   job.num_units = params.weight.num_outputs / kLinearUnit;
   job.num_steps = params.weight.num_inputs / kLinearStep;

@@ -162,6 +162,7 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
       to.out = static_cast<float*>(job.out) +
                partial_index(job.num_rows, num_outputs, tile.first_split, 0, 0);
     }
+    if (job.bias != nullptr) add_bias<kRows>(to, job.bias, sums);
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
     wgmma::sync_group(group);

@@ -35,6 +35,17 @@ struct GroupOutput {
   uint32_t shared;  // bf16: address of turn_bytes() of the group's own
 };
 
+template <int kRows>
+__device__ __forceinline__ void add_bias(const GroupOutput& to, const float* bias,
+                                         float (&sums)[kRows / 2]) {
+  const int warp = to.thread / 32;
+  if (warp >= to.num_units) return;
+  const float* from = bias + (to.first_unit + warp) * kLinearUnit + to.thread % 32 / 4;
+  const float biases[2] = {__ldg(from), __ldg(from + kLinearUnit / 2)};
+#pragma unroll
+  for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], biases[i / 2 % 2]);
+}
+
 /// fp32, straight from the registers: the eight lanes with the same row fill whole sectors of 32
 /// bytes.
 template <int kRows>

@@ -47,6 +47,7 @@ struct WeightMaps {
 /// clusters take one tile after the other, in bands.
 struct Job {
   void* out;
+  const float* bias;  // PackedLinear::bias
   int num_rows;
   int num_units;
   int num_steps;

@@ -182,6 +182,45 @@ TEST(matrix_unit_matches_reference_and_is_row_invariant) {
   }
 }
 
+// The same bits as adding it to the fp32 output, whatever computes that.
+TEST(a_bias_is_added_before_the_rounding) {
+  for_each_isa([] {
+    Rng rng(8);
+    for (const LinearLayout layout : {LinearLayout::kLines, LinearLayout::kPairs}) {
+      if (layout == LinearLayout::kPairs && !has_matrix_unit()) continue;
+      for (const int num_outputs : {1, 33, 250}) {
+        Matrix matrix(rng, num_outputs, 96, LinearEpilogue::kNone, layout);
+        const std::vector<float> bias = rng.normals(static_cast<size_t>(num_outputs), 20.0f);
+        for (const DType dtype : both_dtypes()) {
+          for (const int num_rows : {1, 5, 6, 7, 17, 50}) {
+            Buffer x(rng.normals(static_cast<size_t>(num_rows) * 96), dtype);
+            matrix.view.bias = nullptr;
+            const Buffer plain = run(matrix, x, 0, num_rows, 2, DType::kF32);
+            matrix.view.bias = bias.data();
+            std::vector<float> expected(plain.size());
+            for (size_t i = 0; i < expected.size(); ++i) {
+              expected[i] = plain[i] + bias[i % static_cast<size_t>(num_outputs)];
+            }
+            for (const DType out : both_dtypes()) {
+              const Buffer found = run(matrix, x, 0, num_rows, 2, out);
+              CHECK(found.same(0, Buffer(expected, out), 0, expected.size()));
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(a_bias_of_split_or_gated_sums_is_refused) {
+  Rng rng(9);
+  Matrix matrix(rng, 64, 32, LinearEpilogue::kSwiGlu);
+  const std::vector<float> bias(64);
+  matrix.view.bias = bias.data();
+  Buffer x(rng.normals(32), DType::kF32);
+  CHECK_THROWS(run(matrix, x, 0, 1, 1, DType::kF32), EngineError, "has no bias");
+}
+
 TEST(packing_pads_with_zeros) {
   Rng rng(4);
   const Matrix matrix(rng, 2 * 33, 5, LinearEpilogue::kSwiGlu);
