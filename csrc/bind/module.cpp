@@ -208,12 +208,15 @@ void bind_values(py::module_& m) {
   py::class_<TargetConfig>(m, "TargetConfig")
       .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
                        int head_dim, int intermediate_size, int vocab_size, float rms_norm_eps,
-                       bool tie_word_embeddings, std::vector<float> inv_freq, float rope_scale) {
+                       bool tie_word_embeddings, bool has_qk_norm, bool has_qkv_bias,
+                       std::vector<float> inv_freq, float rope_scale) {
              TargetConfig config{{.hidden_size = hidden_size,
                                   .num_q_heads = num_q_heads,
                                   .num_kv_heads = num_kv_heads,
                                   .head_dim = head_dim,
                                   .intermediate_size = intermediate_size,
+                                  .has_qk_norm = has_qk_norm,
+                                  .has_qkv_bias = has_qkv_bias,
                                   .rms_norm_eps = rms_norm_eps,
                                   .inv_freq = std::move(inv_freq),
                                   .rope_scale = rope_scale},
@@ -226,7 +229,8 @@ void bind_values(py::module_& m) {
            py::kw_only(), py::arg("hidden_size"), py::arg("num_layers"), py::arg("num_q_heads"),
            py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("intermediate_size"),
            py::arg("vocab_size"), py::arg("rms_norm_eps"), py::arg("tie_word_embeddings"),
-           py::arg("inv_freq"), py::arg("rope_scale"));
+           py::arg("has_qk_norm"), py::arg("has_qkv_bias"), py::arg("inv_freq"),
+           py::arg("rope_scale"));
   py::class_<RunnerConfig>(m, "RunnerConfig")
       .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"),
            py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),

@@ -40,7 +40,7 @@ DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
   DecoderLayer layer;
   layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
                                  {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs(),
-                                 LinearEpilogue::kNone);
+                                 LinearEpilogue::kNone, /*may_split=*/false, g.has_qkv_bias);
   layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
                                LinearEpilogue::kNone, /*may_split=*/true);
   layer.gate_up = weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},

@@ -22,8 +22,9 @@ struct LayerGeometry {
   int num_kv_heads = 0;
   int head_dim = 0;
   int intermediate_size = 0;
-  int num_inputs = 1;  // states side by side that attention reads
-  bool has_qk_norm = true;
+  int num_inputs = 1;         // states side by side that attention reads
+  bool has_qk_norm = true;    // norms of each q and k head
+  bool has_qkv_bias = false;  // of q_proj, k_proj and v_proj
   float rms_norm_eps = 1e-6f;
   std::vector<float> inv_freq;  // [head_dim / 2] of RoPE, scaling applied
   float rope_scale = 1.0f;      // multiplies cos and sin

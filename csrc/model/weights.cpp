@@ -86,7 +86,8 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
 
 PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                                  const std::vector<int>& outputs, int inputs,
-                                 LinearEpilogue epilogue, [[maybe_unused]] bool may_split) {
+                                 LinearEpilogue epilogue, [[maybe_unused]] bool may_split,
+                                 bool has_bias) {
   PackedLinear linear;
   size_t bytes = 0;
   for (int count : outputs) linear.num_outputs += count;
@@ -109,6 +110,12 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   for (const std::string& part : parts) names += (names.empty() ? "" : ", ") + prefix + part;
   void* packed = take_numbers(names, bytes, kMatrixType);
   linear.data = packed;
+  float* bias = nullptr;
+  if (has_bias) {
+    const size_t bias_bytes = static_cast<size_t>(linear.num_outputs) * sizeof(float);
+    bias = static_cast<float*>(take_numbers("biases of " + names, bias_bytes, DType::kF32));
+    linear.bias = bias;
+  }
   int first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const int count = outputs[i];
@@ -119,9 +126,21 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
           OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
           pack(linear, data, first, count, packed);
         });
+    if (has_bias) {
+      const std::string stem = parts[i].substr(0, parts[i].rfind(".weight"));
+      store_values(prefix + stem + ".bias", {count}, bias == nullptr ? nullptr : bias + first);
+    }
     first += count;
   }
   return linear;
+}
+
+void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, float* to) {
+  const int64_t count = num_elements(shape);
+  destinations_[name] = {shape, {[this, to, count](const void* data, DType source) {
+                           const std::vector<float> values = to_floats(data, source, count);
+                           put(to, values.data(), values.size() * sizeof(float));
+                         }}};
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
@@ -133,13 +152,10 @@ const float* Weights::add_row(const std::string& name, int width) {
 }
 
 const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
-  const int64_t count = num_elements(shape);
-  void* values = take_numbers(name, static_cast<size_t>(count) * sizeof(float), DType::kF32);
-  destinations_[name] = {shape, {[this, values, count](const void* data, DType source) {
-                           const std::vector<float> floats = to_floats(data, source, count);
-                           put(values, floats.data(), floats.size() * sizeof(float));
-                         }}};
-  return static_cast<const float*>(values);
+  const size_t bytes = static_cast<size_t>(num_elements(shape)) * sizeof(float);
+  auto* values = static_cast<float*>(take_numbers(name, bytes, DType::kF32));
+  store_values(name, shape, values);
+  return values;
 }
 
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {

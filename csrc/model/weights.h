@@ -38,10 +38,11 @@ class Weights {
 
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
   /// tensor may be part of several matrices.
-  /// `may_split`: its sums may be left as partials for the next op to add.
+  /// `may_split`: its sums may be left as partials for the next op to add. `has_bias`: of each part
+  /// there is a bias too, "x.bias" beside "x.weight".
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                           const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,
-                          bool may_split = false);
+                          bool may_split = false, bool has_bias = false);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
   /// The same of any shape.
@@ -82,6 +83,8 @@ class Weights {
     bool loaded = false;
   };
 
+  /// The checkpoint's tensor `name` goes to `to`, as fp32.
+  void store_values(const std::string& name, const std::vector<int64_t>& shape, float* to);
   void* take(size_t bytes);
   /// Room for numbers that `non_finite` looks at.
   void* take_numbers(const std::string& name, size_t bytes, DType dtype);

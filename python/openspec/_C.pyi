@@ -40,6 +40,8 @@ class TargetConfig:
         vocab_size: int,
         rms_norm_eps: float,
         tie_word_embeddings: bool,
+        has_qk_norm: bool,
+        has_qkv_bias: bool,
         inv_freq: Sequence[float],
         rope_scale: float,
     ) -> None: ...

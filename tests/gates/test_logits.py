@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.random_target import PUBLISHED, write_random_target
 
 import openspec
 from openspec import _C
@@ -78,6 +79,34 @@ RANDOM_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def scaled(name: str, heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
+    """A published config.json with few layers, heads and tokens; the switches stay as they are."""
+    return {
+        **PUBLISHED[name],
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * 32,
+        "intermediate_size": 168,
+        "vocab_size": 515,
+        "eos_token_id": 2,
+        **changes,
+    }
+
+
+# Beyond the trained 40 positions, so that all three kinds of frequency matter.
+LLAMA3 = PUBLISHED["llama-3.1-8b"]["rope_scaling"] | {"original_max_position_embeddings": 40}
+LLAMA3_ROPE = {"rope_scaling": LLAMA3, "rope_theta": 500.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama-3": scaled("llama-3-8b", 4, 1),
+    "llama-3.1": scaled("llama-3.1-8b", 4, 1, **LLAMA3_ROPE),
+    "llama-3.2": scaled("llama-3.2-1b", 4, 1, hidden_size=256, **LLAMA3_ROPE),
+    "llama-3.3": scaled("llama-3.3-70b", 8, 1, **LLAMA3_ROPE),
+    "mistral-7b": scaled("mistral-7b-v0.3", 8, 2),
+    "mistral-nemo": scaled("mistral-nemo-12b", 4, 2, hidden_size=160),
+}
+
+
 @dataclass(frozen=True)
 class Reference:
     """What transformers computes for one token sequence."""
@@ -114,7 +143,7 @@ def reference(folder: Path, token_ids: Sequence[int], dtype: Any) -> Reference:
     return Reference(logits.numpy(), torch.stack(layers).numpy())
 
 
-def make_random_model(folder: Path, settings: dict[str, Any]) -> Path:
+def make_random_model(folder: Path, settings: dict[str, Any]) -> None:
     torch.manual_seed(7)
     config = transformers.Qwen3Config(**settings)
     model = transformers.Qwen3ForCausalLM(config)
@@ -125,10 +154,9 @@ def make_random_model(folder: Path, settings: dict[str, Any]) -> Path:
             else:
                 weight.normal_(0.0, 1.2 / weight.shape[-1] ** 0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
-@pytest.fixture(scope="module", params=["embedded", *RANDOM_MODELS])
+@pytest.fixture(scope="module", params=["embedded", *RANDOM_MODELS, *FAMILIES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     num_tokens = PROMPT_TOKENS + DECODE_TOKENS
     if request.param == "embedded":
@@ -140,8 +168,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         )
         token_ids = Tokenizer.from_folder(folder).encode(text)[:num_tokens]
     else:
-        settings = RANDOM_MODELS[request.param]
-        folder = make_random_model(tmp_path_factory.mktemp("model"), settings)
+        folder = tmp_path_factory.mktemp("model")
+        settings = FAMILIES.get(request.param) or RANDOM_MODELS[request.param]
+        if request.param in FAMILIES:
+            write_random_target(folder, settings)
+        else:
+            make_random_model(folder, settings)
         rng = np.random.default_rng(3)
         token_ids = rng.integers(0, settings["vocab_size"], num_tokens).tolist()
     assert len(token_ids) == num_tokens

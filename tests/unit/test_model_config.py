@@ -234,7 +234,7 @@ def test_rope_functions_agree() -> None:
     [
         ({"architectures": ["LlamaForCausalLM"]}, ["architectures", "LlamaForCausalLM", "Qwen3"]),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, ["architectures", "Qwen3Moe"]),
-        ({"model_type": "llama", "architectures": None}, ["model_type", '"llama"', '"qwen3"']),
+        ({"model_type": "phi3", "architectures": None}, ["model_type", '"phi3"', '"qwen3"']),
         ({"model_type": "absent"}, ["model_type", "found nothing"]),
         ({"num_experts": 128}, ["num_experts", "128", "mixture of experts"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
@@ -335,7 +335,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 ROPE = st.fixed_dictionaries(
-    {"rope_type": st.sampled_from(["yarn", "linear", "default"])},
+    {"rope_type": st.sampled_from(["yarn", "linear", "llama3", "default"])},
     optional={
         key: st.one_of(JSON, st.floats(0.0, 1e7), st.integers(0, 10**6))
         for key in (
@@ -348,6 +348,8 @@ ROPE = st.fixed_dictionaries(
             "beta_fast",
             "beta_slow",
             "truncate",
+            "low_freq_factor",
+            "high_freq_factor",
         )
     },
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openspec.checkpoint.families import MAX_LAYERS, Family, family_of, refuse_windows
 from openspec.checkpoint.folder import find_file, open_folder
 from openspec.checkpoint.rope import MAX_POSITIONS, RopeConfig, read_rope
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_DIM = 1 << 20
 MAX_HEAD_DIM = 256
-DEFAULT_HEAD_DIM = 128  # transformers' default for Qwen3; not hidden_size / heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,7 @@ class ModelConfig:
     """Geometry and token ids of one checkpoint of a target."""
 
     folder: Path
+    family: Family
     hidden_size: int
     num_layers: int
     num_q_heads: int
@@ -72,11 +72,12 @@ class ModelConfig:
         path = open_folder(folder)
         file = find_file(path, "config.json")
         if file is None:
+            found = "only params.json, in Mistral's own format" * (path / "params.json").exists()
             raise ConfigError(
-                f"{path} has no config.json; give the folder of a Hugging Face checkpoint"
+                f"{path} has {found or 'no config.json'}; give the folder of a Hugging Face "
+                "checkpoint, with config.json"
             )
         keys = JsonKeys(read_json_object(file), str(path / "config.json"))
-        _refuse_unsupported(keys)
         generation_file = find_file(path, "generation_config.json")
         generation = JsonKeys(
             read_json_object(generation_file) if generation_file else {},
@@ -108,22 +109,29 @@ class ModelConfig:
             vocab_size=self.vocab_size,
             rms_norm_eps=self.rms_norm_eps,
             tie_word_embeddings=self.tie_word_embeddings,
+            has_qk_norm=self.family.has_qk_norm,
+            has_qkv_bias=self.family.has_qkv_bias,
             inv_freq=self.rope.inv_freq,
             rope_scale=self.rope.scale,
         )
 
 
 def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
+    family = family_of(keys)
+    check_layers(keys)
+    if keys.get("auto_map") is not None:
+        logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
     vocab_size = keys.integer("vocab_size", 2, 1 << 24)
     num_q_heads = keys.integer("num_attention_heads", 1, 4096)
     num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
     if num_q_heads % num_kv_heads:
         keys.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
-    head_dim = keys.integer("head_dim", 2, 4096, DEFAULT_HEAD_DIM)
-    if head_dim % 32 or head_dim > MAX_HEAD_DIM:
-        keys.refuse("head_dim", f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need")
+    hidden_size = keys.integer("hidden_size", 1, MAX_DIM)
+    head_dim = _parse_head_dim(keys, family, hidden_size, num_q_heads)
     max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
     rope = read_rope(keys, head_dim)
+    max_model_len = rope.length or max_positions
+    refuse_windows(keys, family, max_model_len)
     dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
         "bfloat16",
@@ -134,8 +142,9 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         keys.refuse(name, '"bfloat16" or "float32"; save the checkpoint in one of them')
     return ModelConfig(
         folder=folder,
-        hidden_size=keys.integer("hidden_size", 1, MAX_DIM),
-        num_layers=keys.integer("num_hidden_layers", 1, 1024),
+        family=family,
+        hidden_size=hidden_size,
+        num_layers=keys.integer("num_hidden_layers", 1, MAX_LAYERS),
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -143,12 +152,26 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         vocab_size=vocab_size,
         rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        max_model_len=rope.length or max_positions,
+        max_model_len=max_model_len,
         rope=rope,
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
         or keys.token_ids("eos_token_id", vocab_size),
         sampling=_parse_sampling(generation),
     )
+
+
+def _parse_head_dim(keys: JsonKeys, family: Family, hidden_size: int, num_heads: int) -> int:
+    name, default = "head_dim", family.head_dim
+    if keys.get(name) is None and default is None:
+        if hidden_size % num_heads:
+            keys.refuse("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
+        name, default = "hidden_size", hidden_size // num_heads
+    head_dim = keys.integer("head_dim", 2, 4096, default)
+    if head_dim % 32 or head_dim > MAX_HEAD_DIM:
+        needed = f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need"
+        heads = f"{num_heads} heads of " if name == "hidden_size" else ""
+        keys.refuse(name, heads + needed)
+    return head_dim
 
 
 def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
@@ -171,23 +194,6 @@ def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
     )
 
 
-def _refuse_unsupported(keys: JsonKeys) -> None:
-    """Stops at anything that would make the Qwen3 dense forward pass a different one."""
-    supported = f"openspec runs Qwen3 dense checkpoints ({ARCHITECTURE}) only"
-    architectures = keys.get("architectures")
-    if architectures is not None and architectures != [ARCHITECTURE]:
-        keys.refuse("architectures", f'["{ARCHITECTURE}"]; {supported}')
-    if keys.get("model_type") != "qwen3":
-        keys.refuse("model_type", f'"qwen3"; {supported}')
-    for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
-        if keys.get(name):
-            keys.refuse(name, f"no such key: this is a mixture of experts; {supported}")
-    check_layers(keys)
-    _refuse_sliding_window(keys)
-    if keys.get("auto_map") is not None:
-        logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
-
-
 def check_layers(keys: JsonKeys) -> None:
     """Refuses what would make the decoder layers of a model, or of a head on it, different ones."""
     if keys.get("quantization_config") is not None:
@@ -195,22 +201,7 @@ def check_layers(keys: JsonKeys) -> None:
         keys.refuse("quantization_config", "no such key", remedy)
     for name in ("attention_bias", "mlp_bias"):
         if keys.boolean(name, False):
-            keys.refuse(name, "false", "layers with biases are not supported")
+            also = ", o_proj's here" if name == "attention_bias" else ""
+            keys.refuse(name, "false", f"layers with such biases{also}, are not supported")
     if keys.get("hidden_act") not in (None, "silu"):
         keys.refuse("hidden_act", '"silu"', "other activations are not supported")
-
-
-def _refuse_sliding_window(keys: JsonKeys) -> None:
-    remedy = "attend to everything: sliding windows are not supported"
-    layer_types = keys.get("layer_types")
-    if layer_types is not None:
-        if not isinstance(layer_types, list):
-            keys.refuse("layer_types", "a list of strings")
-        if any(kind != "full_attention" for kind in layer_types):
-            keys.refuse("layer_types", f'only "full_attention"; all layers have to {remedy}')
-        return
-    if not keys.boolean("use_sliding_window", False) or keys.get("sliding_window") is None:
-        return
-    num_layers = keys.integer("num_hidden_layers", 1, 1024)
-    if keys.integer("max_window_layers", 0, 1 << 20, 28) < num_layers:
-        keys.refuse("use_sliding_window", f"false; all layers have to {remedy}")
