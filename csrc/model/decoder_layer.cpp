@@ -208,6 +208,18 @@ void DecoderPass::plan() {
   is_planned_ = true;
 }
 
+void DecoderPass::see(const Sight& sight) {
+  const bool is_same = attention_.rows.span_kv_len == sight.rows.span_kv_len &&
+                       attention_.window == sight.window &&
+                       attention_.is_causal == sight.is_causal;
+  if (is_same) return;
+  attention_.rows = sight.rows;
+  attention_.page_table = sight.pages;
+  attention_.window = sight.window;
+  attention_.is_causal = sight.is_causal;
+  is_planned_ = false;
+}
+
 void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
   const LayerGeometry& g = scratch_.geometry_;
   ops::rms_norm(exec_, {.residual = residual,

@@ -120,6 +120,15 @@ class DecoderScratch {
   Buffer buffer_;
 };
 
+/// What the attention of a layer sees: the rows' spans, whose prefixes may begin behind a
+/// sequence's first tokens, and how much of them (SpanAttentionParams).
+struct Sight {
+  RowBatch rows;
+  PageTableView pages;
+  int window = 0;
+  bool is_causal = true;
+};
+
 /// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is
 /// added to the residual stream by the next `norm`.
 class DecoderPass {
@@ -132,6 +141,8 @@ class DecoderPass {
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
               int first_token = 0, bool is_causal = true, bool is_fenced = false);
 
+  /// Layers from here on see this. What the rows are, and where their KV goes, stays.
+  void see(const Sight& sight);
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
   /// The residual stream of the next `norm` begins as x W^T, whatever it was.

@@ -31,6 +31,8 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
                      " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
+  OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers,
+                     slides.size(), " layers slide or do not, there are ", num_layers);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
@@ -99,8 +101,11 @@ void DFlash::extend(const ExecContext& exec, const RowBatch& rows, const void* f
   pass.append_context(tensors_.context, tensors_.layers, scratch_.normed(), kv);
 }
 
-void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+void DFlash::forward(const ExecContext& exec, Sight whole, Sight sliding,
                      std::span<const KvLayerView> kv, const void* embedding, void* out) {
+  const RowBatch& rows = whole.rows;
+  whole.is_causal = config_.is_causal;
+  sliding.is_causal = config_.sliding_is_causal;
   void* residual = scratch_.residual();
   void* normed = scratch_.normed();
   ops::embedding(exec, {.token = rows.row_token,
@@ -109,9 +114,10 @@ void DFlash::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(),
+  DecoderPass pass(exec, scratch_, rows, whole.pages, kv.front(), inv_freq_.floats(),
                    /*first_token=*/0, config_.is_causal);
   for (size_t i = 0; i < kv.size(); ++i) {
+    pass.see(config_.slides_at(i) ? sliding : whole);
     const DecoderLayer& layer = tensors_.layers[i];
     const DFlashTensors::Convs* convs = tensors_.convs.empty() ? nullptr : &tensors_.convs[i];
     pass.norm(residual, layer.input_norm, normed);

@@ -14,7 +14,9 @@ namespace openspec {
 /// Geometry of a DFlash or DSpark draft model.
 struct DFlashConfig : DraftModelConfig {
   int num_layers = 0;
-  bool is_causal = false;  // block rows do not see those behind them
+  bool is_causal = false;          // block rows do not see those behind them
+  bool sliding_is_causal = false;  // the same in layers that slide
+  std::vector<bool> slides = {};   // by layer: sees the last tokens of the context only; or empty
   bool has_head = false;   // its own; else the target's
   int markov_rank = 0;     // 0: no Markov head
   int conv_group = 0;      // columns that share a coefficient; 0: no convolutions
@@ -22,6 +24,7 @@ struct DFlashConfig : DraftModelConfig {
   bool has_confidence = false;
   bool confidence_sees_token = false;  // the Markov head's state of the token before, too
 
+  bool slides_at(size_t layer) const { return !slides.empty() && slides[layer]; }
   int confidence_inputs() const { return hidden_size + (confidence_sees_token ? markov_rank : 0); }
   void validate() const;
   ForwardLimits pass_limits(ForwardLimits limits) const;
@@ -64,9 +67,10 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   /// num_captures * hidden_size].
   void extend(const ExecContext& exec, const RowBatch& rows, const void* features,
               std::span<const KvLayerView> kv);
-  /// One pass over blocks; out [num_rows, hidden_size], normed. `embedding` [vocab_size,
-  /// hidden_size] bf16 is the target's.
-  void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+  /// One pass over blocks; out [num_rows, hidden_size], normed. Layers that slide see `sliding`, the
+  /// others `whole`, but for what is causal. `embedding` [vocab_size, hidden_size] bf16 is the
+  /// target's.
+  void forward(const ExecContext& exec, Sight whole, Sight sliding,
                std::span<const KvLayerView> kv, const void* embedding, void* out);
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32. `head` is the target's.
   void logits(const ExecContext& exec, const PackedLinear& head, const void* outputs, int count,

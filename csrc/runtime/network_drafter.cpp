@@ -9,8 +9,14 @@ namespace openspec {
 
 NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
     : config_(config),
-      has_noise_(config.flag("draft_noise", true)),
-      window_(std::min(config.integer("draft_window", 0, 0, 1 << 24), config.max_model_len)) {
+      has_noise_(config.flag("draft_noise", true)) {
+  const auto window = [&](const char* name) {
+    return std::min(config.integer(name, 0, 0, 1 << 24), config.max_model_len);
+  };
+  whole_.tokens = window("draft_window");
+  sliding_.tokens = sliding_window_ = window("sliding_window");
+  if (sliding_window_ == config.max_model_len) sliding_ = whole_, sliding_window_ = 0;
+  if (0 < whole_.tokens && whole_.tokens < sliding_.tokens) sliding_.tokens = whole_.tokens;
   needs_.is_costly = true;
   needs_.keeps_logits = config.acceptance == Acceptance::kRejection;
   OPENSPEC_CHECK_ARG(!keeps_logits() || has_noise_,
@@ -59,11 +65,17 @@ void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
   at_.span_seq = take(seqs, sizeof(int32_t));
   if (!has_noise_) at_.greedy = take(seqs, sizeof(SamplingParams));
   max_span_rows_ = max_span_rows;
-  if (window_ == 0) return;
-  max_window_pages_ = window_pages(window_, max_span_rows, config_.page_size);
-  at_.window_kv_len = take(seqs, sizeof(int32_t));
-  at_.window_seq = take(seqs, sizeof(int32_t));
-  at_.window_pages = take(seqs * max_window_pages_, sizeof(int32_t));
+  for (Window* window : {&whole_, &sliding_}) {
+    if (window->tokens > 0) plan_window(*window);
+  }
+}
+
+void NetworkDrafter::plan_window(Window& window) {
+  const int seqs = config_.max_num_seqs;
+  window.max_pages = window_pages(window.tokens, max_span_rows_, config_.page_size);
+  window.kv_len = take(seqs, sizeof(int32_t));
+  window.seq = take(seqs, sizeof(int32_t));
+  window.pages = take(seqs * window.max_pages, sizeof(int32_t));
 }
 
 void NetworkDrafter::plan_draws([[maybe_unused]] int max_num_samples, int vocab_size) {
@@ -131,27 +143,26 @@ DraftRows NetworkDrafter::extend_rows(const ExecContext& exec, const TableView& 
   return rows;
 }
 
-NetworkDrafter::Sight NetworkDrafter::sight_of(const ExecContext& exec, const TableView& table,
-                                               const DraftRows& rows, int expected_kv_len,
-                                               bool may_have_trees) {
+Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                           int expected_kv_len, bool may_have_trees, const Window& window) {
   Sight sight{rows.batch(may_have_trees), table.pages};
   sight.rows.expected_kv_len = expected_kv_len;
   sight.rows.expected_span_rows = max_span_rows_;
-  if (window_ == 0) return sight;
+  if (window.tokens == 0) return sight;
   ops::window_spans(exec, {.span_begin = rows.span_begin,
                            .span_kv_len = rows.span_kv_len,
                            .span_seq = rows.span_seq,
                            .from = table.pages,
                            .num_spans = rows.num_spans,
-                           .window = window_,
+                           .window = window.tokens,
                            .page_size = config_.page_size,
-                           .max_pages = max_window_pages_,
-                           .out_kv_len = at<int32_t>(at_.window_kv_len),
-                           .out_seq = at<int32_t>(at_.window_seq),
-                           .out_pages = at<int32_t>(at_.window_pages)});
-  sight.rows.span_kv_len = at<int32_t>(at_.window_kv_len);
-  sight.rows.span_seq = at<int32_t>(at_.window_seq);
-  sight.pages = {at<int32_t>(at_.window_pages), max_window_pages_};
+                           .max_pages = window.max_pages,
+                           .out_kv_len = at<int32_t>(window.kv_len),
+                           .out_seq = at<int32_t>(window.seq),
+                           .out_pages = at<int32_t>(window.pages)});
+  sight.rows.span_kv_len = at<int32_t>(window.kv_len);
+  sight.rows.span_seq = at<int32_t>(window.seq);
+  sight.pages = {at<int32_t>(window.pages), window.max_pages};
   return sight;
 }
 

@@ -19,8 +19,8 @@ namespace openspec {
 /// device of the step: memory, the arrays of the rows, how far rows see, how drafts are drawn.
 ///
 /// Options: `draft_noise` (drafts are drawn as the request is, with the noise of the choice to be
-/// guessed; off: always the best) and `draft_window` (tokens of the context that draft rows see,
-/// the last ones; 0: all).
+/// guessed; off: always the best), `draft_window` (tokens of the context that draft rows see, the
+/// last ones; 0: all) and, of networks with layers that slide, `sliding_window` (the same for those).
 class NetworkDrafter : public Drafter {
  public:
   const DrafterNeeds& needs() const final { return needs_; }
@@ -55,13 +55,18 @@ class NetworkDrafter : public Drafter {
   /// [num_rows, width]. With `last_row` (ExtendRowsParams) rows move one position ahead.
   DraftRows extend_rows(const ExecContext& exec, const TableView& table, const CommittedStep& step,
                         void* features, int width, int32_t* last_row = nullptr);
-  /// What a pass over draft rows sees.
-  struct Sight {
-    RowBatch rows;
-    PageTableView pages;
-  };
+  /// What layers that see the whole context see in a pass over draft rows.
   Sight sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
-                 int expected_kv_len, bool may_have_trees = false);
+                 int expected_kv_len, bool may_have_trees = false) {
+    return look(exec, table, rows, expected_kv_len, may_have_trees, whole_);
+  }
+  /// The same of those that slide.
+  Sight sliding_sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                         int expected_kv_len, bool may_have_trees = false) {
+    Sight sight = look(exec, table, rows, expected_kv_len, may_have_trees, sliding_);
+    sight.window = sliding_window_;
+    return sight;
+  }
 
   /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
@@ -86,13 +91,24 @@ class NetworkDrafter : public Drafter {
  private:
   struct Places {
     size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
-        span_kv_len, span_seq, greedy, window_kv_len, window_seq, window_pages;
+        span_kv_len, span_seq, greedy;
     size_t choose, top_tokens, top_scores, top_drafts;
   };
 
+  /// The last tokens of contexts, and the pages that hold them.
+  struct Window {
+    int tokens = 0;  // 0: all
+    int max_pages = 0;
+    size_t kv_len = 0, seq = 0, pages = 0;
+  };
+  void plan_window(Window& window);
+  Sight look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+             int expected_kv_len, bool may_have_trees, const Window& window);
+
   bool has_noise_;
-  int window_;
-  int max_window_pages_ = 0, max_span_rows_ = 0;
+  Window whole_, sliding_;
+  int sliding_window_ = 0;
+  int max_span_rows_ = 0;
   AreaPlan areas_;
   Places at_{};
   Buffer memory_;

@@ -12,12 +12,36 @@ import torch
 from .eagle3_checkpoints import HIDDEN, NUM_LAYERS, SIZES, VOCAB, Checkpoint, Weights, target
 
 DIALECTS = ("zlab", "jetspec", "speculators", "deepspec", "dspark")
+WINDOW = 6
+SLIDING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "zlab_sliding": ("zlab", {}, {}),
+    "zlab_sliding_full": ("zlab", {"is_causal": False}, {}),
+    "zlab_swa": ("zlab", {}, {"use_swa": True, "swa_window_size": WINDOW}),
+    "speculators_sliding": ("speculators", {}, {}),
+    "speculators_sliding_full": ("speculators", {"sliding_window_non_causal": True}, {}),
+    "dspark_sliding": ("dspark", {}, {}),
+}
+"""Heads whose layers slide -> their dialect, and what their config.json says more at top level and
+in dflash_config. Without a key the window's layers are causal."""
+KINDS = (*DIALECTS, *SLIDING)
 NUM_DRAFT_LAYERS, BLOCK, MASK, MARKOV_RANK = 3, 8, VOCAB - 1, 16
 CAPTURED = [0, 2, 5]  # what leaves these layers
 
 
-def head(dialect: str, seed: int = 2) -> Checkpoint:
-    """A drafter for `target`."""
+def head(kind: str, seed: int = 2) -> Checkpoint:
+    """A drafter for `target`, one of KINDS."""
+    if kind in SLIDING:
+        dialect, outer, inner = SLIDING[kind]
+        config, tensors = head(dialect, seed)
+        config |= outer
+        if inner:
+            config["dflash_config"] |= inner
+        else:
+            types = ["sliding_attention"] * (NUM_DRAFT_LAYERS - 1) + ["full_attention"]
+            layer = config.get("transformer_layer_config", config)
+            layer |= {"layer_types": types, "use_sliding_window": True, "sliding_window": WINDOW}
+        return config, tensors
+    dialect = kind
     weights = Weights(seed)
     for layer in range(NUM_DRAFT_LAYERS):
         weights.layer(f"layers.{layer}.", HIDDEN, has_qk_norm=True)

@@ -33,6 +33,9 @@ class Format:
     mask: int
     is_anchor_first: bool
     is_causal: bool  # within the block
+    slides: list[bool]  # by layer: it sees the last `window` tokens of the context only
+    window: int
+    sliding_is_causal: bool  # within the block, in layers that slide
 
     @property
     def num_drafts(self) -> int:
@@ -43,10 +46,24 @@ class Format:
 def read_format(config: Config, num_target_layers: int) -> Format:
     """z-lab, JetSpec and DeepSpec name a state by the layer it leaves, speculators by the next."""
     block = config.get("dflash_config", config)
+    layer = config.get("transformer_layer_config", config)
+    count = layer["num_hidden_layers"]
+    types = layer.get("layer_types", ["full_attention"] * count)
+    window = layer.get("sliding_window") or 0
+    if not layer.get("use_sliding_window", False):
+        window = 0  # transformers' configuration drops it
+    if block.get("use_swa"):
+        window = block["swa_window_size"]
+        types = ["sliding_attention"] * count
+    slides = [kind == "sliding_attention" and window > 0 for kind in types]
+    said = {**config, **block}
+    is_causal, sliding_is_causal = False, not said.get("sliding_window_non_causal", False)
+    for key in ("causal", "is_causal", "causal_head"):
+        if key in said:
+            is_causal = sliding_is_causal = said[key]
     if "aux_hidden_state_layer_ids" in config:
         layers = [layer - 1 for layer in config["aux_hidden_state_layer_ids"]]
     else:
-        count = config["num_hidden_layers"]
         step = (num_target_layers - 4) / max(1, count - 1)
         default = [round(1 + index * step) for index in range(count)]
         if count == 1:
@@ -57,7 +74,10 @@ def read_format(config: Config, num_target_layers: int) -> Format:
         block_size=config["block_size"],
         mask=block["mask_token_id"],
         is_anchor_first=config.get("sample_from_anchor", "num_anchors" in config),
-        is_causal=block.get("causal_head", False),
+        is_causal=is_causal,
+        slides=slides,
+        window=window,
+        sliding_is_causal=sliding_is_causal,
     )
 
 
@@ -99,9 +119,7 @@ class DFlashReference:
         num_target_layers: int,
     ) -> None:  # fmt: skip
         layer = config.get("transformer_layer_config", config)
-        self.format = read_format(
-            {**config, "num_hidden_layers": layer["num_hidden_layers"]}, num_target_layers
-        )
+        self.format = read_format(config, num_target_layers)
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
         self.embedding, self.lm_head = embedding.float(), lm_head.float()
         self.has_markov = "markov_head.markov_w1.weight" in self.weights
@@ -156,19 +174,27 @@ class DFlashReference:
             [torch.cat((old, new)) for old, (_, new) in zip(context.values, made, strict=True)],
         )
 
+    def seen(self, layer: int, num_known: int, count: int) -> Tensor:
+        """Which known tokens and rows of the block each of its rows sees [count, known + count]."""
+        seen = torch.ones(count, num_known + count, dtype=torch.bool)
+        slides = self.format.slides[layer]
+        if self.format.sliding_is_causal if slides else self.format.is_causal:
+            seen = seen.tril(num_known)
+        if slides:  # the same tokens for every row
+            seen[:, : max(0, num_known - self.format.window)] = False
+        return seen
+
     def block(self, context: Context, token: int, num_drafts: int) -> Tensor:
         """Normed states [num_drafts, hidden] of the rows that draft after `token`."""
         count = num_drafts + (not self.format.is_anchor_first)
         assert num_drafts > 0 and count <= self.format.block_size
         x = self.embedding[[token] + [self.format.mask] * (count - 1)]
-        seen = torch.ones(count, len(context) + count, dtype=torch.bool)
-        if self.format.is_causal:
-            seen = seen.tril(len(context))
         for layer in range(self.num_layers):
             p = f"layers.{layer}"
             normed = self.norm(f"{p}.input_layernorm", x)
             query = self.norm(f"{p}.self_attn.q_norm", self.heads(f"{p}.self_attn.q_proj", normed))
             query = self.rope(query, len(context))
+            seen = self.seen(layer, len(context), count)
             keys, values = self.keys_values(layer, normed, len(context))
             keys = torch.cat((context.keys[layer], keys))
             values = torch.cat((context.values[layer], values))

@@ -103,7 +103,7 @@ def make(case: Case) -> dict[str, Tensor]:
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """By name: the shipped heads after three prompts, and a small random one of each dialect."""
+    """By name: the shipped heads after three prompts, and a small random one of each kind."""
     target = load(TINY)
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     for head in SHIPPED:
@@ -111,9 +111,9 @@ def cases() -> Iterator[tuple[str, Case]]:
             ids = tokenizer.encode(text, add_special_tokens=False).ids
             yield f"{head}_{name}", Case(target, load(TINY / head), ids)
     target = eagle3_checkpoints.target()
-    for dialect in dflash_checkpoints.DIALECTS:
+    for kind in dflash_checkpoints.KINDS:
         prompt = [2 + 7 * i % 250 for i in range(20)]
-        yield dialect, Case(target, dflash_checkpoints.head(dialect), prompt)
+        yield kind, Case(target, dflash_checkpoints.head(kind), prompt)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored
 def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
     assert stored.keys() == set(CASES)
     shipped = {f"{head}_{prompt}" for head in SHIPPED for prompt in PROMPTS}
-    assert {*dflash_checkpoints.DIALECTS, *shipped} == set(CASES)
+    assert {*dflash_checkpoints.KINDS, *shipped} == set(CASES)
 
 
 def test_formats() -> None:
@@ -44,6 +44,12 @@ def test_formats() -> None:
         assert found.num_drafts == CHAIN == BLOCK - 1
         assert found.is_anchor_first == (dialect in ("deepspec", "dspark"))
         assert found.is_causal == (dialect == "jetspec")
+        assert not any(found.slides)
+    for kind in dflash_checkpoints.SLIDING:
+        found = CASES[kind].reference().format
+        assert found.window == dflash_checkpoints.WINDOW and not found.is_causal
+        assert found.slides == [True, True, kind == "zlab_swa"]
+        assert found.sliding_is_causal != kind.endswith("_full")
     published = {"block_size": 16, "num_hidden_layers": 5, "mask_token_id": 0}
     assert read_format(published, 36).captured_layers == [1, 9, 17, 25, 33]
 
@@ -51,6 +57,10 @@ def test_formats() -> None:
 def test_the_dialects_differ_in_what_they_say(stored: dict[str, Stored]) -> None:
     """The same layers under another layout are another drafter."""
     assert torch.equal(stored["zlab"]["logits"], stored["speculators"]["logits"])
+    assert torch.equal(stored["zlab_sliding"]["logits"], stored["speculators_sliding"]["logits"])
+    assert not torch.equal(stored["zlab"]["logits"], stored["zlab_sliding"]["logits"])
+    full, causal = (stored[f"zlab_sliding{name}"]["chain_logprobs"] for name in ("_full", ""))
+    assert not torch.allclose(full, causal)
     others = ["jetspec", "deepspec", "dspark"]
     for name in others:
         assert not torch.allclose(stored[name]["chain_logprobs"], stored["zlab"]["chain_logprobs"])
@@ -80,6 +90,18 @@ def test_rows_of_a_causal_block_do_not_see_later_ones() -> None:
         context = reference.extend(reference.empty(), captured)
         long, short = (reference.block(context, 3, count) for count in (CHAIN, 3))
         assert torch.allclose(long[:3], short, atol=1e-5) == is_equal
+
+
+def test_layers_that_slide_see_the_last_tokens() -> None:
+    for kind in dflash_checkpoints.SLIDING:
+        reference, _ = context_of(kind)
+        for layer, slides in enumerate(reference.format.slides):
+            seen = reference.seen(layer, 9, 3)
+            assert seen[:, :9].tolist() == [[not slides or token >= 3 for token in range(9)]] * 3
+            is_causal = slides and reference.format.sliding_is_causal
+            rows = torch.ones(3, 3, dtype=torch.bool)
+            assert torch.equal(seen[:, 9:], rows.tril() if is_causal else rows)
+            assert reference.seen(layer, 4, 3)[:, :4].all()
 
 
 def test_a_markov_head_bends_every_place() -> None:

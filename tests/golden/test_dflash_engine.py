@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
     random = eagle3_checkpoints.write_pairs(
-        root, {name: dflash_checkpoints.head(name) for name in dflash_checkpoints.DIALECTS}
+        root, {name: dflash_checkpoints.head(name) for name in dflash_checkpoints.KINDS}
     )
     shipped = {f"{head}_{name}": (TINY, TINY / head) for head in SHIPPED for name in PROMPTS}
     return {**random, **shipped}

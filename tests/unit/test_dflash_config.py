@@ -147,6 +147,15 @@ def speculators() -> Checkpoint:
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 2048}
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+def sliding(**changes: Any) -> Checkpoint:
+    """A z-lab head whose first layer slides; with changes at top level."""
+    config, tensors = zlab()
+    return config | WINDOW | SLIDES | changes, tensors
+
+
 FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
     "zlab": (zlab, "dflash"),
     "jetspec": (jetspec, "dflash"),
@@ -292,6 +301,81 @@ def test_harmless_keys(target: ModelConfig, outer: dict[str, Any], inner: dict[s
     assert read(target, (config | outer, tensors)).options == read(target, zlab()).options
 
 
+@pytest.mark.parametrize(
+    ("changes", "window", "sights"),
+    [
+        ({}, 2048, "sf"),
+        ({"layer_types": ["sliding_attention"] * 2}, 2048, "ss"),
+        ({"use_sliding_window": False}, 0, ""),  # transformers' Qwen3Config drops it
+        ({"use_sliding_window": None}, 0, ""),
+        ({"use_sliding_window": None, "model_type": "llama"}, 2048, "sf"),
+        ({"sliding_window": None}, 0, ""),
+        ({"layer_types": None}, 0, ""),  # layers from max_window_layers on, which is 28
+        ({"layer_types": None, "max_window_layers": 1}, 2048, "fs"),
+        ({"layer_types": ["full_attention"] * 2}, 0, ""),
+    ],
+)
+def test_which_layers_slide(
+    target: ModelConfig, changes: dict[str, Any], window: int, sights: str
+) -> None:
+    options = read(target, sliding(**changes)).options
+    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
+    config, tensors = speculators()
+    config["transformer_layer_config"] |= WINDOW | SLIDES | changes
+    options = read(target, (config, tensors)).options
+    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
+
+
+def test_windows_that_stand_elsewhere(target: ModelConfig) -> None:
+    config, tensors = sliding()
+    del config["sliding_window"]  # what equals the class's default is not written
+    assert read(target, (config, tensors)).options["sliding_window"] == 4096
+    for inner, sights in (
+        ({"use_swa": True, "swa_window_size": 64}, "ss"),
+        ({"use_swa": False, "swa_window_size": 64}, ""),
+    ):
+        config, tensors = zlab()
+        config["dflash_config"] |= inner
+        config["layer_types"] = None
+        options = read(target, (config, tensors)).options
+        assert (options["sliding_window"], options["layer_sights"]) == (64 if sights else 0, sights)
+    config, tensors = zlab()
+    config["dflash_config"]["sliding_window"] = 64
+    options = read(target, (config | SLIDES, tensors)).options
+    assert (options["sliding_window"], options["layer_sights"]) == (64, "sf")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "attention", "full", "sliding_is_causal", "reason"),
+    [
+        ({}, {}, "auto", False, True, "by layer type, no key says so"),
+        ({"is_causal": True}, {}, "auto", True, True, "by is_causal"),
+        ({"is_causal": False}, {}, "auto", False, False, "by is_causal"),
+        ({}, {"causal": False}, "auto", False, False, "by causal"),
+        ({"sliding_window_non_causal": True}, {}, "auto", False, False, "by sliding_window_non"),
+        ({"sliding_window_non_causal": False}, {}, "auto", False, True, "by sliding_window_non"),
+        ({"sliding_window_non_causal": True}, {"causal": True}, "auto", True, True, "by causal"),
+        ({"is_causal": True}, {}, "full", False, False, "by --draft-attention"),
+    ],
+)
+def test_causality_of_layers(
+    target: ModelConfig,
+    outer: dict[str, Any],
+    inner: dict[str, Any],
+    attention: str,
+    full: bool,
+    sliding_is_causal: bool,
+    reason: str,
+) -> None:
+    config, tensors = sliding(**outer)
+    config["dflash_config"] |= inner
+    model = read(target, (config, tensors), draft_attention=attention)
+    assert model.options["is_causal"] is full
+    assert model.options["sliding_is_causal"] is sliding_is_causal
+    sight = next(line for line in model.details if line.startswith("sight: "))
+    assert "layer 0 sees the last 2048 tokens" in sight and f"({reason}" in sight
+
+
 def test_what_the_user_says_counts(target: ModelConfig) -> None:
     model = read(
         target,
@@ -351,11 +435,12 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
     [
         ("zlab", {"conv_kernel_size": 2}, "conv_kernel_size.*DFlash2's convolution is not supp"),
         ("zlab", {"selector_rank": 256}, "selector_rank.*DFlash2's selector"),
-        ("zlab", {"projector_type": "domino"}, "projector_type"),
+        ("zlab", {"projector_type": "domino"}, "projector_type.*Domino heads are not supported"),
         ("zlab", {"draft_shift": True}, "draft_shift.*not supported"),
         ("zlab", {"block_size": None}, "block_size: expected an integer"),
         ("zlab", {"block_size": 65}, "dflash_config: block_size.*found 65"),
-        ("zlab", {"sliding_window": 2048}, "dflash_config: sliding_window.*not supported"),
+        ("zlab", {"sliding_window": 2048}, "dflash_config: sliding_window.*layer_types at top"),
+        ("zlab", {"use_swa": True}, "dflash_config: swa_window_size: expected an integer"),
         ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
         ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
         ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
@@ -377,13 +462,12 @@ def test_refused_blocks(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("zlab", {"layer_types": ["sliding_attention"] * 2}, "layer_types.*sliding window"),
+        ("zlab", {"layer_types": ["sliding_attention"] * 3}, "layer_types: expected 2 times"),
+        ("zlab", {"layer_types": ["chunked_attention"] * 2}, "layer_types.*other kinds"),
         ("zlab", {"hidden_size": 128}, "hidden_size: expected 64, as the target"),
         ("zlab", {"num_target_layers": 28}, "num_target_layers: expected 36"),
         ("zlab", {"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "rope_scaling"),
-        ("zlab", WINDOW, "config.json: sliding_window: expected null, found 2048"),
-        ("zlab", WINDOW | {"layer_types": None}, "sliding_window.*a head without one"),
-        ("speculators", {"transformer_layer_config": base() | WINDOW}, "config: sliding_window"),
+        ("zlab", WINDOW | SLIDES | {"sliding_window": 0}, "sliding_window: expected an integer"),
         ("zlab", {"block_size": 65}, "config.json: block_size.*found 65"),
         ("zlab", {"markov_rank": 8}, "config.json: markov_rank.*--method dspark"),
         (
@@ -391,7 +475,8 @@ def test_refused_blocks(
             {"target_layer_ids": [0, 8, 16, 24, 32]},
             r"dflash_config: target_layer_ids says \[1, .*: target_layer_ids says \[0, .*different",
         ),
-        ("speculators", {"speculators_model_type": "dflash2"}, "other methods' heads"),
+        ("speculators", {"speculators_model_type": "xpress"}, "XPress's heads are not supported"),
+        ("speculators", {"speculators_model_type": "eagle3"}, "other methods' heads are not"),
         ("speculators", {"transformer_layer_config": None}, "transformer_layer_config"),
     ],
 )
@@ -460,6 +545,10 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
         {"draft_anchor": "first"},
         {"draft_attention": "causal"},
     ]
+    options = [v.options for v in checkup(target, sliding(), "dflash").variants]
+    assert [{"draft_attention": name} for name in ("causal", "full")] == options[-2:]
+    options = [v.options for v in checkup(target, jetspec(), "dflash").variants]
+    assert options[-1] == {"draft_attention": "full"}
     assert 0 < plan.least_first < plan.usual[0] < 1
     assert "normed states" in " ".join(plan.causes)
     options = [v.options for v in checkup(target, dspark(), "dspark").variants]

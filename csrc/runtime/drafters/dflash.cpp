@@ -37,6 +37,10 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     head_ = {draft_model_config()};
     head_.num_layers = config.integer("num_layers", 0, 1, 64);
     head_.is_causal = config.flag("is_causal", false);
+    head_.sliding_is_causal = config.flag("sliding_is_causal", false);
+    for (const char kind : config.text("layer_sights", "")) {
+      head_.slides.push_back(kind == 's');  // else f: it sees the full context
+    }
     head_.has_head = config.flag("has_head", false);
     head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
     head_.conv_group = config.integer("conv_group", 0, 0, 1 << 24);
@@ -152,8 +156,11 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     set_last_logits(at<float>(at_.logits), room.num_samples);
     if (room.num_samples == 0) return;
     void* outputs = at<void>(at_.outputs);
-    const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len);
-    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding, at<void>(at_.hidden));
+    const Sight whole = sight_of(exec, table, rows, wanted.expected_kv_len);
+    const Sight sliding =
+        head_.slides.empty() ? whole
+                             : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
+    model_->forward(exec, whole, sliding, kv_, target_->embedding, at<void>(at_.hidden));
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               head_.hidden_size);
     model_->logits(exec, target_->head, outputs, room.num_samples, at<float>(at_.logits));

@@ -87,6 +87,9 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         "mask_token": block.integer("mask_token_id", 0, target.vocab_size - 1),
         "anchor_drafts": dialect.anchor_drafts,
         "is_causal": dialect.is_causal,
+        "sliding_is_causal": dialect.sliding_is_causal,
+        "sliding_window": dialect.sliding.window,
+        "layer_sights": dialect.layer_sights(),
         "has_head": head.has(HEAD),
         "markov_rank": rank,
         "has_confidence": has_confidence,
@@ -97,9 +100,11 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
     names += [*(MARKOV_TENSORS if rank else ()), *(CONFIDENCE_TENSORS if has_confidence else ())]
-    attention = "causal" if dialect.is_causal else "every row sees all"
     shown = f"{num_layers} layers, {dialect.shown_block()}"
-    details = [f"block: {shown}, {attention}, mask token {model['mask_token']}"]
+    details = [
+        f"block: {shown}, mask token {model['mask_token']}",
+        f"sight: {dialect.shown_attention()}",
+    ]
     if rank > 0:
         details.append(
             f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
@@ -130,11 +135,18 @@ def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov
     )
 
 
+def _other_attentions(model: DraftModel) -> tuple[str, ...]:
+    """What --draft-attention could say that is not what is done."""
+    sights = str(model.options["layer_sights"]) or "f"
+    names = {"s": "sliding_is_causal", "f": "is_causal"}
+    causal = {bool(model.options[names[sight]]) for sight in sights}
+    return tuple(name for name, is_so in ((CAUSAL, True), (FULL, False)) if causal != {is_so})
+
+
 def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     draft_model = _read_draft_model(setup, has_markov)
     model = draft_model.options
     anchor = DROP if model["anchor_drafts"] else FIRST
-    attention = FULL if model["is_causal"] else CAUSAL
     given, block_size = setup.num_speculative_tokens, int(str(model["block_size"]))
     tree_size, also = int(setup.options[DRAFT_TREE_SIZE]), ""
     options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
@@ -155,11 +167,14 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
                 advice="the head was trained with the other rows drafting: use --draft-anchor "
                 f"{anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
             ),
-            Variant(
-                label=f"{attention} attention within blocks",
-                options={DRAFT_ATTENTION: attention},
-                advice=f"the head was trained so: use --draft-attention {attention} or mend "
-                "config.json (causal_head)",
+            *(
+                Variant(
+                    label=f"{attention} attention within blocks, in all layers",
+                    options={DRAFT_ATTENTION: attention},
+                    advice=f"the head was trained so: use --draft-attention {attention} or mend "
+                    "config.json (is_causal)",
+                )
+                for attention in _other_attentions(draft_model)
             ),
         ),
         causes=(

@@ -14,9 +14,16 @@ from openspec.checkpoint.draft_head import (
     LayerIds,
     agreed_layer_ids,
     layer_ids_at,
+    listed,
     speculators_layer,
 )
 from openspec.checkpoint.draft_model import DraftCheckpoint
+from openspec.checkpoint.sliding_layers import (
+    MAX_WINDOW,
+    SlidingLayers,
+    named_layers,
+    read_sliding_layers,
+)
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.drafters.spec import Options
 from openspec.errors import ConfigError
@@ -27,7 +34,8 @@ CAUSAL, FULL = "causal", "full"
 DRAFT_ANCHOR, DRAFT_ATTENTION = "draft_anchor", "draft_attention"
 MAX_BLOCK = 64
 SPECULATORS_BLOCK = 8  # that format's default
-NO_WINDOW = "a sliding window is not supported; give a head without one"
+CAUSAL_KEYS = ("causal_head", "is_causal", "causal")
+SLIDING_NON_CAUSAL = "sliding_window_non_causal"
 UNSUPPORTED = {
     "conv_kernel_size": "DFlash2's convolution",
     "conv_group_size": "DFlash2's convolution",
@@ -36,7 +44,6 @@ UNSUPPORTED = {
     "dspark_backbone_conv_enabled": "the convolution of the backbone",
     "draft_adapter_rank": "the adapter before the head",
     "draft_shift": "a shifted block",
-    "use_swa": "a sliding window",
 }
 """Keys that make the head compute something else -> what."""
 
@@ -66,7 +73,13 @@ class BlockDialect(Dialect):
     """Its rows, as trained."""
     anchor_drafts: bool
     """Whether the row of the last known token drafts, too ("anchor-first")."""
+    sliding: SlidingLayers
     is_causal: bool
+    """Whether rows of a block do not see those behind them, in layers that see all the context."""
+    sliding_is_causal: bool
+    """The same in layers that slide."""
+    causality: str
+    """Who says so, for messages."""
     markov_rank: int
 
     @property
@@ -79,6 +92,28 @@ class BlockDialect(Dialect):
         layout = f"anchor-{FIRST if self.anchor_drafts else DROP}"
         return f"blocks of {self.block_size} rows, {layout}, {self.num_drafts} drafts"
 
+    def layer_sights(self) -> str:
+        """A letter for each layer: "s" for one that slides, else "f"; empty where none does."""
+        count = self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
+        slides = set(self.sliding.layers)
+        return "".join("s" if i in slides else "f" for i in range(count)) if slides else ""
+
+    def shown_attention(self) -> str:
+        """For messages."""
+        words = ("all rows of a block see each other", "rows of a block do not see those behind")
+        sliding = self.sliding
+        if not sliding.window:
+            note = f"; {sliding.dropped}" if sliding.dropped else ""
+            shown = f"every layer sees all of the context, {words[self.is_causal]}"
+            return f"{shown} ({self.causality}{note})"
+        plural, verb = ("", "sees") if len(sliding.layers) == 1 else ("s", "see")
+        who = f"layer{plural} {listed(sliding.layers)} {verb}"
+        shown = f"{who} the last {sliding.window} tokens of the context, "
+        shown += words[self.sliding_is_causal]
+        if len(sliding.layers) < len(self.layer_sights()):
+            shown += f"; the others see all of it, {words[self.is_causal]}"
+        return f"{shown} ({self.causality})"
+
 
 def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
     """Recognises the format by its keys.
@@ -90,14 +125,17 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
     | z-lab, SpecForge | dflash_config | outputs | with num_anchors or a Markov head |
     | JetSpec | dflash_config: causal_head | outputs | no; block rows are causal |
 
-    vLLM and SGLang read `causal` in dflash_config, z-lab `is_causal`.
+    vLLM and SGLang read `causal` in dflash_config, z-lab `is_causal`. What slides, and what is
+    causal where none of these keys is there: `_read_sliding`, `_read_causality`.
 
     Raises:
         ConfigError: none of those known, or a variant whose computation is another one.
     """
     kind, inner = keys.get("speculators_model_type"), keys.object("dflash_config")
     if kind not in (None, "dflash", "dspark"):
-        remedy = "other methods' heads, such as DFlash2's, are not supported"
+        heads = {"xpress": "XPress's", "dflash2": "DFlash2's", "mtp": "MTP"}
+        named = heads.get(kind, "other methods'") if isinstance(kind, str) else "such"
+        remedy = f"{named} heads are not supported here"
         keys.refuse("speculators_model_type", '"dflash" or "dspark"', remedy)
     if kind is None and inner is None and keys.get("target_layer_ids") is None:
         raise ConfigError(
@@ -112,23 +150,22 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         layer_ids = layer_ids_at(keys, "aux_hidden_state_layer_ids", "entering")
     else:
         layer, block, default_size = keys, _BlockKeys(keys, own), None
-        _check_window(own, is_used=True)
         layer_ids = agreed_layer_ids(
             layer_ids_at(own, "target_layer_ids", "output"),
             layer_ids_at(keys, "target_layer_ids", "output"),
         )
-    _check_computation(block, layer)
+    _check_computation(block)
     markov_rank = block.integer("markov_rank", 0, 1 << 16, 0)
     has_anchors = block.get("num_anchors") is not None or markov_rank > 0
     anchor_drafts = block.boolean(
         "sample_from_anchor",
         block.boolean("shift_label", has_anchors if kind is None else kind == "dspark"),
     )
-    is_causal = block.boolean(
-        "causal_head", block.boolean("is_causal", block.boolean("causal", False))
-    )
-    name = "DeepSpec" if inner is None else "JetSpec" if is_causal else "z-lab"
-    anchor, attention = options[DRAFT_ANCHOR], options[DRAFT_ATTENTION]
+    sliding = _read_sliding(layer, own)
+    causality = _read_causality(block, bool(sliding.layers), str(options[DRAFT_ATTENTION]))
+    has_causal_head = inner is not None and block.boolean("causal_head", False)
+    name = "DeepSpec" if inner is None else "JetSpec" if has_causal_head else "z-lab"
+    anchor = options[DRAFT_ANCHOR]
     return BlockDialect(
         name=name if kind is None else "speculators",
         keys=keys,
@@ -137,39 +174,79 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         block=block,
         block_size=block.integer("block_size", 2, MAX_BLOCK, default_size),
         anchor_drafts=anchor_drafts if anchor == AUTO else anchor == FIRST,
-        is_causal=is_causal if attention == AUTO else attention == CAUSAL,
+        sliding=sliding,
+        is_causal=causality.whole,
+        sliding_is_causal=causality.sliding,
+        causality=causality.origin,
         markov_rank=markov_rank,
     )
 
 
-def _check_computation(block: JsonKeys, layer: JsonKeys) -> None:
-    """Refuses what would make the computation of a block, or of its layers, another one."""
+@dataclass(frozen=True, slots=True)
+class _Causality:
+    """Whether rows of a block do not see those behind them."""
+
+    whole: bool
+    """In layers that see all of the context."""
+    sliding: bool
+    origin: str
+
+
+def _read_causality(block: JsonKeys, has_sliding: bool, attention: str) -> _Causality:
+    """What the user says, else a key about all layers, else one about those that slide.
+
+    Where there is none, layers that slide are causal and the others are not: so speculators trains
+    and vLLM and SGLang read z-lab's heads.
+    """
+    if attention != AUTO:
+        return _Causality(attention == CAUSAL, attention == CAUSAL, "by --draft-attention")
+    for name in CAUSAL_KEYS:
+        if block.get(name) is not None:
+            value = block.boolean(name, False)
+            return _Causality(value, value, f"by {name}")
+    if not has_sliding:
+        return _Causality(False, False, "the format's rule, no key says so")
+    if block.get(SLIDING_NON_CAUSAL) is not None:
+        is_full = block.boolean(SLIDING_NON_CAUSAL, False)
+        return _Causality(False, not is_full, f"by {SLIDING_NON_CAUSAL}")
+    return _Causality(False, True, "by layer type, no key says so")
+
+
+def _read_sliding(layer: JsonKeys, inner: JsonKeys) -> SlidingLayers:
+    """Of the layers' keys, or of a window in dflash_config, which needs no use_sliding_window.
+
+    With use_swa and swa_window_size all layers slide, unless layer_types names those that do.
+    """
+    num_layers = layer.integer("num_hidden_layers", 1, MAX_BLOCK)
+    if inner.boolean("use_swa", False):
+        window = inner.integer("swa_window_size", 1, MAX_WINDOW)
+        return SlidingLayers(window, named_layers(layer, num_layers) or tuple(range(num_layers)))
+    if inner.get("sliding_window") not in (None, False, 0):
+        window = inner.integer("sliding_window", 1, MAX_WINDOW)
+        layers = named_layers(layer, num_layers)
+        if inner.boolean("use_sliding_window", True):
+            if not layers:
+                remedy = "layer_types at top level has to say which layers slide"
+                inner.refuse("sliding_window", "null", remedy)
+            return SlidingLayers(window, layers)
+    return read_sliding_layers(layer, num_layers)
+
+
+def _check_computation(block: JsonKeys) -> None:
+    """Refuses what would make the computation of a block another one."""
     for name, what in UNSUPPORTED.items():
         if block.get(name) not in (None, False, 0):
             block.refuse(name, "no such key", f"{what} is not supported; give a head without it")
     if block.get("projector_type") not in (None, "dflash", "dspark"):
-        block.refuse("projector_type", '"dflash" or "dspark"', "other heads are not supported")
+        is_domino = block.get("projector_type") == "domino"
+        remedy = f"{'Domino' if is_domino else 'other'} heads are not supported"
+        block.refuse("projector_type", '"dflash" or "dspark"', remedy)
     if block.get("markov_head_type") not in (None, "vanilla"):
         block.refuse(
             "markov_head_type", '"vanilla"', "gated and recurrent Markov heads are not supported"
         )
     if block.number("input_embedding_scale", 0.0, 1e9, 1.0) != 1.0:
         block.refuse("input_embedding_scale", "1", "scaled embeddings are not supported")
-    types = layer.get("layer_types") or []
-    if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-        layer.refuse("layer_types", '"full_attention" for every layer', NO_WINDOW)
-    for keys in (block, layer):
-        _check_window(keys, is_used=False)
-
-
-def _check_window(keys: JsonKeys, is_used: bool) -> None:
-    """Refuses a sliding window; `is_used`: whether one counts where use_sliding_window is absent.
-
-    As in Qwen3's config.json it does not at top level, where a size may stand all the same.
-    """
-    is_given = keys.get("sliding_window") not in (None, False, 0)
-    if is_given and keys.boolean("use_sliding_window", is_used):
-        keys.refuse("sliding_window", "null", NO_WINDOW)
 
 
 def named_layer_ids(
