@@ -2,25 +2,71 @@
 
 #include <string>
 
+#include "core/check.h"
 #include "kernels/ops.h"
 
 namespace openspec {
 
 namespace {
 
-const std::string kPrefix = "midlayer.";
+const std::string kFirstLayer = "midlayer.";
+constexpr int kMostLayers = 64;
 // Entry 0 of a sequence would need the feature of position -1.
 constexpr int kFirstToken = 1;
 
 }  // namespace
 
+void Eagle3Config::validate() const {
+  DraftModelConfig::validate();
+  check_size("num_layers", num_layers);
+  OPENSPEC_CHECK_ARG(num_layers <= kMostLayers, "at most ", kMostLayers,
+                     " draft layers are supported, got ", num_layers);
+}
+
 Eagle3Tensors::Eagle3Tensors(Weights& weights, const Eagle3Config& config)
-    : DraftTensors(weights, config, kPrefix + "hidden_norm.weight", /*has_head=*/true),
-      layer(add_decoder_layer(weights, config, kPrefix)) {}
+    : DraftTensors(weights, config, kFirstLayer + "hidden_norm.weight", /*has_head=*/true) {
+  layers.push_back(add_decoder_layer(weights, config, kFirstLayer));
+  LayerGeometry inner = config;
+  inner.num_inputs = 1;
+  for (int i = 1; i < config.num_layers; ++i) {
+    layers.push_back(add_decoder_layer(weights, inner, "layers." + std::to_string(i) + "."));
+  }
+  if (config.capture_norm == CaptureNorm::kWhole) {
+    capture_norms.push_back(
+        weights.add_norm("input_norm.weight", config.num_captures * config.hidden_size));
+  } else if (config.capture_norm == CaptureNorm::kSlices) {
+    for (int i = 0; i < config.num_captures; ++i) {
+      const std::string name = "fc_norm." + std::to_string(i) + ".weight";
+      capture_norms.push_back(weights.add_norm(name, config.hidden_size));
+    }
+  }
+  if (config.has_mask_hidden) {
+    mask_hidden = weights.add_table_row("mask_hidden", config.num_captures * config.hidden_size);
+  }
+}
+
+void Eagle3::norm_captures(const ExecContext& exec, void* captured, int num_rows) {
+  const int64_t stride = int64_t{config_.num_captures} * config_.hidden_size;
+  const auto num_norms = static_cast<int64_t>(tensors_.capture_norms.size());
+  for (int64_t i = 0; i < num_norms; ++i) {
+    const int64_t width = stride / num_norms;
+    void* slice =
+        static_cast<std::byte*>(captured) + i * width * static_cast<int64_t>(dtype_bytes(dtype_));
+    ops::rms_norm(exec, {.residual = slice,
+                         .residual_stride = stride,
+                         .weight = tensors_.capture_norms[static_cast<size_t>(i)],
+                         .out = slice,
+                         .out_stride = stride,
+                         .num_rows = num_rows,
+                         .width = static_cast<int>(width),
+                         .eps = config_.rms_norm_eps,
+                         .dtype = dtype_});
+  }
+}
 
 DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
-                               const PageTableView& page_table, const KvLayerView& kv,
-                               const void* embedding, const void* captured, void* hidden) {
+                               const PageTableView& page_table, std::span<const KvLayerView> kv,
+                               const void* embedding, void* captured, void* hidden) {
   void* embedded = scratch_.residual();
   std::byte* attention_in = scratch_.attention_in();
   const int64_t stride = config_.attention_inputs();
@@ -30,23 +76,51 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, page_table, kv, inv_freq_.floats(), kFirstToken);
-  if (captured != nullptr) pass.project(tensors_.fc, captured);
+  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(), kFirstToken);
+  if (captured != nullptr) {
+    norm_captures(exec, captured, rows.num_rows);
+    pass.project(tensors_.fc, captured);
+  }
   pass.norm(hidden, tensors_.hidden_norm, attention_in + row_bytes(), stride);
-  pass.norm(embedded, tensors_.layer.input_norm, attention_in, stride);
+  pass.norm(embedded, tensors_.layers.front().input_norm, attention_in, stride);
   return pass;
 }
 
+void Eagle3::run_layers(DecoderPass& pass, std::span<const KvLayerView> kv, void* residual,
+                        bool is_append) {
+  void* normed = scratch_.normed();
+  void* in = scratch_.attention_in();
+  for (size_t i = 0; i < kv.size(); ++i) {
+    const DecoderLayer& layer = tensors_.layers[i];
+    if (i > 0) {
+      pass.norm(residual, layer.input_norm, normed);
+      in = normed;
+    }
+    if (is_append && i + 1 == kv.size()) {
+      pass.append(layer, in, kv[i]);
+      return;
+    }
+    pass.attend(layer, in, kv[i]);
+    pass.norm(residual, layer.post_norm, normed);
+    pass.mlp(layer, normed);
+  }
+}
+
 void Eagle3::append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-                    const KvLayerView& kv, const void* embedding, const void* captured,
+                    std::span<const KvLayerView> kv, const void* embedding, void* captured,
                     void* hidden) {
-  begin_pass(exec, rows, page_table, kv, embedding, captured, hidden)
-      .append(tensors_.layer, scratch_.attention_in(), kv);
+  DecoderPass pass = begin_pass(exec, rows, page_table, kv, embedding, captured, hidden);
+  void* residual = scratch_.residual();  // the features stay as they are
+  if (kv.size() > 1 && config_.norm_before_residual) {
+    pass.norm(hidden, tensors_.hidden_norm, residual);
+  } else if (kv.size() > 1) {
+    copy_rows(exec, hidden, residual, rows.num_rows);
+  }
+  run_layers(pass, kv, residual, /*is_append=*/true);
 }
 
 void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-                     const KvLayerView& kv, const void* embedding, void* hidden) {
-  void* normed = scratch_.normed();
+                     std::span<const KvLayerView> kv, const void* embedding, void* hidden) {
   DecoderPass pass =
       begin_pass(exec, rows, page_table, kv, embedding, /*captured=*/nullptr, hidden);
   void* residual = hidden;
@@ -54,17 +128,30 @@ void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTa
     residual = scratch_.residual();
     pass.norm(hidden, tensors_.hidden_norm, residual);
   }
-  pass.attend(tensors_.layer, scratch_.attention_in(), kv);
-  pass.norm(residual, tensors_.layer.post_norm, normed);
-  pass.mlp(tensors_.layer, normed);
-  pass.norm(residual, tensors_.final_norm, normed);
-  if (config_.norm_before_residual) {
-    ops::gather_rows(exec, {.in = residual,
-                            .out = hidden,
-                            .num_rows = rows.num_rows,
-                            .width_bytes = row_bytes(),
-                            .out_stride = row_bytes()});
-  }
+  run_layers(pass, kv, residual, /*is_append=*/false);
+  pass.norm(residual, tensors_.final_norm, scratch_.normed());
+  const void* output = config_.norm_output ? scratch_.normed() : residual;
+  if (output != hidden) copy_rows(exec, output, hidden, rows.num_rows);
+}
+
+void Eagle3::mask_feature(const ExecContext& exec, const int32_t* zero, void* captured,
+                          void* feature) {
+  ops::embedding(exec, {.token = zero,
+                        .table = tensors_.mask_hidden,
+                        .out = captured,
+                        .num_rows = 1,
+                        .width = config_.num_captures * config_.hidden_size,
+                        .dtype = dtype_});
+  norm_captures(exec, captured, 1);
+  scratch_.linear(exec, tensors_.fc, captured, feature, 1, dtype_);
+}
+
+void Eagle3::copy_rows(const ExecContext& exec, const void* from, void* to, int num_rows) {
+  ops::gather_rows(exec, {.in = from,
+                          .out = to,
+                          .num_rows = num_rows,
+                          .width_bytes = row_bytes(),
+                          .out_stride = row_bytes()});
 }
 
 }  // namespace openspec

@@ -37,6 +37,13 @@ std::vector<float> to_floats(const void* data, DType dtype, int64_t count) {
   return values;
 }
 
+/// To nearest, ties to even; NaN stays NaN.
+uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
 }  // namespace
 
 Weights::Weights(Device device, size_t bytes)
@@ -165,6 +172,22 @@ const void* Weights::add_table(const std::string& name, int num_rows, int width)
                            put(table, data, bytes);
                          }}};
   return table;
+}
+
+const void* Weights::add_table_row(const std::string& name, int width) {
+  void* row = take_numbers(name, matrix_bytes(1, width), kMatrixType);
+  destinations_[name] = {{1, 1, width}, {[this, row, width](const void* data, DType source) {
+                           if (source == kMatrixType) {
+                             put(row, data, matrix_bytes(1, width));
+                             return;
+                           }
+                           std::vector<uint16_t> rounded;
+                           for (const float value : to_floats(data, source, width)) {
+                             rounded.push_back(to_bf16(value));
+                           }
+                           put(row, rounded.data(), rounded.size() * sizeof(uint16_t));
+                         }}};
+  return row;
 }
 
 Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int vocab_size) {

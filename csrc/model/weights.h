@@ -51,6 +51,8 @@ class Weights {
   const float* add_row(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
+  /// One such row, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
+  const void* add_table_row(const std::string& name, int width);
   struct TokenMap {
     const int32_t* token_of = nullptr;   // [count]
     const int32_t* column_of = nullptr;  // [vocab_size] the other way round; -1: none

@@ -20,6 +20,8 @@ Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB, DRAFT_VOCAB = 64, 4, 2, 128, 96, 256, 160
 NUM_LAYERS = 8
 DIALECTS = ("classic", "speculators", "deepspec")
+VARIANTS = ("eagle31", "whole_norm", "two_layers", "legacy")
+"""Heads that compute something more than those of the dialects; see `variant`."""
 
 SIZES: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -145,6 +147,39 @@ def head(dialect: str, seed: int = 1) -> Checkpoint:
             **layer,
         }
     return config, weights.tensors
+
+
+def variant(name: str, seed: int = 2) -> Checkpoint:
+    """A head for `target` that computes something more.
+
+    `eagle31`: speculators' with fc_norm and norm_output; `whole_norm`: one norm of all captured
+    states, as eagle_config says; `two_layers`: with norms on queries and keys; `legacy`: the names
+    that SGLang reads beside today's, with a second layer.
+    """
+    is_classic = name in ("whole_norm", "legacy")
+    config, tensors = head("classic" if is_classic else "speculators", seed)
+    weights = Weights(seed + 1)
+    if name == "eagle31":
+        config |= {"fc_norm": True, "norm_output": True, "norm_before_fc": False}
+        for i in range(3):
+            weights.norm(f"fc_norm.{i}", HIDDEN)
+    elif name == "whole_norm":
+        config["eagle_config"] = {"norm_before_fc": True}
+        weights.norm("input_norm", 3 * HIDDEN)
+    elif name == "two_layers":
+        config["norm_before_residual"] = False
+        config["transformer_layer_config"] |= {"model_type": "qwen3", "num_hidden_layers": 2}
+        for part in ("q", "k"):
+            weights.norm(f"layers.0.self_attn.{part}_norm", HEAD_DIM)
+        weights.layer("layers.1.", HIDDEN, has_qk_norm=True)
+    else:
+        config |= {"use_aux_norm": True, "norm_output": True, "num_hidden_layers": 2}
+        for part in ("low", "mid", "high"):
+            weights.norm(f"aux_norm_{part}", HIDDEN)
+        weights.layer("layers.1.", HIDDEN, has_qk_norm=False)
+        norm = weights.tensors.pop("layers.1.input_layernorm.weight")
+        weights.tensors["layers.1.hidden_norm.weight"] = norm
+    return config, tensors | weights.tensors
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:

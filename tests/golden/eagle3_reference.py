@@ -3,7 +3,9 @@
 Written from the format alone and for reading, without any code of the engine or of bench. It takes
 the three dialects of published heads: classic (`midlayer.*`, target's embeddings, d2t), speculators
 (`layers.0.*`, own embeddings, perhaps norm_before_residual) and DeepSpec (any number of captured
-states, norms on queries and keys, the whole vocabulary).
+states, norms on queries and keys, the whole vocabulary). Layers behind the first one are plain;
+their norm before attention is `input_layernorm` or `hidden_norm`. EAGLE-3.1 norms captured states
+before fc (each, or all at once) and feeds the normed state back.
 
 An entry joins the token at position p with the target's captured states of position p-1 and is kept
 at position p; its output predicts the token at p+1. Position 0 has none. RoPE takes `first` for the
@@ -22,6 +24,22 @@ from torch import Tensor
 Config = dict[str, Any]
 
 
+LEGACY_NAMES = {
+    "midlayer.": "layers.0.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
+
+
+def modern(name: str) -> str:
+    """A tensor's name in today's dialect."""
+    for old, new in LEGACY_NAMES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
 def captured_layers(config: Config, num_target_layers: int) -> list[int]:
     """The layers after which the target's residual stream is read, in the order of fc's columns."""
     if "target_layer_ids" in config:  # DeepSpec counts layers by what leaves them
@@ -36,21 +54,23 @@ def captured_layers(config: Config, num_target_layers: int) -> list[int]:
 
 @dataclass
 class Cache:
-    """Keys and values of entries in order, [entries, kv heads, head_dim]."""
+    """Keys and values of entries in order, [layers, entries, kv heads, head_dim]."""
 
     keys: Tensor
     values: Tensor
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.keys.shape[1]
 
-    def with_rows(self, keys: Tensor, values: Tensor) -> Cache:
-        """These entries and more."""
-        return Cache(torch.cat((self.keys, keys)), torch.cat((self.values, values)))
+    def with_entry(self, keys: Tensor, values: Tensor) -> Cache:
+        """These entries and one more, [layers, kv heads, head_dim]."""
+        return Cache(
+            torch.cat((self.keys, keys[:, None]), 1), torch.cat((self.values, values[:, None]), 1)
+        )
 
     def up_to(self, count: int) -> Cache:
         """The first `count` entries."""
-        return Cache(self.keys[:count], self.values[:count])
+        return Cache(self.keys[:, :count], self.values[:, :count])
 
 
 @dataclass
@@ -81,9 +101,7 @@ class Eagle3Reference:
     ) -> None:
         layer = config.get("transformer_layer_config", config)
         self.weights = {
-            name.removeprefix("midlayer.").removeprefix("layers.0."): tensor
-            if tensor.dtype in (torch.bool, torch.int64)
-            else tensor.float()
+            modern(name): tensor if tensor.dtype in (torch.bool, torch.int64) else tensor.float()
             for name, tensor in weights.items()
         }
         self.embedding = self.weights.get("embed_tokens.weight", embedding).float()
@@ -93,6 +111,12 @@ class Eagle3Reference:
         self.eps = layer["rms_norm_eps"]
         self.rope_theta = layer["rope_theta"]
         self.is_normed_before_residual = config.get("norm_before_residual", False)
+        self.feeds_normed_state_back = config.get("norm_output", False)
+        self.num_layers = layer.get("num_hidden_layers", 1)
+        types = layer.get("layer_types") or ["full_attention"] * self.num_layers
+        self.windows = [
+            layer["sliding_window"] if kind == "sliding_attention" else None for kind in types
+        ]
         self.first = first
 
     def norm(self, name: str, x: Tensor) -> Tensor:
@@ -115,7 +139,7 @@ class Eagle3Reference:
 
     def empty(self) -> Cache:
         """No entries."""
-        none = torch.zeros(0, self.num_kv_heads, self.head_dim)
+        none = torch.zeros(self.num_layers, 0, self.num_kv_heads, self.head_dim)
         return Cache(none, none)
 
     def row(self, token: int, state: Tensor, entry: int, seen: Cache) -> tuple[Tensor, Cache]:
@@ -124,26 +148,62 @@ class Eagle3Reference:
         `state` is [hidden]: fc of the captured states, or the state of an earlier row. `seen` holds
         what the row may look at apart from itself.
         """
-        normed = self.norm("hidden_norm", state)
-        x = torch.cat((self.norm("input_layernorm", self.embedding[token]), normed))
-        query = self.linear("self_attn.q_proj", x).view(self.num_heads, self.head_dim)
-        key = self.linear("self_attn.k_proj", x).view(self.num_kv_heads, self.head_dim)
-        value = self.linear("self_attn.v_proj", x).view(self.num_kv_heads, self.head_dim)
-        if "self_attn.q_norm.weight" in self.weights:
-            query = self.norm("self_attn.q_norm", query)
-            key = self.norm("self_attn.k_norm", key)
-        seen = seen.with_rows(self.rope(key, entry)[None], value[None])
-        query = self.rope(query, entry)
+        normed = self.norm("layers.0.hidden_norm", state)
+        x = torch.cat((self.norm("layers.0.input_layernorm", self.embedding[token]), normed))
+        if self.is_normed_before_residual:
+            state = normed
+        keys, values = [], []
+        for i in range(self.num_layers):
+            at = f"layers.{i}"
+            if i > 0:
+                is_plain = f"{at}.input_layernorm.weight" in self.weights
+                x = self.norm(f"{at}.{'input_layernorm' if is_plain else 'hidden_norm'}", state)
+            mixed, key, value = self.attention(i, x, entry, seen)
+            keys.append(key)
+            values.append(value)
+            state = state + self.linear(f"{at}.self_attn.o_proj", mixed)
+            x = self.norm(f"{at}.post_attention_layernorm", state)
+            gate, up = (self.linear(f"{at}.mlp.{part}_proj", x) for part in ("gate", "up"))
+            state = state + self.linear(f"{at}.mlp.down_proj", F.silu(gate) * up)
+        return state, seen.with_entry(torch.stack(keys), torch.stack(values))
+
+    def attention(
+        self, layer: int, x: Tensor, entry: int, seen: Cache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads put out, and the row's own key and value."""
+        at = f"layers.{layer}.self_attn"
+        query = self.linear(f"{at}.q_proj", x).view(self.num_heads, self.head_dim)
+        key = self.linear(f"{at}.k_proj", x).view(self.num_kv_heads, self.head_dim)
+        value = self.linear(f"{at}.v_proj", x).view(self.num_kv_heads, self.head_dim)
+        if f"{at}.q_norm.weight" in self.weights:
+            query = self.norm(f"{at}.q_norm", query)
+            key = self.norm(f"{at}.k_norm", key)
+        query, key = self.rope(query, entry), self.rope(key, entry)
+        keys = torch.cat((seen.keys[layer], key[None]))
+        values = torch.cat((seen.values[layer], value[None]))
+        window = self.windows[layer]
+        if window is not None:  # itself and window - 1 before it
+            keys, values = keys[-window:], values[-window:]
         group = self.num_heads // self.num_kv_heads
         mixed = []
         for head in range(self.num_heads):
-            scores = seen.keys[:, head // group] @ query[head] * self.head_dim**-0.5
-            mixed.append(scores.softmax(0) @ seen.values[:, head // group])
-        residual = normed if self.is_normed_before_residual else state
-        state = residual + self.linear("self_attn.o_proj", torch.cat(mixed))
-        x = self.norm("post_attention_layernorm", state)
-        gated = F.silu(self.linear("mlp.gate_proj", x)) * self.linear("mlp.up_proj", x)
-        return state + self.linear("mlp.down_proj", gated), seen
+            scores = keys[:, head // group] @ query[head] * self.head_dim**-0.5
+            mixed.append(scores.softmax(0) @ values[:, head // group])
+        return torch.cat(mixed), key, value
+
+    def fed_back(self, state: Tensor) -> Tensor:
+        """What the next row takes for captured states of its own."""
+        return self.norm("norm", state) if self.feeds_normed_state_back else state
+
+    def feature(self, captured: Tensor) -> Tensor:
+        """fc of the target's states side by side, normed before where the head does that."""
+        captured = captured.float()
+        if "input_norm.weight" in self.weights:
+            captured = self.norm("input_norm", captured)
+        if "fc_norm.0.weight" in self.weights:
+            slices = captured.split(self.weights["fc_norm.0.weight"].shape[0])
+            captured = torch.cat([self.norm(f"fc_norm.{i}", one) for i, one in enumerate(slices)])
+        return self.linear("fc", captured)
 
     def extend(self, cache: Cache, tokens: list[int], captured: Tensor) -> tuple[Tensor, Cache]:
         """Entries of real tokens: captured[i] are the states of the position before tokens[i].
@@ -152,7 +212,7 @@ class Eagle3Reference:
         """
         states = []
         for token, features in zip(tokens, captured, strict=True):
-            state, cache = self.row(token, self.linear("fc", features.float()), len(cache), cache)
+            state, cache = self.row(token, self.feature(features), len(cache), cache)
             states.append(state)
         return torch.stack(states), cache
 
@@ -181,7 +241,7 @@ class Eagle3Reference:
             logprobs.append(logprob)
             if len(tokens) == num_drafts:
                 break
-            state, cache = self.row(token, states[-1], len(cache), cache)
+            state, cache = self.row(token, self.fed_back(states[-1]), len(cache), cache)
             states.append(state)
         all_states = torch.stack(states)
         return Chain(tokens, logprobs, all_states, self.logits(all_states))
@@ -202,7 +262,7 @@ class Eagle3Reference:
             for node in frontier:
                 before, seen = made[parents[node]]
                 entry = len(cache) + level - 2
-                made[node] = self.row(tokens[node], before, entry, seen)
+                made[node] = self.row(tokens[node], self.fed_back(before), entry, seen)
                 children, logprobs = self.best(made[node][0], top_k)
                 new += range(len(tokens), len(tokens) + top_k)
                 tokens = tokens + children

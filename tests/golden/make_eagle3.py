@@ -105,15 +105,17 @@ def make(case: Case) -> dict[str, Tensor]:
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """By name: the shipped head after three prompts, and a small random one of each dialect."""
+    """By name: the shipped head after three prompts, and a small random one of each other kind."""
     target, head = load(TINY), load(TINY / "eagle3")
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     for name, text in PROMPTS.items():
         yield name, Case(target, head, tokenizer.encode(text, add_special_tokens=False).ids)
     target = eagle3_checkpoints.target()
+    prompt = [2 + 7 * i % 250 for i in range(20)]
     for dialect in eagle3_checkpoints.DIALECTS:
-        prompt = [2 + 7 * i % 250 for i in range(20)]
         yield dialect, Case(target, eagle3_checkpoints.head(dialect), prompt)
+    for variant in eagle3_checkpoints.VARIANTS:
+        yield variant, Case(target, eagle3_checkpoints.variant(variant), prompt)
 
 
 def main() -> None:

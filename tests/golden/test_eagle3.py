@@ -41,7 +41,8 @@ def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored
 
 def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
     assert stored.keys() == set(CASES)
-    assert {*PROMPTS, *eagle3_checkpoints.DIALECTS} == set(CASES)
+    random = (*eagle3_checkpoints.DIALECTS, *eagle3_checkpoints.VARIANTS)
+    assert {*PROMPTS, *random} == set(CASES)
     # Somewhere the whole chain was accepted, somewhere not.
     committed = [len(stored[n]["tokens"]) - 1 - stored[n]["num_prefilled"] for n in CASES]
     assert {1, CHAIN + 1} <= {int(count) for count in committed}
@@ -59,7 +60,7 @@ def test_only_distances_of_positions_matter(name: str, stored: dict[str, Stored]
     assert tree.tokens == stored[name]["tree_tokens"][1].tolist()
 
 
-@pytest.mark.parametrize("dialect", eagle3_checkpoints.DIALECTS)
+@pytest.mark.parametrize("dialect", [*eagle3_checkpoints.DIALECTS, *eagle3_checkpoints.VARIANTS])
 def test_trees(dialect: str) -> None:
     reference = CASES[dialect].reference()
     num_states = reference.weights["fc.weight"].shape[1]
@@ -83,7 +84,7 @@ def test_trees(dialect: str) -> None:
         for step in path:
             token = tree.tokens[step]
             score += float(reference.logits(state).log_softmax(-1)[draft_ids[token]])
-            state, seen = reference.row(token, state, len(seen), seen)
+            state, seen = reference.row(token, reference.fed_back(state), len(seen), seen)
         assert tree.scores[node] == pytest.approx(score, abs=1e-4)
 
 

@@ -31,6 +31,7 @@ from tests.golden.stored_cases import read_cases
 
 STORED = read_cases(DATA)
 NAMES = [*PROMPTS, *eagle3_checkpoints.DIALECTS]
+VARIANTS = [*eagle3_checkpoints.VARIANTS]
 TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 
 
@@ -39,7 +40,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
     random = eagle3_checkpoints.write_pairs(
-        root, {name: eagle3_checkpoints.head(name) for name in eagle3_checkpoints.DIALECTS}
+        root,
+        {name: eagle3_checkpoints.head(name) for name in eagle3_checkpoints.DIALECTS}
+        | {name: eagle3_checkpoints.variant(name) for name in VARIANTS},
     )
     return {**random, **dict.fromkeys(PROMPTS, (TINY, TINY / "eagle3"))}
 
@@ -58,6 +61,15 @@ def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Fol
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_committed_teaches_the_head(name: str, folders: dict[str, Folders]) -> None:
     check_commits(drafting(name, folders), STORED[name])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_draft_as_the_reference(name: str, folders: dict[str, Folders]) -> None:
+    """Prompts in chunks, whose rows meet the entries of those before in every layer."""
+    make, case = drafting(name, folders), STORED[name]
+    check_chains(make, case, 7, CHAIN)
+    check_commits(make, case)
+    check_trees(make(DEPTH, **TREE), case, NODES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from openspec.checkpoint.rope import default_rope
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.drafters import get_drafter
-from openspec.drafters.eagle3 import default_layers
+from openspec.drafters.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
 from tests.unit.draft_checkpoints import (
@@ -91,6 +91,9 @@ def test_classic(target: ModelConfig) -> None:
         "has_embedding": False,
         "has_token_map": True,
         "norm_before_residual": False,
+        "num_layers": 1,
+        "capture_norm": "none",
+        "norm_output": False,
     }
     expected = set(layer_tensors("midlayer.")) | {"d2t"}
     assert model.tensor_names == {name: name for name in expected}
@@ -143,6 +146,53 @@ def test_deepspec(target: ModelConfig) -> None:
     )
     assert "d2t" not in model.tensor_names
     assert "embed_tokens.weight" in model.ignored_tensors
+
+
+NORM_FLAGS = {"fc_norm": "slices", "use_aux_norm": "slices", "norm_before_fc": "whole"}
+
+
+@pytest.mark.parametrize("flag", NORM_FLAGS)
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_norms_of_captured_states(target: ModelConfig, flag: str, is_inner: bool) -> None:
+    """SGLang reads a key of eagle_config before the same one beside it."""
+    keys = {"eagle_config": {flag: True}, flag: False} if is_inner else {flag: True}
+    model = read_format(target, classic, **keys)
+    assert model.options["capture_norm"] == NORM_FLAGS[flag]
+    expected = {f"fc_norm.{i}.weight" for i in range(3)} if flag != "norm_before_fc" else set()
+    assert {name for name in model.tensor_names if name.startswith("fc_norm")} == expected
+    assert ("input_norm.weight" in model.tensor_names) == (flag == "norm_before_fc")
+
+
+def test_legacy_names_of_norms(target: ModelConfig, tmp_path: Path) -> None:
+    config, tensors = classic()
+    for part in ("low", "mid", "high"):
+        tensors[f"aux_norm_{part}.weight"] = tensor("BF16", [HIDDEN])
+    folder = write_draft(tmp_path / "draft", config | {"use_aux_norm": True}, tensors)
+    assert read(target, folder).tensor_names["aux_norm_mid.weight"] == "fc_norm.1.weight"
+    config |= {"fc_norm": True, "norm_output": True}
+    folder = write_draft(tmp_path / "draft", config, tensors)
+    model = read(target, folder)
+    assert model.tensor_names["aux_norm_high.weight"] == "fc_norm.2.weight"
+    assert model.options["norm_output"] is True
+    assert "each normed (fc_norm), outputs fed back behind" in "\n".join(model.details)
+
+
+@pytest.mark.parametrize("norm", ["input_layernorm", "hidden_norm"])
+def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str) -> None:
+    """speculators and vLLM norm what enters them with one tensor, SGLang with the other."""
+    config, tensors = speculators()
+    config["transformer_layer_config"]["num_hidden_layers"] = 2
+    tensors |= layer_tensors("layers.1.")
+    del tensors[
+        f"layers.1.{'hidden_norm' if norm == 'input_layernorm' else 'input_layernorm'}.weight"
+    ]
+    model = read(target, write_draft(tmp_path / "draft", config, tensors))
+    assert model.options["num_layers"] == 2
+    assert model.tensor_names[f"layers.1.{norm}.weight"] == "layers.1.input_layernorm.weight"
+    assert len(model.tensor_names) == 14 + 9
+    tensors |= layer_tensors("layers.1.")
+    with pytest.raises(ConfigError, match=r"one of layers\.1\.input_layernorm.*found both"):
+        read(target, write_draft(tmp_path / "both", config, tensors))
 
 
 def test_classic_keys_with_the_other_prefix(target: ModelConfig, tmp_path: Path) -> None:
@@ -265,7 +315,7 @@ def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixt
         (deepspec, {"num_target_layers": 28}, "num_target_layers: expected 36.*found 28"),
         (deepspec, {"target_layer_ids": [1, 9, 17, 25, 36]}, r"target_layer_ids: expected rising"),
         (deepspec, {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
-        (classic, {"num_hidden_layers": 2}, "num_hidden_layers: expected 1, found 2; heads of"),
+        (classic, {"num_hidden_layers": 65}, r"num_hidden_layers: expected an integer in \[1, 64"),
         (classic, {"attention_bias": True}, "attention_bias: expected false"),
         (classic, {"hidden_act": "gelu"}, "hidden_act"),
         (classic, {"quantization_config": {}}, "quantization_config: .*unquantised"),
@@ -278,12 +328,19 @@ def test_a_window_of_training(target: ModelConfig, caplog: pytest.LogCaptureFixt
         (classic, {"draft_vocab_size": 41}, "d2t: expected 41 entries, found 40"),
         (classic, {"draft_vocab_size": 161}, r"draft_vocab_size: expected an integer in \[1, 160"),
         (specforge, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
-        (speculators, {"norm_before_fc": True}, "norm_before_fc: expected false, found true; this"),
-        (speculators, {"fc_norm": True}, "fc_norm: expected false"),
-        (speculators, {"norm_output": True}, "norm_output: expected false"),
-        (classic, {"norm_output": True}, "norm_output: expected false, found true; this variant"),
-        (classic, {"fc_norm": True}, "fc_norm: expected false"),
-        (specforge, {"eagle_config": {"norm_output": True}}, "eagle_config: norm_output: exp"),
+        (
+            speculators,
+            {"norm_before_fc": True, "fc_norm": True},
+            "norm_before_fc: expected false beside fc_norm, found true; they exclude",
+        ),
+        (
+            specforge,
+            {"eagle_config": {"norm_before_fc": True, "use_aux_norm": True}},
+            "eagle_config: norm_before_fc: expected false beside use_aux_norm",
+        ),
+        (classic, {"norm_output": 1}, "norm_output: expected true or false"),
+        (classic, {"parallel_drafting": True}, "one with mask_hidden; use --method peagle"),
+        (speculators, {"speculators_model_type": "peagle"}, "with mask_hidden; use --method pea"),
         (speculators, {"speculators_model_type": "dflash"}, 'type: expected "eagle3", found "df'),
         (speculators, {"transformer_layer_config": None}, "transformer_layer_config: expected an"),
     ],

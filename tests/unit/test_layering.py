@@ -212,7 +212,7 @@ def test_few_modules_at_the_root() -> None:
 # ---- A method's name appears only in its own files ----------------------------------------------
 
 PLAIN = "none"  # plain decoding: not a method, and an English word
-FAMILIES = ({"dflash", "dspark"},)  # methods that share their files
+FAMILIES = ({"dflash", "dspark"}, {"eagle3", "peagle"})  # methods that share their files
 
 
 def methods() -> list[str]:

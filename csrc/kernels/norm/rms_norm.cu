@@ -156,22 +156,71 @@ int launch_rms_norm(const RmsNormParams& params, void* stream) {
                       1.0f / static_cast<float>(params.width));
 }
 
+constexpr int kWideColumns = 8;
+constexpr int kMostWideThreads = 512;
+
+/// The norm of rows that may be wider, or further apart, than those above: a block for each row,
+/// which reads it twice. A thread's columns, and with them the order of the sum, depend on the
+/// width alone.
+__global__ void __launch_bounds__(kMostWideThreads)
+    wide_rms_norm_kernel(RmsNormParams params, float inverse_width) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const uint16_t* row =
+      static_cast<const uint16_t*>(params.residual) + blockIdx.x * params.residual_stride;
+  uint16_t* out = static_cast<uint16_t*>(params.out) + blockIdx.x * params.out_stride;
+  const int first = static_cast<int>(threadIdx.x) * kWideColumns;
+  const int step = static_cast<int>(blockDim.x) * kWideColumns;
+  float square_sum = 0.0f;
+  for (int column = first; column < params.width; column += step) {
+    const auto x = cuda::to_floats(cuda::load_pack<Bf16Pack<kWideColumns>>(row + column));
+#pragma unroll
+    for (int c = 0; c < kWideColumns; ++c) square_sum = fmaf(x.x[c], x.x[c], square_sum);
+  }
+  square_sum = block_sum<kMostWideThreads / 32>(square_sum);
+  const float scale = rsqrtf(fmaf(square_sum, inverse_width, params.eps));
+  // Nobody else reads these columns again: out may be the row itself.
+  for (int column = first; column < params.width; column += step) {
+    auto x = cuda::to_floats(cuda::load_pack<Bf16Pack<kWideColumns>>(row + column));
+    const auto weight = cuda::load_pack<FloatPack<kWideColumns>>(params.weight + column);
+#pragma unroll
+    for (int c = 0; c < kWideColumns; ++c) x.x[c] *= scale;
+    x = cuda::round_to_bf16(x);
+#pragma unroll
+    for (int c = 0; c < kWideColumns; ++c) x.x[c] *= weight.x[c];
+    cuda::store_pack(out + column, cuda::to_bf16(x));
+  }
+}
+
+int launch_wide_rms_norm(const RmsNormParams& params, void* stream) {
+  const int warp_columns = kWideColumns * 32;
+  const int num_warps = (params.width + warp_columns - 1) / warp_columns;
+  const int num_threads =
+      32 * (num_warps < kMostWideThreads / 32 ? num_warps : kMostWideThreads / 32);
+  return cuda::launch(wide_rms_norm_kernel, params.num_rows, num_threads, 0, stream, params,
+                      1.0f / static_cast<float>(params.width));
+}
+
 }  // namespace
 
 int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   RmsNormParams params = given;
   if (params.out_stride == 0) params.out_stride = params.width;
+  if (params.residual_stride == 0) params.residual_stride = params.width;
   const bool has_both = params.delta != nullptr && params.delta_partials != nullptr;
+  const bool has_delta = params.delta != nullptr || params.delta_partials != nullptr;
+  const bool is_wide = params.width > kMaxWidth || params.residual_stride != params.width;
   if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
-      params.width > kMaxWidth || has_both || params.out_stride < params.width ||
-      params.out_stride % 8 != 0 ||
-      (params.starts_residual && params.delta == nullptr && params.delta_partials == nullptr) ||
+      (is_wide && has_delta) || has_both || params.out_stride < params.width ||
+      params.out_stride % 8 != 0 || params.residual_stride < params.width ||
+      params.residual_stride % 8 != 0 || (params.starts_residual && !has_delta) ||
       (params.delta_partials != nullptr && params.num_partials < 1) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
                          params.out)) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0) return cudaSuccess;
+  if (is_wide) return launch_wide_rms_norm(params, stream);
   if (params.width <= 4 * 32 * max_warps(4)) return launch_rms_norm<4>(params, stream);
   if (params.width <= 8 * 32 * max_warps(8)) return launch_rms_norm<8>(params, stream);
   return launch_rms_norm<16>(params, stream);

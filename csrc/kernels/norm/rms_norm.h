@@ -11,13 +11,17 @@ namespace openspec {
 /// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
 /// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
-  void* residual = nullptr;     // [num_rows, width] dtype, updated in place when delta is given
-  const void* delta = nullptr;  // [num_rows, width] dtype, or null
+  void* residual = nullptr;  // [num_rows, width] dtype, updated in place when delta is given
+  // Elements from row to row of residual, as of out; other than the width only without delta.
+  int64_t residual_stride = 0;
+  const void* delta = nullptr;            // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
   int num_partials = 0;
   bool starts_residual = false;   // residual = delta: what it was is not read
   const float* weight = nullptr;  // [width]
-  void* out = nullptr;            // [num_rows, width] dtype; may be delta, not residual
+  // [num_rows, width] dtype. It may be delta, or where no delta is given residual itself at the
+  // same stride; it may not alias residual else.
+  void* out = nullptr;
   // Elements from row to row of out, at least width (CUDA: a multiple of 8, as rows begin at
   // multiples of 16 bytes); 0: width. Two norms write the halves of one [num_rows, 2 * width]
   // buffer so; nothing between the rows is touched.

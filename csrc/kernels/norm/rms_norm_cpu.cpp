@@ -19,10 +19,14 @@ int64_t out_stride(const RmsNormParams& params) {
   return params.out_stride == 0 ? params.width : params.out_stride;
 }
 
+int64_t residual_stride(const RmsNormParams& params) {
+  return params.residual_stride == 0 ? params.width : params.residual_stride;
+}
+
 void norm_row_f32(const RmsNormParams& params, int64_t row) {
   const int64_t width = params.width;
   const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
-  float* residual = static_cast<float*>(params.residual) + row * width;
+  float* residual = static_cast<float*>(params.residual) + row * residual_stride(params);
   float* out = static_cast<float*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const float* delta = static_cast<const float*>(params.delta) + row * width;
@@ -40,7 +44,7 @@ void norm_row_bf16(const RmsNormParams& params, int64_t row) {
   constexpr int64_t kBlock = 512;
   const int64_t width = params.width;
   const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
-  uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * width;
+  uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * residual_stride(params);
   uint16_t* out = static_cast<uint16_t*>(params.out) + row * out_stride(params);
   if (params.delta != nullptr) {
     const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;

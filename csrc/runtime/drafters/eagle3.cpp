@@ -1,10 +1,6 @@
-#include "model/eagle3.h"
+#include "runtime/drafters/eagle3.h"
 
 #include <algorithm>
-
-#include "core/check.h"
-#include "kernels/ops.h"
-#include "runtime/network_drafter.h"
 
 namespace openspec {
 namespace {
@@ -12,16 +8,12 @@ namespace {
 constexpr int kMaxDepth = 15;
 constexpr int kMaxTopK = 10;
 
-/// Autoregressive drafts from a one-layer head over the target's features: chains, or with
-/// draft_top_k above 1 trees.
-///
-/// Its state per sequence: entries in the page pool up to the last known token, and the feature of
-/// that token's row. The row itself runs when drafts are wanted, so that a step without costs
-/// little more than the entries. Entries of drafts are overwritten as soon as the step is known.
-class Eagle3Drafter final : public HeadDrafter<Eagle3> {
+/// Autoregressive drafts from a head over the target's features: chains, or with draft_top_k above
+/// 1 trees.
+class Eagle3Drafter final : public Eagle3HeadDrafter {
  public:
   explicit Eagle3Drafter(const DrafterConfig& config)
-      : HeadDrafter(config),
+      : Eagle3HeadDrafter(config),
         shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
                        "draft_depth must be in [1, ", kMaxDepth, "], got ", shape_.depth);
@@ -31,14 +23,11 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
     if (makes_trees() && shape_.depth > 1) {
       max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
     }
-    head_ = Eagle3Config(draft_model_config());
-    head_.has_qk_norm = config.flag("has_qk_norm", false);
-    head_.norm_before_residual = config.flag("norm_before_residual", false);
     head_.validate();
     declare_trees(shape_.top_k, head_);
     needs_.num_draft_entries = num_tree_rows();
     plan();
-    declare_head(/*num_layers=*/1, limits());
+    declare_head(head_.num_layers, limits());
   }
 
   DraftLogits draft_logits() override {
@@ -57,23 +46,9 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
     }
   }
 
-  void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
-    void* features = at<void>(at_.features);
-    void* hidden = at<void>(at_.hidden);
-    const DraftRows rows =
-        extend_rows(exec, table, step, features, head_.num_captures * head_.hidden_size,
-                    at<int32_t>(at_.last_row));
-    if (rows.num_rows == 0) return;
-    RowBatch batch = rows.batch();
-    batch.expected_span_rows = step.rows.expected_span_rows;
-    model_->append(exec, batch, table.pages, kv_.front(), target_->embedding, features, hidden);
-    copy_rows(exec, at<int32_t>(at_.last_row), hidden, at<void>(at_.feature_of_slot),
-              table.max_num_seqs, head_.hidden_size);
-  }
-
  private:
   struct Places {
-    size_t last_row, chosen, features, hidden, feature_of_slot, logits, logits_row;
+    size_t chosen, logits, logits_row;
     // of trees
     size_t node_token, node_parent, node_score, row_node, order, parent_row, frontier_row,
         root_outputs;
@@ -92,14 +67,13 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
   void forward(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
                const DraftRows& rows, void* hidden, bool may_have_trees = false) {
     const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len, may_have_trees);
-    model_->forward(exec, sight.rows, sight.pages, kv_.front(), target_->embedding, hidden);
+    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding, hidden);
   }
 
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     DraftRows rows = draft_rows(wanted.num_seqs, wanted.num_seqs);
     OPENSPEC_CHECK(wanted.num_seqs <= max_proposals_, wanted.num_seqs, " chains, at most ",
                    max_proposals_);
-    void* hidden = at<void>(at_.hidden);
     for (int depth = 0; depth <= wanted.max_drafts; ++depth) {
       ops::chain_rows(exec, {.table = table,
                              .seq = wanted.seq,
@@ -116,10 +90,9 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
       if (depth == wanted.max_drafts) break;
       set_last_logits(logits_of(depth), wanted.num_seqs);
       if (depth == 0) {
-        copy_rows(exec, rows.source, at<void>(at_.feature_of_slot), hidden, rows.num_rows,
-                  head_.hidden_size);
+        copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
       }
-      forward(exec, table, wanted, rows, hidden);
+      forward(exec, table, wanted, rows, hidden());
       model_->logits(exec, nullptr, rows.num_rows, logits_of(depth));
       draw(exec, table,
            {.rows = rows.batch(),
@@ -138,8 +111,8 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
     const int num_seqs = wanted.num_seqs;
     const DraftTrees trees = draft_trees();
     const DraftRows roots = draft_rows(num_seqs, num_seqs);
-    void* outputs = at<void>(at_.hidden);
-    void* next = at<void>(at_.features);  // which only `learn` needs
+    void* outputs = hidden();
+    void* next = features();
     ops::chain_rows(exec, {.table = table,
                            .seq = wanted.seq,
                            .num_wanted = wanted.num_wanted,
@@ -150,8 +123,7 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
                            .drafts = wanted.drafts,
                            .num_drafts = wanted.num_drafts});
     void* root_outputs = at<void>(at_.root_outputs);
-    copy_rows(exec, roots.source, at<void>(at_.feature_of_slot), root_outputs, num_seqs,
-              head_.hidden_size);
+    copy_rows(exec, roots.source, feature_of_slot(), root_outputs, num_seqs, head_.hidden_size);
     forward(exec, table, wanted, roots, root_outputs);
     model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
     find_best(exec, table, roots, roots.row_span, num_seqs);
@@ -222,12 +194,8 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
     const int rows = limits().max_rows, seqs = config_.max_num_seqs;
     const int logits_rows = limits().max_logits_rows;
     plan_rows(rows, std::max(1, num_tree_rows()));
-    at_.last_row = take(seqs, sizeof(int32_t));
+    plan_kept(rows);
     at_.chosen = take(seqs, sizeof(int32_t));
-    const size_t width = static_cast<size_t>(head_.hidden_size) * dtype_bytes(config_.dtype);
-    at_.features = take(rows, static_cast<size_t>(head_.num_captures) * width);
-    at_.hidden = take(rows, width);
-    at_.feature_of_slot = take(seqs, width);
     if (keeps_logits()) {
       at_.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
       at_.logits_row = take(seqs, sizeof(int32_t));
@@ -246,7 +214,7 @@ class Eagle3Drafter final : public HeadDrafter<Eagle3> {
     at_.order = take(shape_.num_nodes(), sizeof(int32_t));
     at_.parent_row = take(rows, sizeof(int32_t));
     at_.frontier_row = take(logits_rows, sizeof(int32_t));
-    at_.root_outputs = take(max_proposals_, width);
+    at_.root_outputs = take(max_proposals_, static_cast<size_t>(row_bytes(head_.hidden_size)));
   }
 
   DraftTrees draft_trees() {

@@ -232,6 +232,44 @@ TEST(rms_norm_writes_rows_apart) {
   }
 }
 
+// Columns of wider rows, or rows wider than a step's, in place: others stay as they were.
+TEST(rms_norm_of_slices_and_of_wide_rows) {
+  Rng rng(9);
+  struct Shape {
+    size_t width, stride, first;
+  };
+  for (const Shape shape : {Shape{64, 192, 64}, Shape{2560, 3 * 2560, 2560}, Shape{4096, 20480, 0},
+                            Shape{12288, 12288, 0}, Shape{24576, 24592, 16}}) {
+    for (const size_t num_rows : {1, 19}) {
+      const Input input = random_input(rng, num_rows, shape.width, Delta::kNone);
+      Bits rows(num_rows * shape.stride, uint16_t{0x1234});
+      for (size_t row = 0; row < num_rows; ++row) {
+        std::copy_n(input.residual.begin() + static_cast<std::ptrdiff_t>(row * shape.width),
+                    shape.width,
+                    rows.begin() + static_cast<std::ptrdiff_t>(row * shape.stride + shape.first));
+      }
+      const DeviceBuffer slices(rows), weight(input.weight);
+      RmsNormParams params = shape_of(input);
+      params.residual = params.out = slices.as<uint16_t>() + shape.first;
+      params.residual_stride = params.out_stride = static_cast<int64_t>(shape.stride);
+      params.weight = weight.as<float>();
+      CHECK_CUDA(rms_norm_cuda(params, nullptr));
+      CHECK(slices.guard_is_whole());
+      const Bits written = slices.download<uint16_t>();
+      Result result = {input.residual, {}};
+      for (size_t i = 0; i < written.size(); ++i) {
+        const size_t column = i % shape.stride;
+        if (column >= shape.first && column < shape.first + shape.width) {
+          result.out.push_back(written[i]);
+        } else {
+          CHECK_EQ(written[i], uint16_t{0x1234});
+        }
+      }
+      check_result(input, result);
+    }
+  }
+}
+
 TEST(rms_norm_keeps_nan_in_its_row) {
   Rng rng(4);
   constexpr size_t kRows = 17, kWidth = 2560, kKept = 11;

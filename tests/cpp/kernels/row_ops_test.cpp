@@ -141,6 +141,40 @@ TEST(rms_norm_takes_its_delta_as_partial_sums) {
   });
 }
 
+// Columns of wider rows, in place: the columns beside them stay as they were.
+TEST(rms_norm_of_slices_of_rows) {
+  for_each_isa([] {
+    Rng rng(9);
+    for (const DType dtype : both_dtypes()) {
+      constexpr size_t kRows = 11, kWidth = 320, kStride = 3 * kWidth;
+      const std::vector<float> weight = rng.normals(kWidth);
+      const std::vector<float> rows = rng.normals(kRows * kStride);
+      Buffer slices(rows, dtype);
+      const Buffer before(rows, dtype);
+      ThreadPool pool(2);
+      RmsNormParams params;
+      params.residual = static_cast<std::byte*>(slices.data()) + kWidth * dtype_bytes(dtype);
+      params.residual_stride = params.out_stride = kStride;
+      params.weight = weight.data();
+      params.out = params.residual;
+      params.num_rows = kRows;
+      params.width = kWidth;
+      params.dtype = dtype;
+      rms_norm_cpu({.pool = &pool}, params);
+      CHECK(slices.guard_is_whole());
+      for (size_t row = 0; row < kRows; ++row) {
+        const size_t at = row * kStride + kWidth;
+        std::vector<float> alone;
+        for (size_t i = 0; i < kWidth; ++i) alone.push_back(before[at + i]);
+        const NormCase expected = run_norm(alone, {}, weight, dtype, 1);
+        CHECK(slices.same(at, expected.out, 0, kWidth));
+        CHECK(slices.same(at - kWidth, before, at - kWidth, kWidth));
+        CHECK(slices.same(at + kWidth, before, at + kWidth, kWidth));
+      }
+    }
+  });
+}
+
 // Two norms write the halves of one buffer; what lies between an output's rows stays as it was.
 TEST(rms_norm_writes_rows_apart) {
   for_each_isa([] {

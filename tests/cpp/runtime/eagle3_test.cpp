@@ -72,6 +72,22 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
   }
 }
 
+TEST(heads_of_several_layers_and_norms_change_no_text) {
+  const std::vector<Job> jobs = mixed_jobs(12, kVocab);
+  const std::vector<Ids> expected = plain(jobs);
+  for (const char* norm : {"slices", "whole"}) {
+    for (RunnerConfig config : {head_config(), tree_config(3, 2, 7)}) {
+      config.method_options["num_layers"] = int64_t{3};
+      config.method_options["capture_norm"] = std::string(norm);
+      config.method_options["norm_output"] = true;
+      config.adaptive = false;
+      const size_t one_layer = plan_memory(head_config()).page_bytes;
+      CHECK_GT(plan_memory(config).page_bytes, one_layer);
+      check_texts(config, 300, jobs, expected, {32, 7});
+    }
+  }
+}
+
 TEST(drafts_without_noise_change_no_text) {
   const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   RunnerConfig config = with_option(head_config(), "draft_noise", false);
@@ -151,6 +167,8 @@ TEST(geometry_that_cannot_be_is_refused) {
   check("num_q_heads", int64_t{5}, "multiple");
   check("draft_vocab_size", int64_t{62}, "exceeds");
   check("has_token_map", false, "token map");
+  check("num_layers", int64_t{65}, "num_layers");
+  check("capture_norm", std::string("all"), "slices or whole");
 }
 
 TEST(a_token_map_holds_offsets) {
