@@ -104,7 +104,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama-3.3": scaled("llama-3.3-70b", 8, 1, **LLAMA3_ROPE),
     "mistral-7b": scaled("mistral-7b-v0.3", 8, 2),
     "mistral-nemo": scaled("mistral-nemo-12b", 4, 2, hidden_size=160),
+    "mistral-small": scaled("mistral-small-24b", 4, 1, hidden_size=160),
+    "qwen2.5-tied": scaled("qwen2.5-0.5b", 7, 1),
+    "qwen2.5": scaled("qwen2.5-14b", 5, 1),
 }
+LEFT_TO_FULL = ("llama-3", "llama-3.3", "mistral-7b", "mistral-small", "qwen2.5-tied")
+"""Their switches show in the others too."""
+MODELS = [
+    pytest.param(name, marks=pytest.mark.full if name in LEFT_TO_FULL else ())
+    for name in ("embedded", *RANDOM_MODELS, *FAMILIES)
+]
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ def make_random_model(folder: Path, settings: dict[str, Any]) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=["embedded", *RANDOM_MODELS, *FAMILIES])
+@pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     num_tokens = PROMPT_TOKENS + DECODE_TOKENS
     if request.param == "embedded":

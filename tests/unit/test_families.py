@@ -40,7 +40,7 @@ def load(folder: Path, name: str, **changes: Any) -> ModelConfig:
     return ModelConfig.from_folder(folder)
 
 
-@pytest.mark.parametrize("name", [name for name in SIZES if not name.startswith("qwen2")])
+@pytest.mark.parametrize("name", SIZES)
 def test_published_models(tmp_path: Path, name: str) -> None:
     count, head_dim, positions = SIZES[name]
     config = load(tmp_path, name)
@@ -67,7 +67,7 @@ def test_llama3_scaling_ends_at_the_positions_named(tmp_path: Path) -> None:
 
 
 def test_both_dialects_say_the_same(tmp_path: Path) -> None:
-    for name in ("llama-3.2-1b", "mistral-nemo-12b"):
+    for name in ("llama-3.2-1b", "qwen2.5-7b", "mistral-nemo-12b"):
         older = load(tmp_path, name)
         scaling = PUBLISHED[name].get("rope_scaling") or {"rope_type": "default"}
         newer = load(
@@ -95,11 +95,10 @@ def test_head_dim_of_the_config_or_of_the_widths(tmp_path: Path) -> None:
 
 def test_windows_that_hide_nothing(tmp_path: Path) -> None:
     load(tmp_path, "mistral-7b-v0.3", sliding_window=32768)
-    window = {"use_sliding_window": True, "sliding_window": 131072}
-    load(tmp_path, "qwen3-8b", **window, max_window_layers=36)
-    load(tmp_path, "qwen3-8b", **window, max_window_layers=0)
-    layers = ["full_attention"] * 36
-    load(tmp_path, "qwen3-8b", layer_types=layers, use_sliding_window=True, max_window_layers=0)
+    load(tmp_path, "qwen2.5-7b", use_sliding_window=True)  # from layer 28 of 28 on
+    load(tmp_path, "qwen2.5-7b", use_sliding_window=True, max_window_layers=0)  # 131072 positions
+    layers = ["full_attention"] * 28
+    load(tmp_path, "qwen2.5-7b", layer_types=layers, use_sliding_window=True, max_window_layers=0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_windows_that_hide_nothing(tmp_path: Path) -> None:
         ("mistral-7b-v0.3", {"sliding_window": "absent"}, "sliding_window: .*found nothing"),
         ("llama-3.1-8b", {"sliding_window": 8192}, "sliding_window: expected null"),
         (
-            "qwen3-8b",
+            "qwen2.5-7b",
             {"use_sliding_window": True, "max_window_layers": 20, "sliding_window": 4096},
             "use_sliding_window: expected false, found true; sliding windows are not supported",
         ),

@@ -33,6 +33,13 @@ FAMILIES = (
     Family(architecture="LlamaForCausalLM", model_type="llama"),
     Family(architecture="MistralForCausalLM", model_type="mistral", sliding_window=4096),
     Family(
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        has_qkv_bias=True,
+        sliding_window=4096,
+        has_window_switch=True,
+    ),
+    Family(
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
         has_qk_norm=True,
@@ -41,7 +48,7 @@ FAMILIES = (
         has_window_switch=True,
     ),
 )
-SUPPORTED = "openspec runs the dense text models of Llama 3, Mistral and Qwen3"
+SUPPORTED = "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3"
 
 _HYBRID = "it has layers of linear attention or state spaces beside those of attention"
 _EXPERTS = "it is a mixture of experts"
