@@ -60,8 +60,8 @@ DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
 void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
   if (device != Device::kCuda) return;
   OPENSPEC_CHECK_ARG(dtype == DType::kBF16, "on CUDA the dtype must be bfloat16");
-  OPENSPEC_CHECK_ARG(g.head_dim == 128, "on CUDA head_dim must be 128, got ", g.head_dim,
-                     "; use --device cpu");
+  OPENSPEC_CHECK_ARG(g.head_dim == 64 || g.head_dim == 128,
+                     "on CUDA head_dim must be 64 or 128, got ", g.head_dim, "; use --device cpu");
   const int group = g.num_q_heads / g.num_kv_heads;
   OPENSPEC_CHECK_ARG(group <= 8, "on CUDA at most 8 query heads share a KV head, got ", group,
                      "; use --device cpu");

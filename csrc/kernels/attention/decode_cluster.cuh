@@ -21,7 +21,10 @@
 namespace openspec::span_attention {
 
 constexpr int kClusterThreads = 256;
-constexpr int kClusterColumns = kHeadDim / kClusterCtas;
+// Of heads of kMaxHeadDim only.
+constexpr int kClusterLineBytes = Lines<kMaxHeadDim>::kLineBytes;
+constexpr int kClusterStageBytes = Lines<kMaxHeadDim>::kStageBytes;
+constexpr int kClusterColumns = kMaxHeadDim / kClusterCtas;
 static_assert(kClusterColumns * 16 == kClusterThreads && kClusterBlocks == 16 &&
               kClusterColumns == 16);
 
@@ -29,9 +32,9 @@ static_assert(kClusterColumns * 16 == kClusterThreads && kClusterBlocks == 16 &&
 /// swizzled by row; per block p as bf16, rows of 128 bytes, and the warps' maxima.
 struct ClusterLayout {
   static constexpr int kPairs = kMinTilePairs;
-  static constexpr int kValuesAt = 2 * kStageBytes;
-  static constexpr int kQueriesAt = 4 * kStageBytes;
-  static constexpr int kWeightsAt = kQueriesAt + kPairs * kLineBytes;
+  static constexpr int kValuesAt = 2 * kClusterStageBytes;
+  static constexpr int kQueriesAt = 4 * kClusterStageBytes;
+  static constexpr int kWeightsAt = kQueriesAt + kPairs * kClusterLineBytes;
   static constexpr int kMaximaAt = kWeightsAt + 2 * kPairs * kBlockTokens * 2;
   static constexpr int kBarrierAt = kMaximaAt + 2 * 4 * kPairs * 4;
   static constexpr int kUsedBytes = kBarrierAt + 16;
@@ -103,7 +106,7 @@ struct ClusterSum {
 __device__ __forceinline__ void store_cluster_sum(const ClusterArgs& args, int tile_row,
                                                   int kv_head, int pair, int column,
                                                   const ClusterSum& sum) {
-  args.out[pair_at(args, tile_row, kv_head, pair) + column] =
+  args.out[pair_at<kMaxHeadDim>(args, tile_row, kv_head, pair) + column] =
       __float2bfloat16_rn(finish(sum.out, __frcp_rn(sum.normaliser)));
 }
 
@@ -132,7 +135,7 @@ __device__ __forceinline__ void merge_items(const ClusterArgs& args, const Clust
     for (int i = 0; i < arrival.z; ++i, at += tile.y) {
       const float2 stats = __ldcg(args.partial_stats + at);
       const float sum =
-          __ldcg(args.partial_sums + at * kHeadDim + rank * kClusterColumns + thread % 16);
+          __ldcg(args.partial_sums + at * kMaxHeadDim + rank * kClusterColumns + thread % 16);
       all.add(sum, stats.y, stats.x, args.scale);
     }
     store_cluster_sum(args, tile.x, kv_head, pair, rank * kClusterColumns + thread % 16, all);
@@ -148,22 +151,22 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
   const int thread = threadIdx.x, lane = thread % 32;
   const int slot = thread / 128, part = thread / 32 % 4;
   const int rank = blockIdx.x % kClusterCtas;
-  const uint32_t keys = base + slot * kStageBytes, values = keys + Layout::kValuesAt;
+  const uint32_t keys = base + slot * kClusterStageBytes, values = keys + Layout::kValuesAt;
   const float scale = args.scale;
 
   // Copies: 16 chunks to a row.
   const int chunk = thread % 16, copy_row = thread / 16 % 8;
-  const uint32_t copy_to = keys + copy_row * kLineBytes + ((chunk ^ copy_row) * 16);
+  const uint32_t copy_to = keys + copy_row * kClusterLineBytes + ((chunk ^ copy_row) * 16);
 
   // Fragments.
   const int matrix = lane / 8, matrix_row = lane % 8;
-  const uint32_t key_at = keys + (part * 16 + matrix / 2 * 8 + matrix_row) * kLineBytes +
+  const uint32_t key_at = keys + (part * 16 + matrix / 2 * 8 + matrix_row) * kClusterLineBytes +
                           ((matrix % 2 ^ matrix_row) * 16);
   const uint32_t pair_in_tile = matrix % 2 * 8 + matrix_row;
   const uint32_t value_at =
-      values + pair_in_tile * kLineBytes + (((part * 4 + matrix / 2) ^ matrix_row) * 16);
-  const uint32_t query_at =
-      base + Layout::kQueriesAt + pair_in_tile * kLineBytes + ((matrix / 2 ^ matrix_row) * 16);
+      values + pair_in_tile * kClusterLineBytes + (((part * 4 + matrix / 2) ^ matrix_row) * 16);
+  const uint32_t query_at = base + Layout::kQueriesAt + pair_in_tile * kClusterLineBytes +
+                            ((matrix / 2 ^ matrix_row) * 16);
   const uint32_t weights = base + Layout::kWeightsAt + slot * Layout::kPairs * kBlockTokens * 2;
   const int row = lane / 4;  // and row + 8
 
@@ -214,10 +217,11 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
     const int first = (job.range.x + block_in_item) * kBlockTokens + copy_row;
     const int num_visible = job.tile.w - first;
     const char* keys_from =
-        args.kv + static_cast<int64_t>(job.kv_head * args.page_size + copy_row) * kLineBytes +
+        args.kv +
+        static_cast<int64_t>(job.kv_head * args.page_size + copy_row) * kClusterLineBytes +
         chunk * 16;
     const char* values_from =
-        keys_from + static_cast<int64_t>(args.num_kv_heads) * args.page_size * kLineBytes;
+        keys_from + static_cast<int64_t>(args.num_kv_heads) * args.page_size * kClusterLineBytes;
     // One multiply-add per address.
     asm volatile("" : "+l"(keys_from), "+l"(values_from));
     // Of the thread's rows of the block those from `begin` to `end`.
@@ -226,8 +230,8 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (8 * i < begin || 8 * i >= end) continue;
-        copy_async(to + i * 8 * kLineBytes,
-                   from + uint64_t{static_cast<uint32_t>(lines[i])} * kLineBytes,
+        copy_async(to + i * 8 * kClusterLineBytes,
+                   from + uint64_t{static_cast<uint32_t>(lines[i])} * kClusterLineBytes,
                    8 * i < num_visible);
       }
     };
@@ -240,9 +244,10 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
         const int num_pairs = job.range.y > 0 ? job.tile.y : 0;
         if (num_pairs > 0) {
           const int pair = thread / 16, tile_pair = min(pair, num_pairs - 1);
-          copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-                     args.q + pair_at(args, job.tile.x, job.kv_head, tile_pair) + chunk * 8,
-                     pair < num_pairs);
+          copy_async(
+              base + Layout::kQueriesAt + pair * kClusterLineBytes + ((chunk ^ (pair % 8)) * 16),
+              args.q + pair_at<kMaxHeadDim>(args, job.tile.x, job.kv_head, tile_pair) + chunk * 8,
+              pair < num_pairs);
         }
         commit_copies();
       }
@@ -353,7 +358,7 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
 #pragma unroll
           for (int j = 0; j < 4; j += 2) {
             uint32_t value[4];
-            load_matrices_transposed(value, (value_at ^ (j * 16)) + step * 16 * kLineBytes);
+            load_matrices_transposed(value, (value_at ^ (j * 16)) + step * 16 * kClusterLineBytes);
             multiply_add(out[j], weight, value[0], value[1]);
             multiply_add(out[j + 1], weight, value[2], value[3]);
           }
@@ -431,7 +436,7 @@ __global__ void __launch_bounds__(kClusterThreads, ClusterLayout::kCtasPerSm)
                 range.w + pair +
                 static_cast<int64_t>(kv_head * range.z + (range.x + first) / kSegmentBlocks) *
                     num_pairs;
-            args.partial_sums[at * kHeadDim + rank * kClusterColumns + in_16] = segment.out;
+            args.partial_sums[at * kMaxHeadDim + rank * kClusterColumns + in_16] = segment.out;
             if (in_16 == 0) {
               args.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
             }

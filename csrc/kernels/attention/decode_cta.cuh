@@ -11,15 +11,14 @@
 
 namespace openspec::span_attention {
 
-// Half stages in the ring of shared memory: K or V of one block each, rows of 256 bytes, 16-byte
-// chunks swizzled by row.
+// Half stages in the ring of shared memory: K or V of one block each.
 constexpr int kDecodeRing = 5;
 
 /// Shared memory behind the ring: Q, as K; p as bf16, rows of 128 bytes; each warp's maxima.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 struct CtaLayout {
-  static constexpr int kQueriesAt = kDecodeRing * kStageBytes;
-  static constexpr int kWeightsAt = kQueriesAt + kTiles * 16 * kLineBytes;
+  static constexpr int kQueriesAt = kDecodeRing * Lines<kHeadDim>::kStageBytes;
+  static constexpr int kWeightsAt = kQueriesAt + kTiles * 16 * Lines<kHeadDim>::kLineBytes;
   static constexpr int kMaximaAt = kWeightsAt + kTiles * 16 * kBlockTokens * 2;
   static constexpr int kAncestorsAt = kMaximaAt + kDecodeCtaWarps * 16 * 4;
   static constexpr int kUsedBytes = kAncestorsAt + kMaxTreeRows;
@@ -28,10 +27,11 @@ struct CtaLayout {
   static constexpr int kMostCtasPerSm = kTiles == 4 ? 1 : kDecodeCtasPerSm;
 };
 
-/// Copies an item's K and V to shared memory. A thread copies one chunk of every 16th key.
-struct CtaCopier {
-  static constexpr int kKeys = 4, kKeyStep = kDecodeCtaThreads / 16;
-  static_assert(kKeys * kKeyStep == kBlockTokens);
+/// Copies an item's K and V to shared memory. A thread copies one chunk of every kKeyStep-th key.
+template <int kHeadDim>
+struct CtaCopier : Lines<kHeadDim> {
+  using Lines<kHeadDim>::kLineBytes, Lines<kHeadDim>::kChunks;
+  static constexpr int kKeyStep = kDecodeCtaThreads / kChunks, kKeys = kBlockTokens / kKeyStep;
 
   const char* kv;            // the thread's chunk of the KV head's first line
   const int32_t* pages;      // of the sequence
@@ -44,8 +44,8 @@ struct CtaCopier {
   __device__ __forceinline__ void find_lines(int block) {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      int token =
-          min(block * kBlockTokens + i * kKeyStep + static_cast<int>(threadIdx.x) / 16, end - 1);
+      int token = min(block * kBlockTokens + i * kKeyStep + static_cast<int>(threadIdx.x) / kChunks,
+                      end - 1);
       if (ancestors != nullptr && token >= kv_len) token = kv_len + ancestors[token - kv_len];
       const int index =
           static_cast<int>(uint64_t{static_cast<uint32_t>(token)} * page_reciprocal >> 34);
@@ -55,7 +55,7 @@ struct CtaCopier {
   /// Starts copying the block of `lines`: K, or V with value_offset. Keys from `end` on become
   /// zero.
   __device__ __forceinline__ void copy(uint32_t stage, int block, uint64_t offset) const {
-    const int chunk = threadIdx.x % 16, key = threadIdx.x / 16;
+    const int chunk = threadIdx.x % kChunks, key = threadIdx.x / kChunks;
     const uint32_t to = stage + key * kLineBytes + ((chunk ^ (key % 8)) * 16);
     const int visible = end - block * kBlockTokens - key;
     const char* from = kv + offset;
@@ -72,14 +72,19 @@ struct CtaCopier {
 /// output. Uses all of the CTA's shared memory; the caller puts a barrier between calls. With
 /// `waits` it waits for the previous kernel, and copies ahead of that what was there before the
 /// step; not for a row's tail.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const WorkItem& item,
                                               int kv_head, unsigned char* shared, float4* scratch,
                                               bool waits) {
-  using Layout = CtaLayout<kTiles>;
+  using Layout = CtaLayout<kHeadDim, kTiles>;
+  using Copier = CtaCopier<kHeadDim>;
+  constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes,
+                kStageBytes = Lines<kHeadDim>::kStageBytes;
+  constexpr int kChunks = Lines<kHeadDim>::kChunks;
   constexpr int kParts = kDecodeCtaWarps / kTiles;
   constexpr int kKeyTiles = kBlockTokens / 8 / kParts, kDimTiles = kHeadDim / 8 / kParts;
   constexpr int kDimChunk = kTiles == 4 ? 4 : 2;  // column tiles at a time
+  static_assert(kKeyTiles > 0 && kDimTiles >= kDimChunk && (kTiles == 1 || kKeyTiles % 2 == 0));
   constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
 
   const int thread = opaque_thread();
@@ -93,7 +98,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   const int num_pairs = (is_tail ? 1 : item.tile_rows) * args.group;
   const int block_begin = item.block_begin, block_end = item.block_end;
 
-  CtaCopier keys;
+  Copier keys;
   keys.ancestors = nullptr;
   if (is_tail) {
     const uint32_t* words =
@@ -118,7 +123,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   }
   const uint32_t head_lines = static_cast<uint32_t>(args.num_kv_heads) * args.page_size;
   keys.kv =
-      args.kv + static_cast<int64_t>(kv_head) * args.page_size * kLineBytes + thread % 16 * 16;
+      args.kv + static_cast<int64_t>(kv_head) * args.page_size * kLineBytes + thread % kChunks * 16;
   keys.pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
   keys.value_offset = uint64_t{head_lines} * kLineBytes;
   keys.page_lines = 2 * head_lines;
@@ -131,8 +136,8 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   } else {
     // The first block's lines stand in the item: one dependent load less.
 #pragma unroll
-    for (int i = 0; i < CtaCopier::kKeys; ++i) {
-      const int key = i * CtaCopier::kKeyStep + thread / 16;
+    for (int i = 0; i < Copier::kKeys; ++i) {
+      const int key = i * Copier::kKeyStep + thread / kChunks;
       keys.lines[i] = item.lines[key / kLineRows] + key % kLineRows;
     }
   }
@@ -152,10 +157,11 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   if (num_copied == 0) keys.copy(ring, block_begin, 0);
   const uint32_t queries = ring + Layout::kQueriesAt;
 #pragma unroll 1
-  for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
-    const int chunk = thread % 16, tile_pair = min(pair, num_pairs - 1);
+  for (int pair = thread / kChunks; pair < kTiles * 16; pair += kDecodeCtaThreads / kChunks) {
+    const int chunk = thread % kChunks, tile_pair = min(pair, num_pairs - 1);
     copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-               args.q + pair_at(args, first_row, kv_head, tile_pair) + chunk * 8, pair < num_pairs);
+               args.q + pair_at<kHeadDim>(args, first_row, kv_head, tile_pair) + chunk * 8,
+               pair < num_pairs);
   }
   commit_copies();
   if (num_copied == 0) keys.copy(ring + kStageBytes, block_begin, keys.value_offset);
@@ -201,7 +207,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   const bool is_direct = item.num_slots == 0;
   bool has_kept = false;
   int num_runs = 0;
-  Sums<1, kDimTiles, kDecodeCtaThreads> sums;
+  Sums<kHeadDim, 1, kDimTiles, kDecodeCtaThreads> sums;
   sums.clear();
 
   // Half stages: of V before, of K and V of this block.
@@ -388,8 +394,8 @@ __device__ __forceinline__ void go_to_tail(WorkItem& item) {
 }
 
 /// Tiles of up to 16 kTiles pairs over ranges of blocks: many rows, or trees.
-template <int kTiles>
-__global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kTiles>::kMostCtasPerSm)
+template <int kHeadDim, int kTiles>
+__global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kHeadDim, kTiles>::kMostCtasPerSm)
     decode_cta_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
   extern __shared__ __align__(256) unsigned char shared[];
@@ -420,19 +426,19 @@ __global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kTiles>::kMostCta
     is_early = false;
     if (!waits_later) queue.prefetch();
     if (item.is_tile_tail) {
-      attend_tails<kTiles>(args, item, kv_head, shared);
+      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
     } else if (has_blocks) {
-      attend_by_cta<kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
+      attend_by_cta<kHeadDim, kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
     }
     if (waits_later) queue.prefetch();
     if (item.tail_end > 0) {
       go_to_tail(item);
-      attend_tails<kTiles>(args, item, kv_head, shared);
+      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
     }
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
       for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kDecodeCtaWarps) {
-        merge_pair(args, item, kv_head, pair);
+        merge_pair<kHeadDim>(args, item, kv_head, pair);
       }
     }
     index = queue.next(&message);

@@ -22,11 +22,12 @@
 
 namespace openspec::span_attention {
 
-/// Shared memory: each warp's K and V, rows of 256 bytes, 16-byte chunks swizzled by row; the sums
-/// of the segment so far, as the lanes have them; how many of the item's blocks are in these.
+/// Shared memory: each warp's K and V; the sums of the segment so far, as the lanes have them; how
+/// many of the item's blocks are in these.
+template <int kHeadDim>
 struct WarpLayout {
   static constexpr int kTiles = kMaxWarpTilePairs / kWarpTilePairs;
-  static constexpr int kSumsAt = kDecodeWarps * 2 * kStageBytes;
+  static constexpr int kSumsAt = kDecodeWarps * 2 * Lines<kHeadDim>::kStageBytes;
   static constexpr int kStatsAt = kSumsAt + kTiles * (kHeadDim / 16) * 32 * 16;
   static constexpr int kNumMergedAt = kStatsAt + kTiles * 32 * 16;
   static constexpr int kUsedBytes = kNumMergedAt + 16;
@@ -40,7 +41,7 @@ __device__ __forceinline__ void wait_for_turn(const int* num_merged, int count) 
 
 /// A warp's results: of kTiles x 8 pairs. A lane has pairs 2 (lane % 4) and the next of each 8, and
 /// columns lane / 4 and lane / 4 + 8 of each 16.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 struct WarpSums {
   static constexpr int kDimTiles = kHeadDim / 16;
   float out[kTiles][kDimTiles][4];  // [column half, pair]
@@ -90,7 +91,8 @@ struct WarpSums {
     for (int tile = 0; tile < kTiles; ++tile) {
       const float reciprocal[2] = {__frcp_rn(normaliser[tile][0]), __frcp_rn(normaliser[tile][1])};
       const int pair = tile * 8 + lane / 4;
-      __nv_bfloat16* to = args.out + pair_at(args, first_row, kv_head, pair) + lane % 4 * 2;
+      __nv_bfloat16* to =
+          args.out + pair_at<kHeadDim>(args, first_row, kv_head, pair) + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2 * kDimTiles; ++i) {
         const float* x = out[tile][i / 2] + i % 2 * 2;
@@ -138,11 +140,15 @@ struct WarpStart {
   }
 };
 
-/// Copies blocks for one warp, K and then V. A lane copies one chunk of every other key.
-struct WarpCopier {
+/// Copies blocks for one warp, K and then V. A lane copies one chunk of every kKeyStep-th key.
+template <int kHeadDim>
+struct WarpCopier : Lines<kHeadDim> {
+  using Lines<kHeadDim>::kLineBytes, Lines<kHeadDim>::kStageBytes, Lines<kHeadDim>::kChunks;
+  static constexpr int kKeyStep = 32 / kChunks;
+
   const AttentionArgs& args;
   uint32_t keys, values;  // where to
-  const char* kv;         // the lane's chunk of the KV head's first line or the next
+  const char* kv;         // the lane's chunk of the KV head's first line, or of one of the next
   int block, block_end, end;
   uint32_t line;
 
@@ -155,8 +161,9 @@ struct WarpCopier {
 
   __device__ __forceinline__ void go_to(const WarpStart& start) {
     const int lane = threadIdx.x % 32;
-    kv = args.kv + static_cast<int64_t>(start.kv_head * args.page_size + lane / 16) * kLineBytes +
-         lane % 16 * 16;
+    kv = args.kv +
+         static_cast<int64_t>(start.kv_head * args.page_size + lane / kChunks) * kLineBytes +
+         lane % kChunks * 16;
     block = start.block;
     block_end = start.block_end;
     end = start.end;
@@ -182,15 +189,15 @@ struct WarpCopier {
   /// Keys from `end` on become zero.
   __device__ __forceinline__ void copy(uint32_t stage, const char* from) const {
     if (has_block()) {
-      const int chunk = threadIdx.x % 16, odd = threadIdx.x / 16 % 2;
-      int visible = end - block * kBlockTokens - odd;
-      stage += odd * kLineBytes;
-      const uint32_t place = (chunk ^ odd) * 16;
+      const int chunk = threadIdx.x % kChunks, key = threadIdx.x / kChunks % kKeyStep;
+      int visible = end - block * kBlockTokens - key;
+      stage += key * kLineBytes;
+      const uint32_t place = (chunk ^ key) * 16;
 #pragma unroll 2
       for (int i = 0; i < kBlockTokens / kLineRows; ++i) {
         const char* lines = from + uint64_t{__shfl_sync(0xffffffffu, line, i)} * kLineBytes;
 #pragma unroll
-        for (int j = 0; j < kLineRows; j += 2) {
+        for (int j = 0; j < kLineRows; j += kKeyStep) {
           copy_async(stage + j * kLineBytes + (place ^ (j * 16)), lines + j * kLineBytes,
                      j < visible);
         }
@@ -205,12 +212,14 @@ struct WarpCopier {
 /// Attention of an item's pairs, 8 kTiles at most, over its blocks. `kept` is the CTA's: the
 /// segments so far. `copier` has started on the warp's first block; it goes on with the item after
 /// this one.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const WorkItem& item,
-                                                int kv_head, WarpCopier& copier,
+                                                int kv_head, WarpCopier<kHeadDim>& copier,
                                                 const WarpStart& next, unsigned char* shared,
                                                 float4* kept) {
-  using Sums = WarpSums<kTiles>;
+  using Sums = WarpSums<kHeadDim, kTiles>;
+  using Layout = WarpLayout<kHeadDim>;
+  constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes;
   constexpr int kKeyTiles = kBlockTokens / 16, kSteps = kHeadDim / 16;
   const int lane = opaque_thread() % 32;
   const float scale = args.scale;
@@ -230,7 +239,8 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int pair = min(tile * 8 + lane / 4, num_pairs - 1);
-    const __nv_bfloat16* from = args.q + pair_at(args, first_row, kv_head, pair) + lane % 4 * 2;
+    const __nv_bfloat16* from =
+        args.q + pair_at<kHeadDim>(args, first_row, kv_head, pair) + lane % 4 * 2;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -256,9 +266,9 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
   const bool is_direct = item.num_slots == 0;
   const int num_singles =
       is_direct ? 0 : (kSegmentBlocks - block_begin % kSegmentBlocks) % kSegmentBlocks;
-  float4* sums_at = reinterpret_cast<float4*>(shared + WarpLayout::kSumsAt) + lane;
-  float4* stats_at = reinterpret_cast<float4*>(shared + WarpLayout::kStatsAt) + lane;
-  int* num_merged = reinterpret_cast<int*>(shared + WarpLayout::kNumMergedAt);
+  float4* sums_at = reinterpret_cast<float4*>(shared + Layout::kSumsAt) + lane;
+  float4* stats_at = reinterpret_cast<float4*>(shared + Layout::kStatsAt) + lane;
+  int* num_merged = reinterpret_cast<int*>(shared + Layout::kNumMergedAt);
   for (;;) {
     const int later = block + kDecodeWarps;
     const bool has_later = later < block_end;
@@ -402,6 +412,7 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
 
 /// Tiles of up to kMaxWarpTilePairs pairs over ranges of blocks: few rows of each span, no trees.
 /// While a CTA is at one item, the next one's first blocks are on their way.
+template <int kHeadDim>
 __global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
     decode_warp_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
@@ -416,8 +427,8 @@ __global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
   WorkHeader& header = *args.workspace.header;
   if (chunk < kChunks) cuda::fetch_to_cache(reinterpret_cast<const uint4*>(first) + chunk);
   if (chunk == kChunks) cuda::fetch_to_cache(&header);
-  WarpCopier copier(args, shared);
-  int* num_merged = reinterpret_cast<int*>(shared + WarpLayout::kNumMergedAt);
+  WarpCopier<kHeadDim> copier(args, shared);
+  int* num_merged = reinterpret_cast<int*>(shared + WarpLayout<kHeadDim>::kNumMergedAt);
   const bool is_early = args.is_early;
   if (!is_early) cuda::wait_for_previous_kernel();
 
@@ -453,8 +464,8 @@ __global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
     const WarpStart next_start(items + next / num_kv_heads, next % num_kv_heads, has_next);
     if (has_next) chunk_bits = load_chunk(items + next / num_kv_heads);
     const auto attend = [&](auto num_tiles) {
-      attend_by_warps<num_tiles.value>(args, item, kv_head, copier, next_start, shared,
-                                       scratch_of(args));
+      attend_by_warps<kHeadDim, num_tiles.value>(args, item, kv_head, copier, next_start, shared,
+                                                 scratch_of(args));
     };
     switch (ceil_div(item.tile_rows * args.group, kWarpTilePairs)) {
       case 1:
@@ -469,7 +480,7 @@ __global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);
       for (int pair = pairs.begin + threadIdx.x / 32; pair < pairs.end; pair += kDecodeWarps) {
-        merge_pair(args, item, kv_head, pair);
+        merge_pair<kHeadDim>(args, item, kv_head, pair);
       }
     }
     if (!has_next) break;

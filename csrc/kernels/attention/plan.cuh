@@ -19,7 +19,7 @@ struct PlanArgs {
   const int32_t* pages;
   int max_pages_per_seq;
   int page_size;
-  int num_kv_heads, group;
+  int num_kv_heads, group, head_dim;
   int num_decode_ctas, num_sms;
   int tile_pairs;
   float item_ns, block_ns;  // of a CTA: for an item, and for each of its blocks
@@ -63,16 +63,16 @@ struct StrategyTotals {
 /// Estimated time in ns, from the H200's bandwidths. A wrong estimate costs time, never bits.
 __device__ inline float estimate(const PlanArgs& args, const StrategyTotals& totals,
                                  int num_tokens) {
-  constexpr float kTokenBytes = 2 * kHeadDim * 2, kPartialBytes = (kHeadDim + 2) * 4;
+  const float token_bytes = 2 * args.head_dim * 2, partial_bytes = (args.head_dim + 2) * 4;
   constexpr float kMemory = 4200.0f, kCache = 5500.0f;  // bytes per ns
   const int num_kv_heads = args.num_kv_heads, num_ctas = args.num_decode_ctas;
   const float num_items = static_cast<float>(totals.num_items) * num_kv_heads;
-  const float read = num_tokens * (num_kv_heads * kTokenBytes / kMemory);
-  const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * kTokenBytes / kCache);
+  const float read = num_tokens * (num_kv_heads * token_bytes / kMemory);
+  const float cached = totals.num_blocks * (num_kv_heads * kBlockTokens * token_bytes / kCache);
   float rounds = ceilf(num_items / num_ctas) * (args.item_ns + totals.longest_item * args.block_ns);
   // Tiles of trees that are not done together wait for each other's tails.
   if (totals.num_tails > 0 && num_items > num_ctas) rounds *= 1.5f;
-  float merge = 2.0f * totals.num_pair_slots * (kPartialBytes / kCache);
+  float merge = 2.0f * totals.num_pair_slots * (partial_bytes / kCache);
   if (totals.num_pair_slots > 0) {
     // A pair's slots are one warp's work.
     merge += 1600.0f +
@@ -126,7 +126,7 @@ __device__ inline void mark_prefill_spans(const PlanArgs& args, const SpanTable&
       longest, ceil_div(num_tiles * args.num_kv_heads, num_sms) * ceil_div(num_blocks, num_tiles));
   const float cut = ceil_div(num_segments * args.num_kv_heads, num_sms) * kSegmentBlocks +
                     kMergeTime +
-                    num_pair_slots * (2.0f * (kHeadDim + 2) * 4 / 5500.0f / kBlockTime);
+                    num_pair_slots * (2.0f * (kMaxHeadDim + 2) * 4 / 5500.0f / kBlockTime);
   if (cut >= whole) return;
   for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
     const int num_tokens = spans.kv_len[span] + spans.num_rows(span);

@@ -9,13 +9,17 @@
 
 namespace openspec::span_attention {
 
-// Shared memory: a ring of two blocks' K and V, rows of 256 bytes, 16-byte chunks swizzled by row.
-constexpr int kKeysAt = 0;
-constexpr int kValuesAt = 2 * kStageBytes;
-constexpr int kPrefillQueriesAt = 4 * kStageBytes;
-constexpr int kPrefillSharedBytes = kPrefillQueriesAt + kPrefillTilePairs * kLineBytes;
+/// Shared memory: a ring of two blocks' K and V, and Q.
+template <int kHeadDim>
+struct PrefillLayout {
+  static constexpr int kKeysAt = 0;
+  static constexpr int kValuesAt = 2 * Lines<kHeadDim>::kStageBytes;
+  static constexpr int kQueriesAt = 4 * Lines<kHeadDim>::kStageBytes;
+  static constexpr int kBytes = kQueriesAt + kPrefillTilePairs * Lines<kHeadDim>::kLineBytes;
+};
 
 /// Where an item's keys are.
+template <int kHeadDim>
 struct KeySource {
   const AttentionArgs& args;
   const int32_t* pages;  // of the sequence
@@ -23,7 +27,7 @@ struct KeySource {
   uint32_t head_lines;
 
   /// Lines of K of keys lane and lane + 32 of a block.
-  struct Lines {
+  struct KeyLines {
     uint32_t low, high;
   };
 
@@ -36,34 +40,42 @@ struct KeySource {
     const uint32_t offset = token - index * args.page_size;
     return static_cast<uint32_t>(pages[index]) * 2 * value_lines() + head_lines + offset;
   }
-  __device__ __forceinline__ Lines lines_of(int block) const {
+  __device__ __forceinline__ KeyLines lines_of(int block) const {
     const int key = block * kBlockTokens + threadIdx.x % 32;
     return {line_of(key), line_of(key + 32)};
   }
 
   /// Starts copying a block of K (extra_lines 0) or V (value_lines). Keys from `end` on become
   /// zero.
-  __device__ __forceinline__ void copy(uint32_t stage, int block, Lines lines,
+  __device__ __forceinline__ void copy(uint32_t stage, int block, KeyLines lines,
                                        uint32_t extra_lines) const {
-    const int chunk = threadIdx.x % 16, row = threadIdx.x / 16;  // row 0 .. 7
-    const uint32_t to = stage + row * kLineBytes + ((chunk ^ row) * 16);
+    using Form = Lines<kHeadDim>;
+    constexpr int kStep =
+        kPrefillThreads / Form::kChunks;  // a thread has a chunk of every kStep-th
+    const int chunk = threadIdx.x % Form::kChunks, row = threadIdx.x / Form::kChunks;
+    const uint32_t to = stage + row * Form::kLineBytes + ((chunk ^ (row % 8)) * 16);
     const int visible = end - block * kBlockTokens - row;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t line =
-          __shfl_sync(0xffffffffu, i < 4 ? lines.low : lines.high, 8 * (i % 4) + row);
-      copy_async(to + i * 8 * kLineBytes,
-                 args.kv + static_cast<int64_t>(line + extra_lines) * kLineBytes + chunk * 16,
-                 8 * i < visible);
+    for (int i = 0; i < kBlockTokens; i += kStep) {
+      const uint32_t line = __shfl_sync(0xffffffffu, i < 32 ? lines.low : lines.high, i % 32 + row);
+      copy_async(to + i * Form::kLineBytes,
+                 args.kv + static_cast<int64_t>(line + extra_lines) * Form::kLineBytes + chunk * 16,
+                 i < visible);
     }
   }
 };
 
 /// Attention of an item's pairs over its blocks, kRowTiles x 16 pairs to a warp. Uses all of the
 /// CTA's shared memory; the caller puts a barrier between calls.
+template <int kHeadDim>
 __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const WorkItem& item,
                                                int kv_head, unsigned char* shared,
                                                float4* scratch) {
+  using Layout = PrefillLayout<kHeadDim>;
+  using Keys = KeySource<kHeadDim>;
+  constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes,
+                kStageBytes = Lines<kHeadDim>::kStageBytes;
+  constexpr int kChunks = Lines<kHeadDim>::kChunks, kPairStep = kPrefillThreads / kChunks;
   constexpr int kTiles = kPrefillTilePairs / 16, kRowTiles = kTiles / kPrefillWarps;
   constexpr int kKeyTiles = kBlockTokens / 8, kDimTiles = kHeadDim / 8;
   constexpr int kDimChunk = 4;  // column tiles at a time
@@ -78,29 +90,28 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
   const int block_begin = item.block_begin, block_end = item.block_end;
 
-  const KeySource keys = {args,
-                          args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq,
-                          item.end, static_cast<uint32_t>(kv_head) * args.page_size};
+  const Keys keys = {args, args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq,
+                     item.end, static_cast<uint32_t>(kv_head) * args.page_size};
 
   // The first block's lines stand in the item: one dependent load less.
-  KeySource::Lines lines;
+  typename Keys::KeyLines lines;
   lines.low = item.lines[lane / kLineRows] + lane % kLineRows + keys.head_lines;
   lines.high = item.lines[(lane + 32) / kLineRows] + lane % kLineRows + keys.head_lines;
-  keys.copy(ring + kKeysAt, block_begin, lines, 0);
-  const uint32_t queries = ring + kPrefillQueriesAt;
+  keys.copy(ring + Layout::kKeysAt, block_begin, lines, 0);
+  const uint32_t queries = ring + Layout::kQueriesAt;
 #pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    const int chunk = thread % 16, pair = 8 * i + thread / 16;
-    const int64_t from = pair_at(args, first_row, kv_head, min(pair, num_pairs - 1));
+  for (int first = 0; first < kPrefillTilePairs; first += kPairStep) {
+    const int chunk = thread % kChunks, pair = first + thread / kChunks;
+    const int64_t from = pair_at<kHeadDim>(args, first_row, kv_head, min(pair, num_pairs - 1));
     copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16), args.q + from + chunk * 8,
                pair < num_pairs);
   }
   commit_copies();
-  keys.copy(ring + kValuesAt, block_begin, lines, keys.value_lines());
+  keys.copy(ring + Layout::kValuesAt, block_begin, lines, keys.value_lines());
   commit_copies();
   if (block_begin + 1 < block_end) {
     lines = keys.lines_of(block_begin + 1);
-    keys.copy(ring + kKeysAt + kStageBytes, block_begin + 1, lines, 0);
+    keys.copy(ring + Layout::kKeysAt + kStageBytes, block_begin + 1, lines, 0);
   }
   commit_copies();
 
@@ -130,7 +141,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 
   int block = block_begin;
   while (block < block_end) {
-    Sums<kRowTiles, kDimTiles> sums;
+    Sums<kHeadDim, kRowTiles, kDimTiles> sums;
     sums.clear();
     const int run_end = min(block_end, (block / kSegmentBlocks + 1) * kSegmentBlocks);
     for (; block < run_end; ++block) {
@@ -138,14 +149,15 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       wait_for_copies<2>();
       __syncthreads();  // K of this block is there, and everyone is done with the block before
       if (block + 1 < block_end) {
-        keys.copy(ring + kValuesAt + (stage ^ kStageBytes), block + 1, lines, keys.value_lines());
+        keys.copy(ring + Layout::kValuesAt + (stage ^ kStageBytes), block + 1, lines,
+                  keys.value_lines());
       }
       commit_copies();
-      KeySource::Lines lines_after = lines;
+      typename Keys::KeyLines lines_after = lines;
       if (block + 2 < block_end) lines_after = keys.lines_of(block + 2);
 
       float scores[kRowTiles][kKeyTiles][4] = {};
-      const uint32_t key_stage = ring + kKeysAt + stage + key_at;
+      const uint32_t key_stage = ring + Layout::kKeysAt + stage + key_at;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t query[kRowTiles][4];
@@ -222,7 +234,8 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 
       wait_for_copies<2>();
       __syncthreads();  // V of this block is there; everyone is done with K
-      if (block + 2 < block_end) keys.copy(ring + kKeysAt + stage, block + 2, lines_after, 0);
+      if (block + 2 < block_end)
+        keys.copy(ring + Layout::kKeysAt + stage, block + 2, lines_after, 0);
       commit_copies();
       lines = lines_after;
 
@@ -243,7 +256,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
         }
       }
 
-      const uint32_t value_stage = ring + kValuesAt + stage + value_at;
+      const uint32_t value_stage = ring + Layout::kValuesAt + stage + value_at;
 #pragma unroll
       for (int chunk = 0; chunk < kDimTiles; chunk += kDimChunk) {
         float product[kRowTiles][kDimChunk][4] = {};
@@ -287,6 +300,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 }
 
 /// Tiles of 128 pairs over all their blocks: the rows of a long chain.
+template <int kHeadDim>
 __global__ void __launch_bounds__(kPrefillThreads, kPrefillCtasPerSm)
     prefill_mma_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
@@ -304,7 +318,7 @@ __global__ void __launch_bounds__(kPrefillThreads, kPrefillCtasPerSm)
     queue.prefetch();
     fetch(item, args.workspace.prefill_items + index / args.num_kv_heads);
     wait_for_fetch();
-    attend_prefill(args, item, index % args.num_kv_heads, shared, scratch);
+    attend_prefill<kHeadDim>(args, item, index % args.num_kv_heads, shared, scratch);
   }
   queue.close();
 }

@@ -10,12 +10,12 @@
 namespace openspec::span_attention {
 namespace {
 
-/// A layer's K and V as lines of kHeadDim elements. How many there are is not known here: nobody
+/// A layer's K and V as lines of kMaxHeadDim elements. How many there are is not known here: nobody
 /// asks for lines that do not exist.
 bool map_lines(const void* kv, int box_lines, CUtensorMap* map) {
-  const cuuint64_t sizes[] = {kHeadDim, uint64_t{1} << 31};
-  const cuuint64_t strides[] = {kHeadDim * 2};
-  const cuuint32_t box[] = {kHeadDim / 2, static_cast<cuuint32_t>(box_lines)};
+  const cuuint64_t sizes[] = {kMaxHeadDim, uint64_t{1} << 31};
+  const cuuint64_t strides[] = {kMaxHeadDim * 2};
+  const cuuint32_t box[] = {kMaxHeadDim / 2, static_cast<cuuint32_t>(box_lines)};
   const cuuint32_t every[] = {1, 1};
   return cuda::encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(kv),
                               sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Prefill tiles on the warpgroup products of sm_90a.
+/// Prefill tiles on the warpgroup products of sm_90a, of heads of kMaxHeadDim only.
 ///
 /// The arithmetic is that of math.cuh: a product of a warpgroup over 16 k adds up as
 /// m16n8k16 does, so chains of them give the same bits. p . 1 is a 17th column tile of p . v, over
@@ -77,7 +77,8 @@ class PairGroup {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int pair = first + 8 * i;
-      const int64_t from = pair_at(args_, item.tile_row, kv_head, min(pair, num_pairs - 1));
+      const int64_t from =
+          pair_at<kMaxHeadDim>(args_, item.tile_row, kv_head, min(pair, num_pairs - 1));
       copy_async(to + i * 1024, args_.q + from + chunk * 8, pair < num_pairs);
     }
     commit_copies();
@@ -190,7 +191,7 @@ class PairGroup {
     const int all_visible = min(uniform(first_visible + group_ * kGroupPairs / args_.group), end);
     const bool is_direct = uniform(item.num_slots) == 0;
 
-    Sums<1, 16> sums;
+    Sums<kMaxHeadDim, 1, 16> sums;
     sums.clear();
     bool has_kept = false;
     float scores[32], maximum[2];
@@ -362,7 +363,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& args, const Kv
     const int pair = announcement.first_pair + threadIdx.x / 32;
     if (pair < item.tile_rows * args.group) {
       wait_for_tile(args, item, kv_head);
-      merge_pair(args, item, kv_head, pair);
+      merge_pair<kMaxHeadDim>(args, item, kv_head, pair);
     }
     finish_item();
   }

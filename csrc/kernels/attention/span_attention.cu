@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/attention/decode_cluster.cuh"
 #include "kernels/attention/decode_cluster_plan.cuh"
@@ -33,11 +34,12 @@ int group_of(const SpanAttentionParams& params) {
 
 bool is_supported(const SpanAttentionParams& params) {
   const int num_kv_heads = params.kv.num_kv_heads;
-  return params.dtype == DType::kBF16 && params.kv.head_dim == kHeadDim && num_kv_heads > 0 &&
-         params.num_q_heads % num_kv_heads == 0 && group_of(params) <= kMaxGroup &&
-         params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
-         params.rows.num_spans <= kMaxSpans && params.window >= 0 &&
-         (params.is_causal || !params.window_follows_rows) &&
+  return params.dtype == DType::kBF16 &&
+         (params.kv.head_dim == kMaxHeadDim || params.kv.head_dim == kMinHeadDim) &&
+         num_kv_heads > 0 && params.num_q_heads % num_kv_heads == 0 &&
+         group_of(params) <= kMaxGroup && params.kv.page_size > 0 &&
+         params.kv.page_size % kLineRows == 0 && params.rows.num_spans <= kMaxSpans &&
+         params.window >= 0 && (params.is_causal || !params.window_follows_rows) &&
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
@@ -48,6 +50,10 @@ int log2_of(int value) {
   return log2;
 }
 
+bool has_largest_heads(const SpanAttentionParams& params) {
+  return params.kv.head_dim == kMaxHeadDim;
+}
+
 /// What computes decode tiles.
 struct DecodeKernel {
   void (*kernel)(AttentionArgs);
@@ -56,30 +62,27 @@ struct DecodeKernel {
   float item_ns, block_ns;              // as PlanArgs
   bool is_available;                    // false: the device lacks shared memory
 
+  /// What a block takes of heads of kMaxHeadDim.
+  static constexpr float share_of(int head_dim) { return head_dim == kMaxHeadDim ? 1.0f : 0.6f; }
   /// Of a warp for each block.
+  template <int kHeadDim>
   static DecodeKernel by_warps(int tile_pairs) {
-    constexpr int kBytes = WarpLayout::kUsedBytes;
-    return {decode_warp_kernel,
-            tile_pairs,
-            kDecodeWarpThreads,
-            2,
-            kBytes,
-            kBytes,
-            2000.0f,
-            550.0f,
-            false};
+    constexpr int kBytes = WarpLayout<kHeadDim>::kUsedBytes;
+    return {
+        decode_warp_kernel<kHeadDim>, tile_pairs, kDecodeWarpThreads, 2, kBytes, kBytes, 2000.0f,
+        550.0f * share_of(kHeadDim),  false};
   }
   /// Of a CTA for each block; trees too.
-  template <int kTiles>
+  template <int kHeadDim, int kTiles>
   static DecodeKernel by_cta(int ctas_per_sm) {
-    constexpr int kBytes = CtaLayout<kTiles>::kUsedBytes;
-    const float block_ns = kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles;
-    return {decode_cta_kernel<kTiles>,
+    constexpr int kBytes = CtaLayout<kHeadDim, kTiles>::kUsedBytes;
+    const float block_ns = (kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles) * share_of(kHeadDim);
+    return {decode_cta_kernel<kHeadDim, kTiles>,
             kTiles * kMinTilePairs,
             kDecodeCtaThreads,
             ctas_per_sm,
             kBytes,
-            std::max(kBytes, TailLayout<kTiles>::kBytes),
+            std::max(kBytes, TailLayout<kHeadDim, kTiles>::kBytes),
             1200.0f,
             ctas_per_sm == 1 ? block_ns : block_ns + 500.0f,
             false};
@@ -106,14 +109,39 @@ struct DecodeKernel {
   int num_ctas() const { return ctas_per_sm * cuda::num_sms(); }
 };
 
+/// By the pairs of a tile.
+template <int kHeadDim>
+const std::vector<DecodeKernel>& warp_kernels() {
+  static_assert(kMaxWarpTilePairs == 24);
+  static const std::vector<DecodeKernel> kernels = {
+      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(8)),
+      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(16)),
+      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(24))};
+  return kernels;
+}
+/// Large tiles first. Of the same kernel the one with more shared memory last: its limit stays. Of
+/// the smaller heads tiles of 16 pairs would give a warp half of what a product has.
+template <int kHeadDim>
+const std::vector<DecodeKernel>& cta_kernels() {
+  static const std::vector<DecodeKernel> kernels = [] {
+    std::vector<DecodeKernel> all = {DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 4>(1)),
+                                     DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 2>(2)),
+                                     DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 2>(1))};
+    if constexpr (kHeadDim == kMaxHeadDim) {
+      all.push_back(DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 1>(2)));
+      all.push_back(DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 1>(1)));
+    }
+    return all;
+  }();
+  return kernels;
+}
+
 /// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
 /// `num_pairs` are of a span that has as many rows as there is room for on average.
 const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params, int num_pairs) {
-  static const DecodeKernel kernels[] = {DecodeKernel::available(DecodeKernel::by_warps(8)),
-                                         DecodeKernel::available(DecodeKernel::by_warps(16)),
-                                         DecodeKernel::available(DecodeKernel::by_warps(24))};
-  static_assert(kMaxWarpTilePairs == 24);
-  const DecodeKernel& largest = kernels[2];
+  const std::vector<DecodeKernel>& kernels =
+      has_largest_heads(params) ? warp_kernels<kMaxHeadDim>() : warp_kernels<kMinHeadDim>();
+  const DecodeKernel& largest = kernels.back();
   if (!largest.is_available) return nullptr;
   const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
   // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
@@ -142,12 +170,8 @@ const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
     const DecodeKernel* by_warps = warp_kernel_of(params, num_pairs);
     if (by_warps != nullptr) return by_warps;
   }
-  // Of the same kernel the one with more shared memory last: its limit stays.
-  static const DecodeKernel kernels[] = {DecodeKernel::available(DecodeKernel::by_cta<4>(1)),
-                                         DecodeKernel::available(DecodeKernel::by_cta<2>(2)),
-                                         DecodeKernel::available(DecodeKernel::by_cta<2>(1)),
-                                         DecodeKernel::available(DecodeKernel::by_cta<1>(2)),
-                                         DecodeKernel::available(DecodeKernel::by_cta<1>(1))};
+  const std::vector<DecodeKernel>& kernels =
+      has_largest_heads(params) ? cta_kernels<kMaxHeadDim>() : cta_kernels<kMinHeadDim>();
   int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
   if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     // Rows of small trees are shared out over the SMs: their tails take time.
@@ -168,11 +192,16 @@ const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
   return smallest;
 }
 
+/// Whether its prefill tiles are those of sm_90a.
+bool uses_wgmma(const SpanAttentionParams& params) {
+  return has_largest_heads(params) && has_wgmma();
+}
+
 /// Whether the step may have prefill tiles: launching their kernel for nothing takes time, too.
 bool has_prefill(const SpanAttentionParams& params) {
   const int span_rows = params.rows.expected_span_rows;
   if (span_rows > 0 && span_rows * group_of(params) <= kMaxTilePairs) return false;
-  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForPrefill);
+  return params.rows.num_rows >= (uses_wgmma(params) ? kMinRowsForWgmma : kMinRowsForPrefill);
 }
 
 /// Clusters on as many SMs as may be.
@@ -218,7 +247,7 @@ bool runs_in_clusters(const SpanAttentionParams& params, const Workspace& worksp
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
   const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
                         params.rows.expected_kv_len <= kShortKvLen;
-  if (params.rows.may_have_trees ||
+  if (!has_largest_heads(params) || params.rows.may_have_trees ||
       params.rows.num_rows > (is_short ? kMaxClusterRows : kMaxClusterBatchRows) ||
       params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
     return false;
@@ -244,6 +273,16 @@ Args args_of(const SpanAttentionParams& params) {
   args.window_follows_rows = params.window > 0 && params.window_follows_rows;
   args.is_early = params.is_behind_fence;
   return args;
+}
+
+template <int kHeadDim>
+int launch_prefill_mma(const AttentionArgs& args, void* stream) {
+  constexpr auto kKernel = prefill_mma_kernel<kHeadDim>;
+  constexpr int kBytes = PrefillLayout<kHeadDim>::kBytes;
+  static const int allowed = cuda::allow_shared_bytes(kKernel, kBytes);
+  if (allowed != cudaSuccess) return allowed;
+  return cuda::launch(kKernel, cuda::num_sms() * kPrefillCtasPerSm, kPrefillThreads, kBytes, stream,
+                      args);
 }
 
 int launch_clusters(const SpanAttentionParams& params, const Workspace& workspace, void* stream) {
@@ -280,6 +319,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_size = params.kv.page_size;
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = group_of(params);
+  args.head_dim = params.kv.head_dim;
   const DecodeKernel* decode = decode_kernel_of(params);
   if (decode == nullptr) return cudaErrorInvalidConfiguration;
   args.num_decode_ctas = decode->num_ctas();
@@ -288,7 +328,7 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.item_ns = decode->item_ns;
   args.block_ns = decode->block_ns;
   args.has_prefill = has_prefill(params);
-  args.has_wgmma = has_wgmma();
+  args.has_wgmma = uses_wgmma(params);
   args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
@@ -303,8 +343,6 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (runs_in_clusters(params, workspace)) return launch_clusters(params, workspace, stream);
   const DecodeKernel* decode = decode_kernel_of(params);
   if (decode == nullptr) return cudaErrorInvalidConfiguration;
-  static const int limit_status = cuda::allow_shared_bytes(prefill_mma_kernel, kPrefillSharedBytes);
-  if (limit_status != cudaSuccess) return limit_status;
   auto args = args_of<AttentionArgs>(params);
   args.pages = params.page_table.pages;
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
@@ -317,9 +355,9 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   const int status = cuda::launch(decode->kernel, decode->num_ctas(), decode->num_threads,
                                   decode_bytes, stream, args);
   if (status != cudaSuccess || !has_prefill(params)) return status;
-  if (has_wgmma()) return launch_prefill_wgmma(args, stream);
-  return cuda::launch(prefill_mma_kernel, cuda::num_sms() * kPrefillCtasPerSm, kPrefillThreads,
-                      kPrefillSharedBytes, stream, args);
+  if (uses_wgmma(params)) return launch_prefill_wgmma(args, stream);
+  return has_largest_heads(params) ? launch_prefill_mma<kMaxHeadDim>(args, stream)
+                                   : launch_prefill_mma<kMinHeadDim>(args, stream);
 }
 
 }  // namespace openspec

@@ -61,7 +61,7 @@ inline constexpr int kMinRowsOfLongSpans = 97;
 /// CUDA: rows of a span that is no chain, at most.
 inline constexpr int kMaxTreeRows = 256;
 
-/// bf16, head_dim 128, num_q_heads / num_kv_heads in [1, 8].
+/// bf16, head_dim 64 or 128, num_q_heads / num_kv_heads in [1, 8].
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
                                            int max_tokens);
 /// Lists the step's work in the workspace, from the lengths on the device: once per step, before

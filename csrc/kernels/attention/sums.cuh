@@ -9,7 +9,7 @@
 namespace openspec::span_attention {
 
 struct AttentionArgs {
-  const __nv_bfloat16* q;  // [num_rows, num_q_heads, kHeadDim]
+  const __nv_bfloat16* q;  // [num_rows, num_q_heads, head_dim]
   __nv_bfloat16* out;      // as q
   const char* kv;          // KvLayerView::data
   const int32_t* pages;    // PageTableView::pages
@@ -59,7 +59,7 @@ __device__ __forceinline__ int num_seen_in_tree(const AttentionArgs& args, const
 }
 
 /// Where q and the output of a tile's pair begin, in elements.
-template <typename Args>
+template <int kHeadDim, typename Args>
 __device__ __forceinline__ int64_t pair_at(const Args& args, int first_row, int kv_head, int pair) {
   const int row = pair * args.group_reciprocal >> 16;
   const int head = kv_head * args.group + pair - row * args.group;
@@ -69,7 +69,7 @@ __device__ __forceinline__ int64_t pair_at(const Args& args, int first_row, int 
 /// One warp's share of a tile: kRowTiles x 16 pairs, kDimTiles x 8 columns of the output. A thread
 /// has rows lane / 4 and lane / 4 + 8 of each row tile, columns 2 (lane % 4) and the next of each
 /// column tile.
-template <int kRowTiles, int kDimTiles, int kCtaThreads = kPrefillThreads>
+template <int kHeadDim, int kRowTiles, int kDimTiles, int kCtaThreads = kPrefillThreads>
 struct Sums {
   float out[kRowTiles][kDimTiles][4];
   float maximum[kRowTiles][2];
@@ -125,7 +125,7 @@ struct Sums {
         const int row = pair + tile * 16 + half * 8;
         if (row >= num_pairs) continue;
         const float reciprocal = __frcp_rn(normaliser[tile][half]);
-        __nv_bfloat16* to = args.out + pair_at(args, first_row, kv_head, row) + column;
+        __nv_bfloat16* to = args.out + pair_at<kHeadDim>(args, first_row, kv_head, row) + column;
 #pragma unroll
         for (int i = 0; i < kDimTiles; ++i) {
           *reinterpret_cast<uint32_t*>(to + i * 8) =
@@ -176,10 +176,12 @@ struct Sums {
 };
 
 /// One warp merges a pair's partial results in order and writes its output.
+template <int kHeadDim>
 __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
                                            int kv_head, int pair) {
-  constexpr int kLoads = 4;  // in flight together
-  const int lane = opaque_thread() % 32;
+  constexpr int kLoads = 4;             // in flight together
+  constexpr int kLanes = kHeadDim / 4;  // that have columns, four each
+  const int lane = opaque_thread() % kLanes;
   const int row = item.tile_row + pair / args.group;
   int num_visible = min(item.first_visible + pair / args.group, item.end);
   if (item.is_tree) num_visible = num_seen_in_tree(args, item, row);
@@ -240,7 +242,10 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   uint2 bits;
   bits.x = pack_bf16(finish(total.x, reciprocal), finish(total.y, reciprocal));
   bits.y = pack_bf16(finish(total.z, reciprocal), finish(total.w, reciprocal));
-  reinterpret_cast<uint2*>(args.out + pair_at(args, item.tile_row, kv_head, pair))[lane] = bits;
+  if (kLanes == 32 || threadIdx.x % 32 < kLanes) {
+    reinterpret_cast<uint2*>(args.out +
+                             pair_at<kHeadDim>(args, item.tile_row, kv_head, pair))[lane] = bits;
+  }
 }
 
 /// Starts copying an item to shared memory.

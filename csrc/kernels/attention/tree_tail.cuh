@@ -15,31 +15,33 @@
 
 namespace openspec::span_attention {
 
-/// Shared memory: V, K and Q, rows of 256 bytes, 16-byte chunks swizzled by row; p as bf16, rows of
-/// 128 bytes, swizzled too; each pair's maximum; each row's positions and the line of each of them.
-template <int kTiles>
+/// Shared memory: V, K and Q; p as bf16, rows of 128 bytes, swizzled too; each pair's maximum; each
+/// row's positions and the line of each of them.
+template <int kHeadDim, int kTiles>
 struct TailLayout {
+  static constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes;
   static constexpr int kLines = tail_lines_of(kTiles);
   static constexpr int kValuesAt = 0;
   static constexpr int kKeysAt = kLines * kLineBytes;
   static constexpr int kQueriesAt = 2 * kLines * kLineBytes;
-  static constexpr int kWeightsAt = kQueriesAt + kTiles * 16 * kLineBytes;
+  // Scores lie where K and Q were, and behind them.
+  static constexpr int kScoresAt = kKeysAt;
+  static constexpr int kScoreStride = kLines + 8;
+  static constexpr int kQueriesEnd = kQueriesAt + kTiles * 16 * kLineBytes;
+  static constexpr int kScoresEnd = kScoresAt + kTiles * 16 * kScoreStride * 4;
+  static constexpr int kWeightsAt = kQueriesEnd > kScoresEnd ? kQueriesEnd : kScoresEnd;
   static constexpr int kMaximaAt = kWeightsAt + kTiles * 16 * kBlockTokens * 2;
   static constexpr int kNumPositionsAt = kMaximaAt + kTiles * 16 * 4;
   static constexpr int kPathsAt = kNumPositionsAt + kTiles * 16 * 4;  // [row][kLines] uint8
   static constexpr int kBytes = kPathsAt + kTiles * 16 * kLines;
-  // Scores lie where K and Q were.
-  static constexpr int kScoresAt = kKeysAt;
-  static constexpr int kScoreStride = kLines + 8;
-  static_assert(kTiles * 16 * kScoreStride * 4 <= kWeightsAt - kScoresAt);
   static_assert(kLines <= 2 * 16 * kDecodeCtaWarps && kLines <= 256);
 };
 
 /// Lists the lines of each row's path, by position: the rest of the prefix, then its ancestors.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void list_paths(const AttentionArgs& args, const WorkItem& item,
                                            int rest, unsigned char* shared) {
-  using Layout = TailLayout<kTiles>;
+  using Layout = TailLayout<kHeadDim, kTiles>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int row = warp; row < item.tile_rows; row += kDecodeCtaWarps) {
@@ -67,10 +69,12 @@ __device__ __forceinline__ void list_paths(const AttentionArgs& args, const Work
 
 /// Attention of a tile's rows over their own blocks: a partial result for each. Uses all of the
 /// CTA's shared memory; the caller puts a barrier between calls.
-template <int kTiles>
+template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const WorkItem& item,
                                              int kv_head, unsigned char* shared) {
-  using Layout = TailLayout<kTiles>;
+  using Layout = TailLayout<kHeadDim, kTiles>;
+  constexpr int kLineBytes = Layout::kLineBytes, kChunks = Lines<kHeadDim>::kChunks;
+  constexpr int kColumnWarps = kHeadDim / 16;
   const int thread = opaque_thread();
   const int warp = thread / 32, lane = thread % 32;
   const uint32_t base = shared_address(shared);
@@ -79,13 +83,13 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
   const int num_lines = item.end - first_token;
 
   {
-    const int chunk = thread % 16;
+    const int chunk = thread % kChunks;
     const uint32_t head_lines = static_cast<uint32_t>(args.num_kv_heads) * args.page_size;
     const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
     const char* kv =
         args.kv + static_cast<int64_t>(kv_head) * args.page_size * kLineBytes + chunk * 16;
 #pragma unroll 2
-    for (int i = thread / 16; i < num_lines; i += kDecodeCtaThreads / 16) {
+    for (int i = thread / kChunks; i < num_lines; i += kDecodeCtaThreads / kChunks) {
       const uint32_t token = first_token + i;
       const int index = static_cast<int>(uint64_t{token} * args.page_reciprocal >> 34);
       const uint32_t line =
@@ -96,15 +100,15 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
       copy_async(to + Layout::kValuesAt, from + uint64_t{head_lines} * kLineBytes, true);
     }
 #pragma unroll 1
-    for (int pair = thread / 16; pair < kTiles * 16; pair += kDecodeCtaThreads / 16) {
+    for (int pair = thread / kChunks; pair < kTiles * 16; pair += kDecodeCtaThreads / kChunks) {
       const int tile_pair = min(pair, num_pairs - 1);
       copy_async(base + Layout::kQueriesAt + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-                 args.q + pair_at(args, item.tile_row, kv_head, tile_pair) + chunk * 8,
+                 args.q + pair_at<kHeadDim>(args, item.tile_row, kv_head, tile_pair) + chunk * 8,
                  pair < num_pairs);
     }
     commit_copies();
   }
-  list_paths<kTiles>(args, item, item.kv_len - first_token, shared);
+  list_paths<kHeadDim, kTiles>(args, item, item.kv_len - first_token, shared);
   wait_for_copies<0>();
   __syncthreads();
 
@@ -192,11 +196,13 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
     }
     __syncthreads();
 
-    // A warp has 16 columns of every row. A row's pairs are the first of 16 that are multiplied.
+    // A warp has 16 columns of every row, or of every other one. A row's pairs are the first of 16
+    // that are multiplied.
     constexpr uint32_t kOnes = 0x3f803f80u;
-    const int column = warp * 16 + lane % 4 * 2;
+    const int column_warp = warp % kColumnWarps, column = column_warp * 16 + lane % 4 * 2;
 #pragma unroll 2
-    for (int row = 0; row < item.tile_rows; ++row) {
+    for (int row = warp / kColumnWarps; row < item.tile_rows;
+         row += kDecodeCtaWarps / kColumnWarps) {
       const int last = num_positions[row] - 1;
       if (last < first_position) continue;
       const int weight_pair = min(row * group + matrix_row, kTiles * 16 - 1);
@@ -213,8 +219,8 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
           const int line = paths[row * Layout::kLines + min(position, last)];
           uint32_t value[4];
           load_matrices_transposed(value, base + Layout::kValuesAt + line * kLineBytes +
-                                              (((warp * 2 + matrix / 2) ^ (line % 8)) * 16));
-          if (warp == 0) multiply_add(total, weight, kOnes, kOnes);
+                                              (((column_warp * 2 + matrix / 2) ^ (line % 8)) * 16));
+          if (column_warp == 0) multiply_add(total, weight, kOnes, kOnes);
           multiply_add(product[0], weight, value[0], value[1]);
           multiply_add(product[1], weight, value[2], value[3]);
         }

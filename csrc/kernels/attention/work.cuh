@@ -21,7 +21,7 @@
 
 namespace openspec::span_attention {
 
-constexpr int kHeadDim = 128;
+constexpr int kMaxHeadDim = 128, kMinHeadDim = 64;  // and none between
 constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
@@ -33,8 +33,15 @@ __host__ __device__ constexpr int tail_lines_of(int num_tiles) {
 }
 constexpr int kAncestorWords = kMaxTreeRows / 32;
 constexpr int kLineRows = 8;  // tokens per entry of WorkItem::lines; divides every page size
-constexpr int kLineBytes = kHeadDim * 2;
-constexpr int kStageBytes = kBlockTokens * kLineBytes;  // K or V of a block, in shared memory
+
+/// A token's K or V of one head, or a pair's q, is a line, in shared memory with its chunks of 16
+/// bytes swizzled by its number; a block's lines are a stage.
+template <int kHeadDim>
+struct Lines {
+  static constexpr int kLineBytes = kHeadDim * 2;
+  static constexpr int kStageBytes = kBlockTokens * kLineBytes;
+  static constexpr int kChunks = kLineBytes / 16;
+};
 
 constexpr int kPrefillThreads = 128;  // of prefill_mma_kernel
 constexpr int kPrefillWarps = kPrefillThreads / 32;
@@ -98,7 +105,7 @@ struct alignas(64) WorkItem {
   int32_t is_tree;
   int32_t tail_end;  // of an item with its tile's tail behind its blocks: tokens up to the tile's
                      // last row; else 0
-  // For each 8 tokens of the first kDecodeWarps blocks: line of kHeadDim elements in the layer, KV
+  // For each 8 tokens of the first kDecodeWarps blocks: line of head_dim elements in the layer, KV
   // head 0's K.
   uint32_t lines[kDecodeWarps * kBlockTokens / kLineRows];
 };
@@ -154,7 +161,7 @@ struct alignas(128) ClusterItem {
   int32_t num_segments;  // that any of the tile's rows sees
   int32_t kv_len;        // tokens before the span
   int32_t reserved[4];
-  // For each 8 tokens of both blocks: line of kHeadDim elements in the layer, KV head 0's K.
+  // For each 8 tokens of both blocks: line of head_dim elements in the layer, KV head 0's K.
   uint32_t lines[2 * kBlockTokens / kLineRows];
 };
 static_assert(sizeof(ClusterItem) == 128);
@@ -171,7 +178,7 @@ struct Workspace {
   int32_t* cluster_arrived;    // [tiles, num_kv_heads, kClusterCtas] zero between launches
   float4* scratch;             // [CTAs, kDecodeScratch or kPrefillScratch, threads]
   float2* partial_stats;       // [pair slots] maximum, normaliser
-  float* partial_sums;         // [pair slots, kHeadDim]
+  float* partial_sums;         // [pair slots, head_dim]
   int32_t num_pair_slots;
   int32_t max_items;
   int32_t max_cluster_items;
@@ -226,7 +233,7 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.scratch,
        num_sms * (decode_scratch > prefill_scratch ? decode_scratch : prefill_scratch));
   take(workspace.partial_stats, workspace.num_pair_slots);
-  take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kHeadDim);
+  take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kMaxHeadDim);
   return used;
 }
 

@@ -15,15 +15,14 @@
 
 namespace openspec::testing {
 
-inline constexpr int kDim = 128;
-
 struct Shape {
   int num_q_heads = 8;
   int num_kv_heads = 2;
+  int head_dim = 128;
 
   int group() const { return num_q_heads / num_kv_heads; }
-  size_t q_width() const { return static_cast<size_t>(num_q_heads * kDim); }
-  size_t kv_width() const { return static_cast<size_t>(num_kv_heads * kDim); }
+  size_t q_width() const { return static_cast<size_t>(num_q_heads * head_dim); }
+  size_t kv_width() const { return static_cast<size_t>(num_kv_heads * head_dim); }
 };
 
 using Bits = std::vector<uint16_t>;  // bf16
@@ -46,8 +45,8 @@ struct Sight {
 struct Sequence : Sight {
   int kv_len = 0;
   std::vector<int> parents;  // within the span; -1: the committed prefix
-  Bits k, v;                 // [token, num_kv_heads, kDim]
-  Bits q;                    // [row, num_q_heads, kDim]
+  Bits k, v;                 // [token, num_kv_heads, head_dim]
+  Bits q;                    // [row, num_q_heads, head_dim]
 
   int num_rows() const { return static_cast<int>(parents.size()); }
   int num_tokens() const { return kv_len + num_rows(); }
@@ -164,6 +163,7 @@ class Step {
       free_pages.push_back(page);
       std::swap(free_pages.back(), free_pages[static_cast<size_t>(rng.integer(0, page))]);
     }
+    const size_t dim = static_cast<size_t>(shape.head_dim);
     Bits kv(static_cast<size_t>(num_pages) * 2 * shape.kv_width() * static_cast<size_t>(ps),
             0xffff);
     prefix_ = kv;
@@ -186,12 +186,12 @@ class Step {
                                        token % ps);
           };
           const size_t from =
-              static_cast<size_t>(token) * shape.kv_width() + static_cast<size_t>(head) * kDim;
-          std::copy_n(&s.k[from], kDim, &kv[line(0) * kDim]);
-          std::copy_n(&s.v[from], kDim, &kv[line(1) * kDim]);
+              static_cast<size_t>(token) * shape.kv_width() + static_cast<size_t>(head) * dim;
+          std::copy_n(&s.k[from], dim, &kv[line(0) * dim]);
+          std::copy_n(&s.v[from], dim, &kv[line(1) * dim]);
           if (token >= s.kv_len) continue;
-          std::copy_n(&s.k[from], kDim, &prefix_[line(0) * kDim]);
-          std::copy_n(&s.v[from], kDim, &prefix_[line(1) * kDim]);
+          std::copy_n(&s.k[from], dim, &prefix_[line(0) * dim]);
+          std::copy_n(&s.v[from], dim, &prefix_[line(1) * dim]);
         }
       }
       if (layout.has_gaps) {
@@ -235,10 +235,10 @@ class Step {
     p.rows.span_kv_len = keep(kv_len);
     p.rows.span_seq = keep(seq);
     p.q = keep(q);
-    p.kv = {keep(kv), shape.num_kv_heads, kDim, ps};
+    p.kv = {keep(kv), shape.num_kv_heads, shape.head_dim, ps};
     p.page_table = {keep(pages), max_pages};
     p.num_q_heads = shape.num_q_heads;
-    p.scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+    p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     p.dtype = DType::kBF16;
     p.max_tokens = max_tokens + layout.spare_context;
     p.first_token = sequences.empty() ? 0 : sequences.front().first_token;
@@ -293,19 +293,21 @@ class Step {
   // As in a model: the prefixes are there before the fence, and behind it comes what the step
   // itself writes, q last of all.
   Bits run_behind_fence(const SpanAttentionParams& params) {
-    constexpr int kLineBytes = kDim * 2;
-    const auto copy = [](const void* from, void* to, size_t bytes) {
-      CHECK_CUDA(gather_rows_cuda({.in = from,
-                                   .out = to,
-                                   .num_rows = static_cast<int>(bytes / kLineBytes),
-                                   .width_bytes = kLineBytes,
-                                   .out_stride = kLineBytes},
-                                  nullptr));
+    const int line_bytes = shape_.head_dim * 2;
+    const auto copy = [line_bytes](const void* from, void* to, size_t bytes) {
+      CHECK_CUDA(
+          gather_rows_cuda({.in = from,
+                            .out = to,
+                            .num_rows = static_cast<int>(bytes / static_cast<size_t>(line_bytes)),
+                            .width_bytes = line_bytes,
+                            .out_stride = line_bytes},
+                           nullptr));
     };
     const size_t kv_bytes = prefix_.size() * 2;
     const size_t q_bytes = static_cast<size_t>(params.rows.num_rows) * shape_.q_width() * 2;
     const DeviceBuffer prefix(prefix_), kv(kv_bytes), q(q_bytes);
-    const DeviceBuffer inv_freq(std::vector<float>(kDim / 2, 1.0f)), cos_sin(kDim * sizeof(float));
+    const size_t dim = static_cast<size_t>(shape_.head_dim);
+    const DeviceBuffer inv_freq(std::vector<float>(dim / 2, 1.0f)), cos_sin(dim * sizeof(float));
     SpanAttentionParams fenced = params;
     fenced.is_behind_fence = true;
     fenced.kv.data = kv.data();
@@ -318,7 +320,7 @@ class Step {
                                  .inv_freq = inv_freq.as<float>(),
                                  .cos_sin = cos_sin.as<float>(),
                                  .num_rows = 1,
-                                 .head_dim = kDim,
+                                 .head_dim = shape_.head_dim,
                                  .is_fence = true},
                                 nullptr));
     copy(params.kv.data, kv.data(), kv_bytes);
@@ -370,40 +372,41 @@ struct Errors {
 inline void add_row_errors(const Shape& shape, const Sequence& s, int row, const Bits& out,
                            size_t out_row, Errors& errors) {
   const std::vector<int> tokens = s.visible(row);
+  const size_t dim = static_cast<size_t>(shape.head_dim);
   for (int head = 0; head < shape.num_q_heads; ++head) {
     const size_t q_at =
-        static_cast<size_t>(row) * shape.q_width() + static_cast<size_t>(head) * kDim;
+        static_cast<size_t>(row) * shape.q_width() + static_cast<size_t>(head) * dim;
     const auto kv_at = [&](int token) {
       return static_cast<size_t>(token) * shape.kv_width() +
-             static_cast<size_t>(head / shape.group()) * kDim;
+             static_cast<size_t>(head / shape.group()) * dim;
     };
     std::vector<double> scores;
     double maximum = -1e300;
     for (const int token : tokens) {
       double score = 0;
-      for (size_t d = 0; d < kDim; ++d) {
+      for (size_t d = 0; d < dim; ++d) {
         score += static_cast<double>(from_bf16(s.q[q_at + d])) *
                  static_cast<double>(from_bf16(s.k[kv_at(token) + d]));
       }
-      scores.push_back(score / std::sqrt(static_cast<double>(kDim)));
+      scores.push_back(score / std::sqrt(static_cast<double>(dim)));
       maximum = std::max(maximum, scores.back());
     }
-    std::vector<double> expected(kDim, 0.0), plain(kDim, 0.0);
+    std::vector<double> expected(dim, 0.0), plain(dim, 0.0);
     double total = 0;
     for (size_t i = 0; i < tokens.size(); ++i) {
       const double weight = std::exp(scores[i] - maximum);
       const double rounded = static_cast<double>(from_bf16(to_bf16(static_cast<float>(weight))));
       total += weight;
-      for (size_t d = 0; d < kDim; ++d) {
+      for (size_t d = 0; d < dim; ++d) {
         const double value = static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
         expected[d] += weight * value;
         plain[d] += rounded * value;
       }
     }
-    for (size_t d = 0; d < kDim; ++d) {
+    for (size_t d = 0; d < dim; ++d) {
       const double exact = expected[d] / total;
       const double found = static_cast<double>(
-          from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * kDim + d]));
+          from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * dim + d]));
       CHECK(std::isfinite(found));
       errors.ours = std::max(errors.ours, std::abs(found - exact));
       const double rounded =
