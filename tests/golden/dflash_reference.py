@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,8 @@ def read_format(config: Config, num_target_layers: int) -> Format:
         types = ["sliding_attention"] * count
     slides = [kind == "sliding_attention" and window > 0 for kind in types]
     said = {**config, **block}
-    is_causal, sliding_is_causal = False, not said.get("sliding_window_non_causal", False)
+    is_full = said.get("speculators_model_type") == "dflash2"  # that class's default
+    is_causal, sliding_is_causal = False, not said.get("sliding_window_non_causal", is_full)
     for key in ("causal", "is_causal", "causal_head"):
         if key in said:
             is_causal = sliding_is_causal = said[key]
@@ -191,7 +193,9 @@ class DFlashReference:
         x = self.embedding[[token] + [self.format.mask] * (count - 1)]
         for layer in range(self.num_layers):
             p = f"layers.{layer}"
-            normed = self.norm(f"{p}.input_layernorm", x)
+            normed, finish = self.surround(
+                f"{p}.attention_conv", self.norm(f"{p}.input_layernorm", x)
+            )
             query = self.norm(f"{p}.self_attn.q_norm", self.heads(f"{p}.self_attn.q_proj", normed))
             query = self.rope(query, len(context))
             seen = self.seen(layer, len(context), count)
@@ -204,12 +208,17 @@ class DFlashReference:
                 scores = query[:, head] @ keys[:, head // group].T * self.head_dim**-0.5
                 weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
                 mixed.append(weights @ values[:, head // group])
-            x = x + self.linear(f"{p}.self_attn.o_proj", torch.cat(mixed, -1))
+            x = x + finish(self.linear(f"{p}.self_attn.o_proj", torch.cat(mixed, -1)))
             normed = self.norm(f"{p}.post_attention_layernorm", x)
+            normed, finish = self.surround(f"{p}.mlp_conv", normed)
             gate = F.silu(self.linear(f"{p}.mlp.gate_proj", normed))
             gated = gate * self.linear(f"{p}.mlp.up_proj", normed)
-            x = x + self.linear(f"{p}.mlp.down_proj", gated)
+            x = x + finish(self.linear(f"{p}.mlp.down_proj", gated))
         return self.norm("norm", x[count - num_drafts :])
+
+    def surround(self, name: str, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What an attention or MLP reads where its input is `x`, and what becomes of its output."""
+        return x, lambda out: out
 
     def logits(self, state: Tensor, before: int) -> Tensor:
         """Scores [vocabulary] of a place whose normed state this is, after the token `before`."""

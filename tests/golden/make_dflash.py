@@ -20,9 +20,9 @@ case, n being the tokens at the end:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from tokenizers import Tokenizer
@@ -36,6 +36,7 @@ from .stored_cases import target_says, verified, write_cases
 
 DATA = Path(__file__).parent / "data" / "dflash.safetensors"
 
+Head = TypeVar("Head", bound=DFlashReference)
 CHAIN = 7
 CANDIDATES = 64
 TOP_K, NODES = 4, 15
@@ -81,7 +82,13 @@ def drafted(reference: DFlashReference, context: Context, token: int) -> dict[st
 
 def make(case: Case) -> dict[str, Tensor]:
     """All tensors of one case; names as in the module's docstring."""
-    reference = case.reference()
+    return make_with(case, case.reference(), drafted)
+
+
+def make_with(
+    case: Case, reference: Head, drafted: Callable[[Head, Context, int], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The same, `drafted` being all that a reference drafts after one token."""
     layers = reference.format.captured_layers
 
     best, captured = target_says(case.target, layers, case.prompt)

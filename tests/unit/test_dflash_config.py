@@ -433,8 +433,6 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("zlab", {"conv_kernel_size": 2}, "conv_kernel_size.*DFlash2's convolution is not supp"),
-        ("zlab", {"selector_rank": 256}, "selector_rank.*DFlash2's selector"),
         ("zlab", {"projector_type": "domino"}, "projector_type.*Domino heads are not supported"),
         ("zlab", {"draft_shift": True}, "draft_shift.*not supported"),
         ("zlab", {"block_size": None}, "block_size: expected an integer"),

@@ -26,6 +26,7 @@ from openspec.drafters.dflash_format import (
     FIRST,
     FULL,
     MAX_BLOCK,
+    BlockDialect,
     named_layer_ids,
     read_dialect,
 )
@@ -78,6 +79,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
     if rank > 0 and draft_vocab != target.vocab_size:
         dialect.keys.refuse("draft_vocab_size", f"the target's {target.vocab_size}", NO_VOCABULARY)
+    _check_parts(setup, dialect, draft_vocab)
     has_confidence = head.has(CONFIDENCE_TENSORS[0])
     num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
     model = {
@@ -92,6 +94,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         "layer_sights": dialect.layer_sights(),
         "has_head": head.has(HEAD),
         "markov_rank": rank,
+        **dialect.parts.options(),
         "has_confidence": has_confidence,
         "confidence_sees_token": has_confidence
         and _confidence_sees_token(checkpoint, target.hidden_size, rank),
@@ -100,11 +103,13 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
     names += [*(MARKOV_TENSORS if rank else ()), *(CONFIDENCE_TENSORS if has_confidence else ())]
+    names += dialect.parts.tensors(num_layers)
     shown = f"{num_layers} layers, {dialect.shown_block()}"
     details = [
         f"block: {shown}, mask token {model['mask_token']}",
         f"sight: {dialect.shown_attention()}",
     ]
+    details += dialect.parts.details()
     if rank > 0:
         details.append(
             f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
@@ -115,12 +120,40 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
             f"that {setup.folder} was trained on, got {setup.draft_depth}"
         )
     return head.model(
-        "DSpark" if has_markov else "DFlash",
+        "DSpark" if has_markov else dialect.parts.kind,
         shown,
         model,
         {name: name for name in names},
         details,
     )
+
+
+def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> None:
+    """Refuses a selector and convolutions that go with nothing else that was asked for."""
+    parts, vocab_size = dialect.parts, setup.target.vocab_size
+    if parts.conv_group and setup.target.hidden_size % parts.conv_group:
+        expected = f"a divisor of hidden_size ({setup.target.hidden_size})"
+        dialect.block.refuse("conv_group_size", expected)
+    if parts.selector_rank == 0:
+        return
+    if dialect.markov_rank > 0:
+        dialect.block.refuse("selector_rank", "no such key", "a Markov head is there already")
+    if draft_vocab != vocab_size:
+        remedy = "a selector needs the whole vocabulary, as its trainer does; give another head"
+        dialect.keys.refuse("draft_vocab_size", f"the target's {vocab_size}", remedy)
+    if parts.selector_top_k > vocab_size:
+        dialect.block.refuse("selector_top_k", f"at most the vocabulary's {vocab_size}")
+    if setup.acceptance == "rejection":
+        raise ConfigError(
+            "--acceptance rejection needs the chances of all tokens, and this head's selector "
+            "knows those of its candidates alone: drop it"
+        )
+    top_k = int(setup.options[DRAFT_TOP_K])
+    if top_k > parts.selector_top_k:
+        raise ConfigError(
+            f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
+            f"selector, got {top_k}"
+        )
 
 
 def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov_rank: int) -> bool:
@@ -224,11 +257,14 @@ def _num_drafts_of(folder: Path, options: Options) -> int:
     return read_dialect(read_draft_keys(folder), options).num_drafts
 
 
-def make_spec(name: str, summary: str, num_drafts: int, has_markov: bool) -> DrafterSpec:
+def make_spec(
+    name: str, summary: str, num_drafts: int, has_markov: bool, aliases: tuple[str, ...] = ()
+) -> DrafterSpec:
     """A method of the family; `num_drafts` where no checkpoint says it."""
     return DrafterSpec(
         name=name,
         summary=summary,
+        aliases=aliases,
         default_num_speculative_tokens=num_drafts,
         max_num_speculative_tokens=MAX_BLOCK,
         options=_OPTIONS,
@@ -246,4 +282,5 @@ SPEC = make_spec(
     "a head of several layers reads the target's hidden states and drafts a block at once",
     num_drafts=15,
     has_markov=False,
+    aliases=("dflash2",),
 )

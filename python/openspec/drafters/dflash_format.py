@@ -24,7 +24,8 @@ from openspec.checkpoint.sliding_layers import (
     named_layers,
     read_sliding_layers,
 )
-from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.strict_json import JsonKeys, JsonValue
+from openspec.drafters.dflash2_format import BlockParts, read_parts
 from openspec.drafters.spec import Options
 from openspec.errors import ConfigError
 
@@ -37,10 +38,6 @@ SPECULATORS_BLOCK = 8  # that format's default
 CAUSAL_KEYS = ("causal_head", "is_causal", "causal")
 SLIDING_NON_CAUSAL = "sliding_window_non_causal"
 UNSUPPORTED = {
-    "conv_kernel_size": "DFlash2's convolution",
-    "conv_group_size": "DFlash2's convolution",
-    "selector_rank": "DFlash2's selector of candidates",
-    "selector_top_k": "DFlash2's selector of candidates",
     "dspark_backbone_conv_enabled": "the convolution of the backbone",
     "draft_adapter_rank": "the adapter before the head",
     "draft_shift": "a shifted block",
@@ -81,6 +78,7 @@ class BlockDialect(Dialect):
     causality: str
     """Who says so, for messages."""
     markov_rank: int
+    parts: BlockParts
 
     @property
     def num_drafts(self) -> int:
@@ -126,23 +124,24 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
     | JetSpec | dflash_config: causal_head | outputs | no; block rows are causal |
 
     vLLM and SGLang read `causal` in dflash_config, z-lab `is_causal`. What slides, and what is
-    causal where none of these keys is there: `_read_sliding`, `_read_causality`.
+    causal where none of these keys is there: `_read_sliding`, `_read_causality`. DFlash2's heads
+    stand in z-lab's and speculators' formats; their keys say what they have (`read_parts`).
 
     Raises:
         ConfigError: none of those known, or a variant whose computation is another one.
     """
     kind, inner = keys.get("speculators_model_type"), keys.object("dflash_config")
-    if kind not in (None, "dflash", "dspark"):
-        heads = {"xpress": "XPress's", "dflash2": "DFlash2's", "mtp": "MTP"}
+    if kind not in (None, "dflash", "dflash2", "dspark"):
+        heads = {"xpress": "XPress's", "mtp": "MTP"}
         named = heads.get(kind, "other methods'") if isinstance(kind, str) else "such"
         remedy = f"{named} heads are not supported here"
-        keys.refuse("speculators_model_type", '"dflash" or "dspark"', remedy)
+        keys.refuse("speculators_model_type", '"dflash", "dflash2" or "dspark"', remedy)
     if kind is None and inner is None and keys.get("target_layer_ids") is None:
         raise ConfigError(
             f"{keys.source}: expected a DFlash draft model: dflash_config (z-lab, SpecForge, "
             "JetSpec), target_layer_ids with num_anchors (DeepSpec) or speculators_model_type "
-            f'"dflash" or "dspark"; found architectures {keys.get("architectures")!r}; give the '
-            "folder of such a draft model, not of a target or of another method's"
+            f'"dflash", "dflash2" or "dspark"; found architectures {keys.get("architectures")!r}; '
+            "give the folder of such a draft model, not of a target or of another method's"
         )
     own = inner or JsonKeys({}, f"{keys.source}: dflash_config")
     if kind is not None:
@@ -162,7 +161,7 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         block.boolean("shift_label", has_anchors if kind is None else kind == "dspark"),
     )
     sliding = _read_sliding(layer, own)
-    causality = _read_causality(block, bool(sliding.layers), str(options[DRAFT_ATTENTION]))
+    causality = _read_causality(block, kind, bool(sliding.layers), str(options[DRAFT_ATTENTION]))
     has_causal_head = inner is not None and block.boolean("causal_head", False)
     name = "DeepSpec" if inner is None else "JetSpec" if has_causal_head else "z-lab"
     anchor = options[DRAFT_ANCHOR]
@@ -179,6 +178,7 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         sliding_is_causal=causality.sliding,
         causality=causality.origin,
         markov_rank=markov_rank,
+        parts=read_parts(block, kind == "dflash2"),
     )
 
 
@@ -192,11 +192,13 @@ class _Causality:
     origin: str
 
 
-def _read_causality(block: JsonKeys, has_sliding: bool, attention: str) -> _Causality:
+def _read_causality(
+    block: JsonKeys, kind: JsonValue, has_sliding: bool, attention: str
+) -> _Causality:
     """What the user says, else a key about all layers, else one about those that slide.
 
     Where there is none, layers that slide are causal and the others are not: so speculators trains
-    and vLLM and SGLang read z-lab's heads.
+    and vLLM and SGLang read z-lab's heads. speculators' own default for DFlash2 is that none is.
     """
     if attention != AUTO:
         return _Causality(attention == CAUSAL, attention == CAUSAL, "by --draft-attention")
@@ -209,6 +211,8 @@ def _read_causality(block: JsonKeys, has_sliding: bool, attention: str) -> _Caus
     if block.get(SLIDING_NON_CAUSAL) is not None:
         is_full = block.boolean(SLIDING_NON_CAUSAL, False)
         return _Causality(False, not is_full, f"by {SLIDING_NON_CAUSAL}")
+    if kind == "dflash2":
+        return _Causality(False, False, "speculators' default for DFlash2, no key says so")
     return _Causality(False, True, "by layer type, no key says so")
 
 
