@@ -164,9 +164,10 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
         yield "lm_head.weight", [config["vocab_size"], hidden]
 
 
-def random_tensor(name: str, shape: list[int], random: torch.Generator) -> torch.Tensor:
+def random_tensor(
+    name: str, shape: list[int], dtype: torch.dtype, random: torch.Generator
+) -> torch.Tensor:
     """Weights that let every part of a model show in its logits."""
-    dtype = torch.bfloat16
     if name.endswith("norm.weight"):  # all ones would hide a norm that is left out
         return torch.empty(shape, dtype=dtype).uniform_(0.5, 1.5, generator=random)
     if name.endswith(".bias"):  # as in Qwen2.5: small for v, up to 60 and more in a few places of k
@@ -195,7 +196,7 @@ def write_random_target(
 
     total = 0
     for name, shape in tensor_shapes(config):
-        kept[name] = random_tensor(name, shape, random).to(dtype)
+        kept[name] = random_tensor(name, shape, dtype, random)
         total += kept[name].nbytes
         if sum(tensor.nbytes for tensor in kept.values()) > SHARD_BYTES:
             flush()

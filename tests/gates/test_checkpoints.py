@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+from bench.random_target import write_random_target
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.errors import ConfigError
 from tests.gates import harness
 from tests.gates.conftest import Reference
-from tests.gates.test_logits import EMBEDDED, RANDOM_MODELS, Subject, make_random_model
+from tests.gates.test_logits import EMBEDDED, FAMILIES, RANDOM_MODELS, Subject, make_random_model
 from tests.gates.workload import jobs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 TOKEN_IDS = list(range(40, 70))
+HALF = FAMILIES["qwen2.5"] | {"torch_dtype": "float16"}
 
 
 def save(folder: Path, dtype: Any, **options: Any) -> Path:
@@ -36,11 +39,33 @@ def test_sharded_folder_is_the_same_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Subject(folder).score(TOKEN_IDS, 16).logits, expected.logits)
 
 
-def test_float32_and_float16_weights_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    for dtype in (torch.float32, torch.float16):
-        folder = save(tmp_path / str(dtype), dtype)
-        with pytest.raises(ConfigError, match=r"model\.safetensors: model\..*convert"):
-            Subject(folder)
+def test_float32_weights_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    folder = save(tmp_path, torch.float32)
+    with pytest.raises(ConfigError, match=r"model\.safetensors: model\..*convert"):
+        Subject(folder)
+
+
+def test_float16_weights_become_what_transformers_makes_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = write_random_target(tmp_path / "half", HALF, dtype=torch.float16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(half, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "converted")
+    expected = Subject(tmp_path / "converted").score(TOKEN_IDS, 16)
+    with caplog.at_level(logging.INFO):
+        found = Subject(half).score(TOKEN_IDS, 16)
+    np.testing.assert_array_equal(found.logits, expected.logits)
+    said = [text for text in caplog.messages if "became bfloat16" in text]
+    assert len(said) == 1 and "27 tensors of float16 became" in said[0]
+    assert said[0].endswith(" relative; 0 overflows, 0 underflows")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_float16_that_overflows_is_refused(tmp_path: Path, number: float) -> None:
+    folder = write_random_target(tmp_path, HALF, dtype=torch.float16)
+    with_one_odd_number(folder, "model.layers.1.mlp.up_proj.weight", number)
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight: 1 overflows: .*take"):
+        Subject(folder)
 
 
 def test_config_of_another_size_is_refused(tmp_path: Path) -> None:

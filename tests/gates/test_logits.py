@@ -152,7 +152,7 @@ def reference(folder: Path, token_ids: Sequence[int], dtype: Any) -> Reference:
     return Reference(logits.numpy(), torch.stack(layers).numpy())
 
 
-def make_random_model(folder: Path, settings: dict[str, Any]) -> None:
+def make_random_model(folder: Path, settings: dict[str, Any]) -> Path:
     torch.manual_seed(7)
     config = transformers.Qwen3Config(**settings)
     model = transformers.Qwen3ForCausalLM(config)
@@ -163,6 +163,7 @@ def make_random_model(folder: Path, settings: dict[str, Any]) -> None:
             else:
                 weight.normal_(0.0, 1.2 / weight.shape[-1] ** 0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -105,8 +105,8 @@ def test_target_and_draft(folders: tuple[Path, Path], caplog: pytest.LogCaptureF
             r"layers\.0\.fc: expected shape \[4, 8\] \(from config.json\), found \[8, 4\]",
         ),
         (
-            {"layers.0.fc": tensor("F16", [4, 8])},
-            "found F16; convert the checkpoint, python -m openspec.convert_drafter ",
+            {"layers.0.fc": tensor("BOOL", [4, 8])},
+            "found BOOL; convert the checkpoint, python -m openspec.convert_drafter ",
         ),
     ],
 )

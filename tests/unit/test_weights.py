@@ -24,7 +24,7 @@ from openspec.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 
-SIZES = {"BF16": 2, "F16": 2, "F32": 4}
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
 
 TENSORS: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [6, 4]),
@@ -515,8 +515,8 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
     assert "and 12 more" in extra
     shape = message({**TENSORS, EMBED: ("BF16", [4, 6])})
     assert f"{EMBED}: expected shape [6, 4] (from config.json), found [4, 6]" in shape
-    half = message({**TENSORS, NORM: ("F16", [4])})
-    assert f"{NORM}: expected dtype BF16 or F32, found F16; convert" in half
+    eighth = message({**TENSORS, NORM: ("F8_E4M3", [4])})
+    assert f"{NORM}: expected dtype BF16 or F16 or F32, found F8_E4M3; convert" in eighth
 
 
 def test_a_tied_model_may_ship_its_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -139,7 +139,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         "float32",
     ):
         name = "dtype" if keys.get("dtype") else "torch_dtype"
-        keys.refuse(name, '"bfloat16" or "float32"; save the checkpoint in one of them')
+        keys.refuse(name, '"bfloat16", "float16" or "float32"; save the checkpoint in one of them')
     return ModelConfig(
         folder=folder,
         family=family,

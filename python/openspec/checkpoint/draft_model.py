@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openspec.checkpoint.float16 import FLOAT16
 from openspec.checkpoint.folder import find_file, hub_id_of, open_folder
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.weights import (
@@ -103,13 +104,18 @@ def open_draft_checkpoint(folder: str | Path) -> DraftCheckpoint:
 
 
 def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: str) -> bool:
-    """Whether a draft's tensor is a copy of one in the target's folder, byte for byte."""
+    """Whether a draft's tensor is a copy of one in the target's folder, once both are loaded."""
     import torch
 
     info = checkpoint.tensor(name)
     for file in checkpoint_files(folder):
         found = file.tensors.get(other)
-        if found is not None and (found.dtype, found.shape) == (info.dtype, info.shape):
+        if found is None or found.shape != info.shape:
+            continue
+        if FLOAT16 in (found.dtype, info.dtype):
+            both = (checkpoint.values(name), file.tensor(other))
+            return both[0].to(torch.bfloat16).equal(both[1].to(torch.bfloat16))
+        if found.dtype == info.dtype:
             both = (checkpoint.values(name), file.tensor(other))
             left, right = (one.flatten().view(torch.uint8) for one in both)
             return left.equal(right)

@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
+from openspec.checkpoint.float16 import FLOAT16, Float16Weights
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
 from openspec.checkpoint.strict_json import (
     JsonKeys,
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONVERTER = "python -m openspec.convert_drafter"
-LOADABLE_DTYPES = ("BF16", "F32")
+LOADABLE_DTYPES = ("BF16", FLOAT16, "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
 MAX_NAMED = 8  # tensors that one message lists
@@ -128,6 +129,7 @@ class _Part:
     remedy: str
     """For a tensor of another type."""
     load: Callable[[str, memoryview, str], None]
+    float16: Float16Weights = field(default_factory=Float16Weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,9 @@ def load_weights(
                 logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
         file.close()  # before the next one, so that read pages do not count as ours
     runner.finish_loading()
+    for part in parts:
+        if (lost := part.float16.describe()) is not None:
+            logger.info("%s: %s", part.root, lost)
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
@@ -218,6 +223,9 @@ def _draft_part(runner: WeightSink, model: DraftModel) -> _Part:
 def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     """Gives one tensor to the runner; returns its bytes."""
     dtype, tensor = file.tensors[name].dtype, file.tensor(name)
+    num_bytes = tensor.nbytes
+    if dtype == FLOAT16:
+        dtype, tensor = "BF16", part.float16.convert(tensor, f"{file.path}: {name}")
     # The tensor's own memory, and without numpy, which torch may lack.
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     try:
@@ -225,7 +233,7 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{file.path}: {name}: {error}{remedy}") from None
-    return tensor.nbytes
+    return num_bytes
 
 
 def _check_tensors(part: _Part) -> None:
