@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from openspec.serve import chat
+from openspec.serve import chat_prompt
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
@@ -319,13 +319,13 @@ BIG_CALL = {"function": {"name": "x", "arguments": BIG}}
 def test_large_chats_are_read_in_a_thread(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict
 ) -> None:
-    render_request, threads = chat._render_request, []
+    render_request, threads = chat_prompt._render_request, []
 
     def noting(request: object) -> bytes:
         threads.append(threading.current_thread().name)
         return render_request(request)
 
-    monkeypatch.setattr(chat, "_render_request", noting)
+    monkeypatch.setattr(chat_prompt, "_render_request", noting)
     server.client.post(path, json={**body, "max_tokens": 1})
     assert len(threads) == 1 and threads[0].startswith("openspec-text")
 
