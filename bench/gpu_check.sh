@@ -95,11 +95,14 @@ sanitizer() {
 }
 
 kernels() {
-  local bench name
+  local bench name dim
   for bench in "$BUILD"/csrc/kernels/bench_cuda_*; do
     name=${bench##*/bench_}
     say "$name"
     "$bench" --json "$RESULTS/$name.json"
+  done
+  for dim in 64 128; do
+    "$BUILD/csrc/kernels/bench_cuda_attention" --ratios $dim --json "$RESULTS/attention_ratios_$dim.json"
   done
   say "ngram_lookup"
   "$PYTHON" bench/kernels/ngram_lookup.py --json "$RESULTS/ngram_lookup.json"
@@ -108,6 +111,10 @@ kernels() {
 step() {
   say "step"
   "$BUILD/csrc/runtime/bench_cuda_step" --method none --method ngram --json "$RESULTS/cuda_step.json"
+  local shape
+  for shape in llama-3.1-8b llama-3.2-1b qwen2.5-7b; do
+    "$BUILD/csrc/runtime/bench_cuda_step" --shape "$shape" --json "$RESULTS/cuda_step_$shape.json"
+  done
 }
 
 compare() {

@@ -1,13 +1,14 @@
 // Micro-benchmark of span_attention on CUDA: microseconds per layer by case, beside the rate at
 // which K and V are read (few rows) or the arithmetic done (prefill).
 //
-//   bench_cuda_attention [--json FILE] [--filter TEXT] [--trees 0|1]
+//   bench_cuda_attention [--json FILE] [--filter TEXT] [--trees 0|1] [--ratios 64|128]
 //
 // A step of 36 layers is one CUDA graph, as in the engine; every layer has its own K and V, so that
 // they come from memory rather than from L2. The plan is timed apart. "in step" is what a layer
 // adds between kernels that read 50 MB each, as linears do: these wash K, V and the instructions
 // out of the caches. --trees 1 has the steps planned as if they might hold trees. Shapes are those
-// of Qwen3-4B: 32 q heads, 8 KV heads of 128.
+// of Qwen3-4B: 32 q heads, 8 KV heads of 128. --ratios times steps of decoding and of verifying
+// drafts instead, for 1 to 8 q heads to each of 8 KV heads of 64 or 128: the bytes are the same.
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +31,7 @@ using namespace openspec;
 using namespace openspec::bench;
 
 constexpr int kNumLayers = 36;
-constexpr int kNumQHeads = 32, kNumKvHeads = 8, kHeadDim = 128, kPageSize = 16;
+constexpr int kNumKvHeads = 8, kPageSize = 16;
 constexpr int kReplays = 9;
 constexpr size_t kBetweenBytes = 50 << 20;
 // A CTA to an SM, less than half of its shared memory and more: as the linears around attention.
@@ -43,6 +44,7 @@ struct Case {
   int kv_len;    // before them
   bool is_tree = false;
   int prompt_rows = 0;  // of one more sequence, behind nothing
+  int num_q_heads = 32, head_dim = 128;
 };
 
 // Row counts 1, 5 and 16: plain decode, a short and a long draft. Trees: two children to a row.
@@ -137,11 +139,12 @@ int pages_per_seq_of(const Case& c) {
 
 size_t layer_elements(const Case& c) {
   const size_t pages = num_spans_of(c) * pages_per_seq_of(c);
-  return pages * 2 * kNumKvHeads * kPageSize * kHeadDim;
+  return pages * 2 * kNumKvHeads * kPageSize * c.head_dim;
 }
 
+/// Without `between` the layers alone.
 Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_trees,
-           cudaStream_t stream) {
+           cudaStream_t stream, int num_layers = kNumLayers) {
   const int pages_per_seq = pages_per_seq_of(c), num_spans = num_spans_of(c);
   const int num_rows = c.num_seqs * c.num_rows + c.prompt_rows;
   std::vector<int32_t> pages(num_spans * pages_per_seq), span, parent, begin = {0}, kv_len, seq;
@@ -164,7 +167,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
     buffers.push_back(data);
     return data;
   };
-  const size_t q_elements = static_cast<size_t>(num_rows) * kNumQHeads * kHeadDim;
+  const size_t q_elements = static_cast<size_t>(num_rows) * c.num_q_heads * c.head_dim;
   uint16_t* q = keep(device_copy(std::vector<uint16_t>(q_elements)));
   fill_kernel<<<256, 256, 0, stream>>>(q, q_elements);
   SpanAttentionParams params;
@@ -180,26 +183,26 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   params.q = q;
   params.out = keep(device_copy(std::vector<uint16_t>(q_elements)));
   params.page_table = {keep(device_copy(pages)), pages_per_seq};
-  params.num_q_heads = kNumQHeads;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+  params.num_q_heads = c.num_q_heads;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
   params.dtype = DType::kBF16;
   params.max_tokens = 16384;
   params.rows.may_have_trees = may_have_trees || c.is_tree;
   char* workspace = nullptr;
   CHECK_CUDA(cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(
-                                        num_rows, num_spans, kNumQHeads, params.max_tokens)));
+                                        num_rows, num_spans, c.num_q_heads, params.max_tokens)));
   params.workspace = reinterpret_cast<float*>(keep(workspace));
   CHECK_CUDA(cudaStreamSynchronize(stream));
 
-  params.kv = {kv, kNumKvHeads, kHeadDim, kPageSize};
-  const double plan_us = graph_us(stream, kReplays, [&] {
-    for (int i = 0; i < kNumLayers; ++i) CHECK_CUDA(span_attention_plan_cuda(params, stream));
+  params.kv = {kv, kNumKvHeads, c.head_dim, kPageSize};
+  const double plan_us = between == nullptr ? 0.0 : graph_us(stream, kReplays, [&] {
+    for (int i = 0; i < num_layers; ++i) CHECK_CUDA(span_attention_plan_cuda(params, stream));
   });
   CHECK_CUDA(span_attention_plan_cuda(params, stream));
   uint32_t* sink = keep(device_copy(std::vector<uint32_t>(4)));
   const auto time_step = [&](bool has_attention) {
     return graph_us(stream, kReplays, [&] {
-      for (int layer = 0; layer < kNumLayers; ++layer) {
+      for (int layer = 0; layer < num_layers; ++layer) {
         params.kv.data = kv + layer * layer_elements(c);
         const size_t count = kBetweenBytes / sizeof(uint4);
         const uint4* from = between + layer % 4 * (2 * count);
@@ -211,9 +214,9 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
       }
     });
   };
-  const double in_step_us = time_step(true) - time_step(false);
+  const double in_step_us = between == nullptr ? 0.0 : time_step(true) - time_step(false);
   const double layers_us = graph_us(stream, kReplays, [&] {
-    for (int layer = 0; layer < kNumLayers; ++layer) {
+    for (int layer = 0; layer < num_layers; ++layer) {
       params.kv.data = kv + layer * layer_elements(c);
       CHECK_CUDA(span_attention_cuda(params, stream));
     }
@@ -221,15 +224,49 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
   for (void* buffer : buffers) CHECK_CUDA(cudaFree(buffer));
 
   Result result;
-  result.layer_us = layers_us / kNumLayers;
-  result.in_step_us = in_step_us / kNumLayers;
-  result.plan_us = plan_us / kNumLayers;
+  result.layer_us = layers_us / num_layers;
+  result.in_step_us = in_step_us / num_layers;
+  result.plan_us = plan_us / num_layers;
   const double tokens = c.kv_len + c.num_rows;
   const double seen = c.num_rows * (c.kv_len + 0.5 * (c.num_rows + 1));
   result.terabytes_per_s =
-      c.num_seqs * tokens * 2 * kNumKvHeads * kHeadDim * 2 / result.layer_us * 1e-6;
-  result.teraflops = c.num_seqs * seen * 4 * kNumQHeads * kHeadDim / result.layer_us * 1e-6;
+      c.num_seqs * tokens * 2 * kNumKvHeads * c.head_dim * 2 / result.layer_us * 1e-6;
+  result.teraflops = c.num_seqs * seen * 4 * c.num_q_heads * c.head_dim / result.layer_us * 1e-6;
   return result;
+}
+
+/// Ratios beside that of 4, by number of sequences, rows and context.
+void time_ratios(int head_dim, uint16_t* kv, size_t elements, const char* json,
+                 cudaStream_t stream) {
+  std::vector<std::string> records;
+  std::printf("heads of %d: us of a layer by q heads to a KV head, and over that of 4\n", head_dim);
+  for (const int num_seqs : {1, 4, 16, 64}) {
+    for (const int num_rows : {1, 4, 8, 16}) {
+      for (const int kv_len : {1024, 2048, 4096, 8192}) {
+        double us[9];
+        std::string record = "{\"head_dim\": " + std::to_string(head_dim) +
+                             ", \"num_seqs\": " + std::to_string(num_seqs) +
+                             ", \"num_rows\": " + std::to_string(num_rows) +
+                             ", \"kv_len\": " + std::to_string(kv_len) + ", \"us_per_layer\": {";
+        for (int ratio = 1; ratio <= 8; ++ratio) {
+          const Case c = {"ratio", num_seqs, num_rows, kv_len, false, 0, ratio * kNumKvHeads,
+                          head_dim};
+          const auto num_layers =
+              static_cast<int>(std::min<size_t>(kNumLayers, elements / layer_elements(c)));
+          us[ratio] = run(c, kv, nullptr, false, stream, num_layers).layer_us;
+          record += (ratio == 1 ? "\"" : ", \"") + std::to_string(ratio) +
+                    "\": " + std::to_string(us[ratio]);
+        }
+        std::printf("c%-2d rows %2d context %4d:", num_seqs, num_rows, kv_len);
+        for (int ratio = 1; ratio <= 8; ++ratio) {
+          std::printf("  %d: %.2f (%.2f)", ratio, us[ratio], us[ratio] / us[4]);
+        }
+        std::printf("\n");
+        records.push_back(record + "}}");
+      }
+    }
+  }
+  if (json != nullptr) write_json(json, "cuda_attention --ratios", records);
 }
 
 }  // namespace
@@ -237,9 +274,11 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
 int main(int argc, char** argv) {
   std::string json, filter;
   bool may_have_trees = false;
+  int ratios_of = 0;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
     if (std::strcmp(argv[i], "--filter") == 0) filter = argv[i + 1];
+    if (std::strcmp(argv[i], "--ratios") == 0) ratios_of = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--trees") == 0) may_have_trees = std::atoi(argv[i + 1]) != 0;
   }
   cudaDeviceProp properties;
@@ -248,9 +287,14 @@ int main(int argc, char** argv) {
   CHECK_CUDA(cudaStreamCreate(&stream));
   size_t elements = 0;
   for (const Case& c : kCases) elements = std::max(elements, kNumLayers * layer_elements(c));
+  if (ratios_of > 0) elements = size_t{12} << 30;  // of 2 bytes
   uint16_t* kv = nullptr;
   CHECK_CUDA(cudaMalloc(&kv, elements * sizeof(uint16_t)));
   fill_kernel<<<4096, 256, 0, stream>>>(kv, elements);
+  if (ratios_of > 0) {
+    time_ratios(ratios_of, kv, elements, json.empty() ? nullptr : json.c_str(), stream);
+    return 0;
+  }
   uint16_t* between = nullptr;
   CHECK_CUDA(cudaMalloc(&between, 8 * kBetweenBytes));
   fill_kernel<<<4096, 256, 0, stream>>>(between, 8 * kBetweenBytes / sizeof(uint16_t));
@@ -287,8 +331,8 @@ int main(int argc, char** argv) {
                  "{\n  \"device\": \"%s\",\n  \"num_layers\": %d,\n  \"num_q_heads\": %d,\n"
                  "  \"num_kv_heads\": %d,\n  \"head_dim\": %d,\n  \"page_size\": %d,\n"
                  "  \"cases\": [%s\n  ]\n}\n",
-                 properties.name, kNumLayers, kNumQHeads, kNumKvHeads, kHeadDim, kPageSize,
-                 records.c_str());
+                 properties.name, kNumLayers, kCases[0].num_q_heads, kNumKvHeads,
+                 kCases[0].head_dim, kPageSize, records.c_str());
     std::fclose(file);
   }
   CHECK_CUDA(cudaFree(kv));

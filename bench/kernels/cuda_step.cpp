@@ -1,9 +1,9 @@
-// What a step of the whole engine core costs at the shape of Qwen3-4B, without Python, server or
+// What a step of the whole engine core costs at the shape of a model, without Python, server or
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
-//   bench_cuda_step [--json FILE] [--method NAME ...]
+//   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...]
 //
-// By default all methods.
+// By default all methods at the shape of Qwen3-4B; at other shapes none and eagle3.
 
 #include <algorithm>
 #include <bit>
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <random>
 #include <string>
 
@@ -28,7 +29,22 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kPromptLen = 550, kOutputLen = 128, kVocab = 151936;
+constexpr int kPromptLen = 550, kOutputLen = 128;
+
+/// A published model.
+struct Shape {
+  const char* name;
+  int hidden_size, num_layers, num_q_heads, num_kv_heads, head_dim, intermediate_size, vocab_size;
+  bool is_tied, has_qk_norm, has_qkv_bias;
+  double rope_theta;
+  const char* capture_layers;  // of its EAGLE-3 head
+};
+constexpr Shape kShapes[] = {
+    {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, "1,17,32"},
+    {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, "1,15,28"},
+    {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, "1,7,12"},
+    {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, "1,13,24"},
+};
 
 // Drafts as trees of depth 5, four children to a node.
 const std::string kTrees = "eagle3 trees";
@@ -37,22 +53,22 @@ const std::string kBlockTrees = "dflash trees";
 // Twice as many drafts as the chain has.
 const std::string kPairTrees = "dspark trees";
 
-RunnerConfig config_4b(const std::string& method) {
+RunnerConfig config_of(const Shape& shape, const std::string& method) {
   if (method == kTrees) {
-    RunnerConfig config = config_4b("eagle3");
+    RunnerConfig config = config_of(shape, "eagle3");
     config.max_draft_tokens = 15;
     config.draft_depth = 5;
     config.method_options["draft_top_k"] = int64_t{4};
     return config;
   }
   if (method == kBlockTrees) {
-    RunnerConfig config = config_4b("dflash");
+    RunnerConfig config = config_of(shape, "dflash");
     config.draft_depth = 15;
     config.method_options["draft_top_k"] = int64_t{8};
     return config;
   }
   if (method == kPairTrees) {
-    RunnerConfig config = config_4b("dspark");
+    RunnerConfig config = config_of(shape, "dspark");
     config.max_draft_tokens = 15;
     config.draft_depth = 7;
     config.method_options["draft_top_k"] = int64_t{64};
@@ -60,16 +76,20 @@ RunnerConfig config_4b(const std::string& method) {
   }
   RunnerConfig config;
   TargetConfig& target = config.target;
-  target.hidden_size = 2560;
-  target.num_layers = 36;
-  target.num_q_heads = 32;
-  target.num_kv_heads = 8;
-  target.head_dim = 128;
-  target.intermediate_size = 9728;
-  target.vocab_size = kVocab;
-  target.tie_word_embeddings = true;
+  target.hidden_size = shape.hidden_size;
+  target.num_layers = shape.num_layers;
+  target.num_q_heads = shape.num_q_heads;
+  target.num_kv_heads = shape.num_kv_heads;
+  target.head_dim = shape.head_dim;
+  target.intermediate_size = shape.intermediate_size;
+  target.vocab_size = shape.vocab_size;
+  target.tie_word_embeddings = shape.is_tied;
+  target.has_qk_norm = shape.has_qk_norm;
+  target.has_qkv_bias = shape.has_qkv_bias;
   std::vector<double> inv_freq;
-  for (int i = 0; i < 64; ++i) inv_freq.push_back(std::pow(1e6, -i / 64.0));
+  for (int i = 0; i < shape.head_dim / 2; ++i) {
+    inv_freq.push_back(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim));
+  }
   target.inv_freq.assign(inv_freq.begin(), inv_freq.end());
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
@@ -80,14 +100,14 @@ RunnerConfig config_4b(const std::string& method) {
   config.method = method;
   config.max_draft_tokens = method == "none" ? 0 : 4;
   config.enable_prefix_caching = false;
-  if (method == "eagle3") {  // a published head for Qwen3-4B
+  if (method == "eagle3") {  // of the published size: a layer as the target's
     config.max_draft_tokens = 3;
-    config.method_options = {{"capture_layers", std::string("1,17,32")},
+    config.method_options = {{"capture_layers", std::string(shape.capture_layers)},
                              {"draft_vocab_size", int64_t{32000}},
                              {"inv_freq", inv_freq},
                              {"has_token_map", true}};
   }
-  if (method == "dflash" || method == "dspark") {  // likewise
+  if (method == "dflash" || method == "dspark") {  // published heads for Qwen3-4B
     const bool has_markov = method == "dspark";
     config.max_draft_tokens = has_markov ? 7 : 15;
     config.method_options = {{"capture_layers", std::string("1,9,17,25,33")},
@@ -148,12 +168,13 @@ struct Timing {
 /// `num_seqs` requests at once, host one step ahead.
 Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool repeats) {
   std::mt19937 random(static_cast<uint32_t>(num_seqs));
+  const auto vocab_size = static_cast<unsigned>(runner.config().target.vocab_size);
   std::vector<int> slots, num_planned, num_out;
   for (int i = 0; i < num_seqs; ++i) {
     std::vector<int32_t> prompt;
     for (int j = 0; j < prompt_len; ++j) {
       prompt.push_back(repeats && j >= 32 ? prompt[static_cast<size_t>(j - 32)]
-                                          : static_cast<int32_t>(random() % kVocab));
+                                          : static_cast<int32_t>(random() % vocab_size));
     }
     SequenceParams params;
     params.max_tokens = kOutputLen;
@@ -236,6 +257,19 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   return timing;
 }
 
+/// Bytes of the target that every step reads: its matrices, of the embedding only as LM head.
+double step_bytes(Runner& runner) {
+  double bytes = 0;
+  for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
+    const bool is_lookup =
+        spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
+    if (spec.shape.size() == 2 && !is_lookup) {
+      bytes += 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
+    }
+  }
+  return bytes;
+}
+
 /// Bytes that drafting reads at least, as bf16: all of a head's matrices in the first of
 /// `num_passes`, all but `fc` in the others, and the LM head, the target's if it has none.
 double draft_bytes(Runner& runner, int num_passes) {
@@ -248,7 +282,8 @@ double draft_bytes(Runner& runner, int num_passes) {
     first += bytes;
     if (spec.name != "fc.weight") others += bytes;
   }
-  const double head = has_head ? 0.0 : 2.0 * kVocab * runner.config().target.hidden_size;
+  const double head =
+      has_head ? 0.0 : 2.0 * runner.config().target.vocab_size * runner.config().target.hidden_size;
   return first + (num_passes - 1) * others + num_passes * head;
 }
 
@@ -298,22 +333,35 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
 int main(int argc, char** argv) {
   std::string json = "{";
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
-  const double weight_bytes = 8.045e9;
-  const double floor_ms = 1e3 * weight_bytes / bandwidth;
-  std::printf("read bandwidth %.3f TB/s, weights once: %.3f ms\n", bandwidth / 1e12, floor_ms);
-  json += "\"read_bandwidth\": " + std::to_string(bandwidth) +
-          ", \"floor_ms\": " + std::to_string(floor_ms);
   std::vector<std::string> methods;
+  const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--shape") == 0) {
+      shape = std::find_if(std::begin(kShapes), std::end(kShapes),
+                           [&](const Shape& s) { return std::strcmp(s.name, argv[i + 1]) == 0; });
+      if (shape == std::end(kShapes)) {
+        std::fprintf(stderr, "no shape %s\n", argv[i + 1]);
+        return 2;
+      }
+    }
     if (std::strcmp(argv[i], "--method") == 0) methods.push_back(argv[i + 1]);
   }
+  if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
     for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
   }
   for (const std::string& method : methods) {
-    Runner runner(config_4b(method), 8192);
+    Runner runner(config_of(*shape, method), 8192);
     load_random_weights(runner);
+    const double floor_ms = 1e3 * step_bytes(runner) / bandwidth;
+    if (method == methods.front()) {
+      std::printf("%s: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
+                  bandwidth / 1e12, floor_ms);
+      json += "\"shape\": \"" + std::string(shape->name) +
+              "\", \"read_bandwidth\": " + std::to_string(bandwidth) +
+              ", \"floor_ms\": " + std::to_string(floor_ms);
+    }
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
     time_graphs(runner, method, floor_ms, bandwidth, json);
