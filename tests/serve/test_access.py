@@ -32,6 +32,7 @@ GUARDED = [
 POSTS = [
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
     "/tokenize",
     "/detokenize",
     "/abort_request",

@@ -1,4 +1,4 @@
-"""What answers of both kinds share: whole or streamed, usage, metrics, log-probabilities."""
+"""What answers of all kinds share: whole or streamed, usage, metrics."""
 
 from __future__ import annotations
 
@@ -32,14 +32,9 @@ from openspec.serve.wire import (
     ApiError,
     ChatChunk,
     ChatCompletion,
-    ChatLogprobs,
     Completion,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
     RequestMetrics,
     SpeculationMetrics,
-    TokenLogprob,
     Usage,
     error_bytes,
     event,
@@ -47,19 +42,13 @@ from openspec.serve.wire import (
     to_api_error,
 )
 from openspec.text.outputs import (
-    Logprob,
     OutputDelta,
-    PositionLogprobs,
     RequestOutputProcessor,
-    top_logprobs,
 )
 from openspec.text.pool import MAX_INLINE_CHARS
-from openspec.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON lacks."""
 KEEP_ALIVE_S = 15.0
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -69,27 +58,38 @@ _EVENT_HEADERS = [
 
 
 class Answer(ABC):
-    """Builds the answer of one request, whole or in chunks."""
+    """Builds the answer of one request, whole or as events."""
+
+    stream_end = DONE
+    """What follows the last event of a stream."""
 
     def __init__(self, context: ServerContext, body: GenerationFields, job: Job) -> None:
         self.context = context
         self.job = job
         self.created = int(time.time())
-        self._body = body
+        self.body = body
 
     @abstractmethod
-    def whole(self) -> Completion | ChatCompletion:
-        """The finished answer, without usage and metrics."""
+    def full(self) -> Response:
+        """The answer of a job that has ended."""
 
     @abstractmethod
-    def chunks(
-        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
-    ) -> Sequence[Completion | ChatChunk]:
-        """What one output of the engine adds, perhaps nothing; `is_first` of its choice."""
+    def begin(self) -> bytes:
+        """Events before the first output."""
 
     @abstractmethod
-    def last_chunk(self) -> Completion | ChatChunk:
-        """The chunk without choices that carries the usage."""
+    def events_of(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
+    ) -> bytes:
+        """What one output of the engine adds; `is_first` of its choice, `is_last` of all."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Events after the last output."""
+
+    def on_error(self, error: Exception) -> bytes:
+        """The last event of a stream that breaks."""
+        return b"data: " + error_bytes(to_api_error(error)) + b"\n\n"
 
     def usage(self) -> Usage:
         """Token counts so far. A prompt counts once, however many completions it has."""
@@ -103,38 +103,20 @@ class Answer(ABC):
     async def respond(self, request: Request) -> Response:
         """Runs the job and answers, streamed if the request asks for it."""
         job = self.job
-        if self._body.stream:
-            return EventStream(self._events(), job.hang_up)
+        if self.body.stream:
+            return EventStream(self._events(), job.hang_up, self.on_error, self.stream_end)
         with job.shares():
             async with watch_connection(request.receive, job.hang_up), job:
                 await job.run()
-            return await self.context.text_pool.run(self._size(), self._full)
-
-    def _full(self) -> Response:
-        answer = self.whole()
-        answer.usage = self.usage()
-        answer.metrics = self._metrics()
-        return json_response(answer)
+            return await self.context.text_pool.run(self._size(), self.full)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks of a job that runs while they are read."""
-        options = self._body.stream_options
-        has_last = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
+        """The events of a job that runs while they are read."""
         num_open = len(self.job.processors)
         started = [False] * num_open
-
-        def events_of(processor: RequestOutputProcessor, delta: OutputDelta, first: bool) -> bytes:
-            chunks = self.chunks(processor, delta, first)
-            for chunk in chunks:
-                if continuous or has_last:
-                    chunk.usage = self.usage() if continuous else None
-            if num_open == 0 and not has_last:
-                chunks[-1].metrics = self._metrics()
-            return b"".join(map(event, chunks))
-
         with self.job.shares():
             async with self.job:
+                begin = self.begin()
                 async for processor, delta in self.job.outputs():
                     index = processor.index
                     is_first, started[index] = not started[index], True
@@ -143,14 +125,12 @@ class Answer(ABC):
                     # what the engine made while a slow client read is as long as that.
                     size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
                     size += self._output_size(len(delta.token_ids))
-                    work = partial(events_of, processor, delta, is_first)
-                    if events := await self.context.text_pool.run(size, work):
+                    work = partial(self.events_of, processor, delta, is_first, num_open == 0)
+                    if events := begin + await self.context.text_pool.run(size, work):
+                        begin = b""
                         yield events
-                if has_last:
-                    last = self.last_chunk()
-                    last.usage = self.usage()
-                    last.metrics = self._metrics()
-                    yield event(last)
+                if events := self.end():
+                    yield events
 
     def _size(self) -> int:
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""
@@ -166,13 +146,70 @@ class Answer(ABC):
         num_logprobs = self.job.sampling.prompt_logprobs
         return 0 if num_logprobs is None else len(prompt.token_ids) * (8 + 4 * num_logprobs)
 
-    def _metrics(self) -> RequestMetrics:
+    def metrics(self) -> RequestMetrics:
         """Times and speculation of a request whose sequences have ended."""
         first_s = self.job.first_token_s()
         return RequestMetrics(
             time_to_first_token_ms=None if first_s is None else round(first_s * 1000, 3),
             speculative_decoding=_speculation(self.context, self.job),
         )
+
+
+class ChunkedAnswer(Answer):
+    """An answer whose stream consists of chunks in the shape of the whole."""
+
+    @abstractmethod
+    def whole(self) -> Completion | ChatCompletion:
+        """The finished answer, without usage and metrics."""
+
+    @abstractmethod
+    def chunks(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
+    ) -> Sequence[Completion | ChatChunk]:
+        """What one output of the engine adds, perhaps nothing; `is_first` of its choice."""
+
+    @abstractmethod
+    def last_chunk(self) -> Completion | ChatChunk:
+        """The chunk without choices that carries the usage."""
+
+    def full(self) -> Response:
+        """With usage and metrics."""
+        answer = self.whole()
+        answer.usage = self.usage()
+        answer.metrics = self.metrics()
+        return json_response(answer)
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def events_of(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
+    ) -> bytes:
+        """The chunks, the last one with the metrics where nothing follows it."""
+        options = self.body.stream_options
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        chunks = self.chunks(processor, delta, is_first)
+        for chunk in chunks:
+            if continuous or self._has_last:
+                chunk.usage = self.usage() if continuous else None
+        if is_last and not self._has_last:
+            chunks[-1].metrics = self.metrics()
+        return b"".join(map(event, chunks))
+
+    def end(self) -> bytes:
+        """The chunk with the usage, if it is asked for."""
+        if not self._has_last:
+            return b""
+        last = self.last_chunk()
+        last.usage = self.usage()
+        last.metrics = self.metrics()
+        return event(last)
+
+    @property
+    def _has_last(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and bool(options.include_usage)
 
 
 @contextlib.asynccontextmanager
@@ -212,15 +249,8 @@ async def unless_gone(request: Request, num_bytes: int, work: Coroutine[None, No
     return task.result()
 
 
-async def _or_error(event: Awaitable[bytes | None]) -> bytes | None:
-    try:
-        return await event
-    except Exception as exc:
-        return b"data: " + error_bytes(to_api_error(exc)) + b"\n\n"
-
-
 class EventStream(Response):
-    """A stream of events that are already encoded; ends with `[DONE]`.
+    """A stream of events that are already encoded.
 
     Every stream writes on its own, so one slow reader delays nobody; what the engine makes in the
     meantime is joined into its next chunk. A comment is sent in long silences. An error is a
@@ -228,11 +258,17 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], on_disconnect: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_disconnect: Callable[[], None],
+        on_error: Callable[[Exception], bytes],
+        end: bytes,
     ) -> None:
         super().__init__()
         self._events = events
         self._on_disconnect = on_disconnect
+        self._on_error = on_error
+        self._end = end
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -245,15 +281,21 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
             keep_alive = asyncio.create_task(self._keep_alive(send))
             try:
-                event = await _or_error(first)
+                event = await self._or_error(first)
                 while event is not None:
                     self._num_sent += 1
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-                    event = await _or_error(anext(self._events, None))
+                    event = await self._or_error(anext(self._events, None))
             finally:
                 keep_alive.cancel()
                 await self._events.aclose()
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})
+
+    async def _or_error(self, event: Awaitable[bytes | None]) -> bytes | None:
+        try:
+            return await event
+        except Exception as exc:
+            return self._on_error(exc)
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
@@ -285,92 +327,3 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         num_steps=stats.num_steps,
         num_accepted_tokens_per_step=stats.num_accepted_tokens_per_step or UNSET,
     )
-
-
-def finite(logprob: float) -> float:
-    """A log-probability as JSON can hold it."""
-    return max(logprob, LOWEST_LOGPROB)
-
-
-def token_name(token_id: int, data: bytes, as_id: bool) -> str:
-    """A token as text that no other token has: bytes that are no text are spelt out."""
-    if as_id or not data:
-        return f"token_id:{token_id}"
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def completion_logprobs(
-    tokenizer: Tokenizer,
-    token_ids: Sequence[int],
-    positions: Sequence[PositionLogprobs | None],
-    offsets: Sequence[int],
-    num_top: int,
-    as_ids: bool,
-) -> CompletionLogprobs:
-    """In the form of /v1/completions; `num_top` candidates beside the token itself.
-
-    The token is in its own candidates, with the very same float.
-    """
-    names: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    for token_id, position in zip(token_ids, positions, strict=True):
-        names.append(token_name(token_id, tokenizer.token_bytes(token_id), as_ids))
-        if position is None:
-            values.append(None)
-            tops.append(None)
-            continue
-        values.append(finite(position[token_id].logprob))
-        candidates = {names[-1]: finite(position[token_id].logprob)}
-        for other, entry in top_logprobs(position, num_top):
-            name = token_name(other, entry.token_bytes, as_ids)
-            if other != token_id and name in candidates:
-                name = f"token_id:{other}"
-            candidates[name] = finite(entry.logprob)
-        tops.append(candidates)
-    return CompletionLogprobs(
-        text_offset=list(offsets), token_logprobs=values, tokens=names, top_logprobs=tops
-    )
-
-
-def chat_logprobs(
-    token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int, as_ids: bool
-) -> ChatLogprobs:
-    """In the form of /v1/chat/completions."""
-    content = []
-    for token_id, position in zip(token_ids, positions, strict=True):
-        token = _token_logprob(token_id, position[token_id], as_ids)
-        tops = top_logprobs(position, num_top)
-        token.top_logprobs = [_token_logprob(other, entry, as_ids) for other, entry in tops]
-        content.append(token)
-    return ChatLogprobs(content)
-
-
-def _token_logprob(token_id: int, entry: Logprob, as_id: bool) -> TokenLogprob:
-    shown = f"token_id:{token_id}" if as_id else entry.decoded_token
-    return TokenLogprob(shown, finite(entry.logprob), list(entry.token_bytes))
-
-
-def prompt_logprobs(
-    positions: Sequence[PositionLogprobs | None] | None, num_top: int
-) -> PromptLogprobs | None:
-    """VLLM's `prompt_logprobs`: for each prompt token its candidates by id; None for the first."""
-    if positions is None:
-        return None
-    result: PromptLogprobs = []
-    for position in positions:
-        if position is None:
-            result.append(None)
-            continue
-        token_id = next(iter(position))
-        chosen = {token_id: position[token_id]} | dict(top_logprobs(position, num_top))
-        result.append(
-            {
-                str(other): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
-                for other, entry in chosen.items()
-            }
-        )
-    return result

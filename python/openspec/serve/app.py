@@ -35,6 +35,8 @@ from openspec.serve.api import (
 from openspec.serve.chat import create_chat_completion
 from openspec.serve.completions import create_completion
 from openspec.serve.context import ServerContext, is_authorised
+from openspec.serve.responses import create_response
+from openspec.serve.responses_api import ResponsesRequest
 from openspec.serve.wire import (
     ApiError,
     error_response,
@@ -112,6 +114,7 @@ GET_ROUTES: dict[str, Handler] = {
 POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/v1/completions": (create_completion, CompletionRequest),
     "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
+    "/v1/responses": (create_response, ResponsesRequest),
     "/tokenize": (info.tokenize, TokenizeRequest),
     "/detokenize": (info.detokenize, DetokenizeRequest),
     "/abort_request": (info.abort_request, AbortRequest),
@@ -130,6 +133,11 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "What is a prime number?"}],
         "max_tokens": 256,
+        "stream": True,
+    },
+    "/v1/responses": {
+        "input": "What is a prime number?",
+        "max_output_tokens": 256,
         "stream": True,
     },
     "/tokenize": {"prompt": "Once upon a time"},

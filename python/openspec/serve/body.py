@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from openspec.errors import RequestError
 from openspec.serve.api import ChatCompletionRequest, GenerationFields
 from openspec.serve.context import ServerContext
+from openspec.serve.responses_api import ResponsesRequest
 from openspec.serve.wire import ApiError
 
 MAX_OBJECT_KEYS = 16384
@@ -259,10 +260,24 @@ _UNSUPPORTED_FOR_CHATS = {
 }
 
 
+_UNSUPPORTED_FOR_RESPONSES = {
+    **_UNSUPPORTED,
+    **_fields("context_management conversation max_tool_calls max_tokens max_completion_tokens"),
+    **_fields("messages moderation prompt"),
+    **_fields("response_format", {"type": "text"}),
+    **_fields("logprobs echo", False),
+    **_fields("top_logprobs", 0),
+    **_fields("truncation", "disabled"),
+}
+
+
 def _refuse_unsupported(request: GenerationFields) -> None:
     """Refuses a field known from other servers that would have to be ignored here."""
-    is_chat = isinstance(request, ChatCompletionRequest)
-    known = _UNSUPPORTED_FOR_CHATS if is_chat else _UNSUPPORTED_FOR_TEXTS
+    known = _UNSUPPORTED_FOR_TEXTS
+    if isinstance(request, ChatCompletionRequest):
+        known = _UNSUPPORTED_FOR_CHATS
+    elif isinstance(request, ResponsesRequest):
+        known = _UNSUPPORTED_FOR_RESPONSES
     for name, value in (request.model_extra or {}).items():
         if name in known and value is not None and value not in known[name]:
             raise RequestError(f"{name} is not supported by this server.", name)

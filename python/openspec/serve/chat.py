@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.answer import Answer, chat_logprobs, prompt_logprobs, unless_gone
+from openspec.serve.answer import ChunkedAnswer, unless_gone
 from openspec.serve.api import ChatCompletionRequest
 from openspec.serve.body import receive_request
 from openspec.serve.chat_prompt import RenderedChat, render_chat, tool_schemas
 from openspec.serve.context import ServerContext
 from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
+from openspec.serve.logprobs import chat_logprobs, prompt_logprobs
 from openspec.serve.wire import (
     AssistantMessage,
     ChatChoice,
@@ -63,7 +64,7 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     return await _Answer(context, body, job, chat).respond(request)
 
 
-class _Answer(Answer):
+class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
     def __init__(

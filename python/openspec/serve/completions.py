@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.answer import Answer, completion_logprobs, prompt_logprobs, unless_gone
+from openspec.serve.answer import ChunkedAnswer, unless_gone
 from openspec.serve.api import MAX_SEQUENCES, CompletionRequest
 from openspec.serve.body import receive_request
 from openspec.serve.context import ServerContext
@@ -20,6 +20,7 @@ from openspec.serve.job import (
     sampling_params,
     truncated,
 )
+from openspec.serve.logprobs import completion_logprobs, prompt_logprobs
 from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
@@ -62,7 +63,7 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     return await answer.respond(request)
 
 
-class _Answer(Answer):
+class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
     def __init__(self, context: ServerContext, body: CompletionRequest, job: Job) -> None:

@@ -195,6 +195,8 @@ class ServerContext:
     prompt_logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+    skipped_tool_types: set[str] = field(default_factory=set)
+    """Of which the log has said that they are skipped."""
     num_sequences: int = 0
     """In flight, running or waiting."""
     num_prompt_tokens: int = 0

@@ -1,0 +1,163 @@
+"""POST /v1/responses: a chat in the form of OpenAI's newer API. Nothing is stored."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openspec.serve.answer import Answer, unless_gone
+from openspec.serve.api import ChatCompletionRequest
+from openspec.serve.body import receive_request
+from openspec.serve.chat_prompt import RenderedChat, render_chat, tool_schemas
+from openspec.serve.context import ServerContext
+from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
+from openspec.serve.response_items import OutputWriter, ResponseObject, ResponseUsage
+from openspec.serve.responses_api import ResponsesRequest, as_chat, check, skipped_types
+from openspec.serve.wire import json_response, sanitise, to_api_error
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor
+from openspec.text.parsers.message import MessageParser
+
+logger = logging.getLogger(__name__)
+
+MAX_NOTED_TYPES = 64
+
+
+async def create_response(context: ServerContext, request: Request) -> Response:
+    """Answers a conversation in the form of the Responses API."""
+    arrival, body = await receive_request(context, request, ResponsesRequest)
+    check(body)
+    _note_skipped(context, body)
+    info, num_bytes, pool = context.engine.info, arrival.num_bytes, context.text_pool
+    chat_request = await pool.run(num_bytes, lambda: as_chat(body))
+    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
+    chat = await unless_gone(
+        request, num_bytes, render_chat(context, chat_request, num_bytes, max_tokens=max_tokens)
+    )
+    token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
+    room = room_for_output(context, len(token_ids), "input")
+    fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
+    limit = fits if body.max_output_tokens is None else body.max_output_tokens
+    sampling = sampling_params(context, body, max_tokens=limit, logprobs=None, prompt_logprobs=None)
+    prompts = [Prompt(token_ids, chat.text)]
+    has_calls = chat_request.tools is not None and body.tool_choice != "none"
+    job = await pool.run(
+        num_bytes, lambda: Job(context, "resp", arrival, prompts, body, sampling, has_calls)
+    )
+    return await _Answer(context, body, chat_request, job, chat).respond(request)
+
+
+def _note_skipped(context: ServerContext, body: ResponsesRequest) -> None:
+    """Says once of each type of tools that it is skipped."""
+    noted = context.skipped_tool_types
+    for kind in sorted(skipped_types(body) - noted)[: MAX_NOTED_TYPES - len(noted)]:
+        noted.add(kind)
+        logger.info("tools of type %.64r are skipped: only functions are supported", kind)
+
+
+class _Answer(Answer):
+    """Builds one response."""
+
+    stream_end = b""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        body: ResponsesRequest,
+        chat_request: ChatCompletionRequest,
+        job: Job,
+        chat: RenderedChat,
+    ) -> None:
+        super().__init__(context, body, job)
+        self._request = body
+        self._writer = OutputWriter(job.request_id.partition("-")[2])
+        has_calls = chat_request.tools is not None and body.tool_choice != "none"
+        self._parser = MessageParser(
+            context.tokenizer,
+            context.answer_form,
+            thinking=chat.thinking,
+            tools=tool_schemas(chat_request.tools or ()) if has_calls else None,
+            max_calls=1 if body.parallel_tool_calls is False else None,
+        )
+
+    def full(self) -> Response:
+        """The finished response."""
+        output = self.job.processors[0].output()
+        self._writer.add(self._parser.push(output.text, output.token_ids, is_last=True))
+        return json_response(self._finished(output.finish_reason or "stop")[0])
+
+    def begin(self) -> bytes:
+        """The response as it begins."""
+        response = self._response()
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._writer.event(kind, response=response) for kind in kinds)
+
+    def events_of(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
+    ) -> bytes:
+        """The events of its pieces."""
+        pieces = self._parser.push(delta.text, delta.token_ids, is_last=delta.finished)
+        events = self._writer.add(pieces)
+        if delta.finish_reason is not None:
+            response, closing = self._finished(delta.finish_reason)
+            events += closing
+            events.append(self._writer.event(f"response.{response.status}", response=response))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def on_error(self, error: Exception) -> bytes:
+        """The response as it failed."""
+        known = to_api_error(error)
+        response = self._response()
+        response.status, response.output = "failed", self._writer.items
+        code = known.code or ("server_error" if known.status >= 500 else "invalid_prompt")
+        response.error = {"code": code, "message": sanitise(known.message)}
+        return self._writer.event("response.failed", response=response)
+
+    def _finished(self, reason: str) -> tuple[ResponseObject, list[bytes]]:
+        """The response and the last events of its items."""
+        response = self._response()
+        response.status = "completed" if reason == "stop" else "incomplete"
+        if reason != "stop":
+            detail = "max_output_tokens" if reason == "length" else reason
+            response.incomplete_details = {"reason": detail}
+        closing = self._writer.close(response.status)
+        if reason != "stop" and self._writer.items:
+            self._writer.items[-1].status = "incomplete"
+        usage = self.usage()
+        num_cached = usage.prompt_tokens_details["cached_tokens"]
+        response.output = self._writer.items
+        response.usage = ResponseUsage(
+            usage.prompt_tokens,
+            {"cached_tokens": num_cached, "cache_write_tokens": 0},
+            usage.completion_tokens,
+            {"reasoning_tokens": self._parser.num_reasoning_tokens},
+            usage.total_tokens,
+        )
+        response.metrics = self.metrics()
+        return response, closing
+
+    def _response(self) -> ResponseObject:
+        body, sampling = self._request, self.job.sampling
+        reasoning = body.reasoning
+        return ResponseObject(
+            id=self.job.request_id,
+            created_at=self.created,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self.context.model_name,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
+            seed=body.seed,
+            temperature=sampling.temperature,
+            text={"format": {"type": "text"}},
+            tool_choice="none" if body.tool_choice == "none" else "auto",
+            tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            top_p=sampling.top_p,
+            user=body.user,
+        )

@@ -1,0 +1,306 @@
+"""/v1/responses against the scripted engine, read by the official client."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from tests.serve.conftest import MODEL_NAME, RunningServer
+from tests.serve.fake_engine import CYCLE
+
+PATH = "/v1/responses"
+TOOLS = [
+    {
+        "type": "function",
+        "name": "add",
+        "description": "Adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+        "strict": False,
+    }
+]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+EVERYTHING = f"<think>\nLet me see.\n</think>\n\nI add.\n{CALL}\n{CALL}<|im_end|>"
+
+
+def prompt_text(server: RunningServer) -> str:
+    ids = server.engine.requests[-1].prompt_token_ids
+    return server.context.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def respond(server: RunningServer, **body: object) -> dict:
+    response = server.client.post(PATH, json={"input": "hi", **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events_of(server: RunningServer, **body: object) -> list[dict]:
+    """The events of a stream; checks the framing, the numbers and the names."""
+    response = server.client.post(PATH, json={"input": "hi", "stream": True, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    events = []
+    for number, block in enumerate(blocks):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+        assert events[-1]["sequence_number"] == number
+    return events
+
+
+def test_a_text(server: RunningServer) -> None:
+    answer = server.openai.responses.create(model=MODEL_NAME, input="hi", max_output_tokens=12)
+    assert answer.object == "response" and answer.id.startswith("resp-")
+    assert answer.output_text == server.context.tokenizer.decode(server.ids(CYCLE)[:12])
+    assert answer.output[0].type == "message" and answer.output[0].role == "assistant"
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert prompt_text(server) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (answer.usage.output_tokens, answer.usage.output_tokens_details.reasoning_tokens) == (
+        12,
+        0,
+    )
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 12
+    assert answer.model_extra["metrics"]["speculative_decoding"]["num_drafts"] > 0
+
+
+def test_every_kind_of_item_in_order(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    answer = server.openai.responses.create(
+        model=MODEL_NAME,
+        input="hi",
+        tools=TOOLS,
+        metadata={"a": "b"},
+        instructions="be kind",
+        extra_body={"seed": 7},
+    )
+    reasoning, message, *calls = answer.output
+    assert reasoning.content[0].text == "Let me see." and reasoning.summary == []
+    assert message.content[0].text == answer.output_text == "I add."
+    assert [json.loads(call.arguments) for call in calls] == [{"a": 1}] * 2
+    assert [call.name for call in calls] == ["add", "add"]
+    assert len({call.call_id for call in calls}) == 2
+    assert len({item.id for item in answer.output}) == 4
+    assert {item.status for item in answer.output} == {"completed"}
+    assert answer.status == "completed" and answer.error is None
+    assert (answer.metadata, answer.model_extra["seed"]) == ({"a": "b"}, 7)
+    assert answer.model_extra["store"] is False and answer.instructions == "be kind"
+    num_thinking = len(server.ids("<think>\nLet me see.\n</think>"))
+    assert answer.usage.output_tokens_details.reasoning_tokens == num_thinking
+    assert [tool.name for tool in answer.tools] == ["add"]
+
+
+ITEM = ["response.output_item.added", "response.output_item.done"]
+PART = ["response.content_part.added", "response.content_part.done"]
+
+
+def test_events_in_order(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    events = events_of(server, tools=TOOLS)
+    kinds = [event["type"] for event in events]
+    once = [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    text, thinking, call = (
+        [f"response.{name}.delta", f"response.{name}.done"]
+        for name in ("output_text", "reasoning_text", "function_call_arguments")
+    )
+    assert once == [
+        *("response.created", "response.in_progress"),
+        *(ITEM[0], PART[0], *thinking, PART[1], ITEM[1]),
+        *(ITEM[0], PART[0], *text, PART[1], ITEM[1]),
+        *(ITEM[0], *call, ITEM[1]),
+        *(ITEM[0], *call, ITEM[1]),
+        "response.completed",
+    ]
+    assert kinds.count(call[0]) > 2, "arguments come in pieces"
+    assert events[0]["response"]["status"] == "in_progress"
+    final = events[-1]["response"]
+    whole = respond(server, tools=TOOLS)
+    for one in (final, whole):
+        for item in one["output"]:
+            item.pop("id")
+            item.pop("call_id", None)
+    assert final["output"] == whole["output"]
+    assert final["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    # Deltas are the text, and name the item that they belong to.
+    items = [event["item"] for event in events if event["type"] == ITEM[1]]
+    for index, item in enumerate(items):
+        own = [event for event in events if event.get("output_index") == index]
+        ids = {event.get("item_id") or event["item"]["id"] for event in own}
+        assert ids == {item["id"]}
+        joined = "".join(event.get("delta", "") for event in own)
+        assert joined == (item.get("arguments") or item["content"][0]["text"])
+
+
+def test_the_clients_stream_helper(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    with server.openai.responses.stream(model=MODEL_NAME, input="hi", tools=TOOLS) as events:
+        snapshots = [e.snapshot for e in events if e.type == "response.output_text.delta"]
+        final = events.get_final_response()
+    assert snapshots[-1] == final.output_text == "I add."
+    assert [item.type for item in final.output] == [
+        *("reasoning", "message", "function_call", "function_call")
+    ]
+    assert final.output[2].arguments == '{"a": 1}'
+
+
+def test_a_conversation_goes_round(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    client = server.openai
+    first = client.responses.create(model=MODEL_NAME, input="hi", tools=TOOLS)
+    turns = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in first.output)]
+    for item in first.output[2:]:
+        turns.append({"type": "function_call_output", "call_id": item.call_id, "output": "2"})
+    client.responses.create(
+        model=MODEL_NAME, input=turns, tools=TOOLS, instructions="be kind", max_output_tokens=1
+    )
+    text = prompt_text(server)
+    assert text.endswith(
+        f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nI add.\n{CALL}\n{CALL}<|im_end|>\n"
+        "<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_messages(server: RunningServer) -> None:
+    respond(
+        server,
+        instructions="one",
+        input=[
+            {"role": "developer", "content": "two"},
+            {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "3"}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+            {"role": "assistant", "content": "c"},
+            {"role": "user", "content": "d"},
+        ],
+        max_output_tokens=1,
+    )
+    assert prompt_text(server) == (
+        "<|im_start|>system\none\n\ntwo\n\n3<|im_end|>\n<|im_start|>user\na<|im_end|>\n"
+        "<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
+        "<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_thinking_is_switched(server: RunningServer) -> None:
+    closed = "<think>\n\n</think>\n\n"
+    for effort, is_off in (("none", True), ("low", False)):
+        respond(server, reasoning={"effort": effort, "summary": "auto"}, max_output_tokens=1)
+        assert prompt_text(server).endswith(closed) is is_off
+
+
+def test_what_agents_send(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A probe without input, tools of other types, fields that ask for nothing."""
+    assert respond(server, input=[], max_output_tokens=1)["usage"]["output_tokens"] == 1
+    others = [
+        {"type": "web_search", "external_web_access": False},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "x"}]},
+    ]
+    with caplog.at_level(logging.INFO, "openspec.serve.responses"):
+        for _ in range(2):
+            answer = respond(
+                server,
+                tools=[*others, *TOOLS],
+                tool_choice="auto",
+                include=["reasoning.encrypted_content"],
+                store=False,
+                prompt_cache_key="x",
+                service_tier="auto",
+                client_metadata={"a": "b"},
+                text={"verbosity": "low"},
+                max_output_tokens=1,
+            )
+    assert len(answer["tools"]) == 4
+    assert '"add"' in prompt_text(server) and "patch" not in prompt_text(server)
+    noted = [record.getMessage() for record in caplog.records]
+    assert len(noted) == 3 and "'custom' are skipped" in noted[0]
+    assert respond(server, store=True, max_output_tokens=1)["store"] is False
+
+
+def test_tool_options(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(f"{CALL}\n{CALL}<|im_end|>")
+    assert len(respond(server, tools=TOOLS, parallel_tool_calls=False)["output"]) == 1
+    (message,) = respond(server, tools=TOOLS, tool_choice="none")["output"]
+    assert message["content"][0]["text"] == f"{CALL}\n{CALL}"
+    assert "add" not in prompt_text(server)
+
+
+def test_an_answer_that_is_cut_short(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(f"Hm.\n{CALL}")
+    num_tokens = len(server.ids(f"Hm.\n{CALL}")) - len(server.ids("}}\n</tool_call>"))
+    events = events_of(server, tools=TOOLS, max_output_tokens=num_tokens)
+    assert events[-1]["type"] == "response.incomplete"
+    answer = events[-1]["response"]
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
+
+
+def item(**fields: object) -> list[dict]:
+    return [{"role": "user", "content": "hi"}, fields]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp-1"),
+        ("background", True),
+        ("conversation", "c"),
+        ("prompt", {"id": "p"}),
+        ("truncation", "auto"),
+        ("max_output_tokens", 0),
+        ("max_tokens", 5),
+        ("n", 2),
+        ("top_logprobs", 2),
+        ("return_token_ids", True),
+        ("prompt_logprobs", 0),
+        ("include", ["message.output_text.logprobs"]),
+        ("text", {"format": {"type": "json_schema", "name": "x", "schema": {}}}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "name": "add"}),
+        ("tools", [{**TOOLS[0], "strict": True}]),
+        ("tools", [{"type": "function"}]),
+        ("reasoning", {"effort": "huge"}),
+        ("metadata", {"a": 1}),
+        ("temperature", "hot"),
+        ("input", 5),
+        ("input", item(type="message", role="user", content=[{"type": "input_image"}])),
+        ("input", item(type="message", role="user")),
+        ("input", item(type="message", content="x")),
+        ("input", item(type="item_reference", id="x")),
+        ("input", item(type="computer_call")),
+        ("input", item(type="function_call", call_id="1")),
+        ("input", item(type="function_call_output", call_id="1")),
+        ("input", item(role="tool", content="x")),
+        ("input", "x y " * 2000),
+    ],
+)
+def test_refusals_name_the_field(server: RunningServer, field: str, value: object) -> None:
+    for streams in (False, True):
+        error = server.error(PATH, **{"input": "hi", field: value, "stream": streams})
+        assert error["param"] == field, error
+
+
+def test_a_failure_is_the_last_event(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server({"step_s": 0.02})
+    body = {"input": "hi", "stream": True}
+    with server.client.stream("POST", PATH, json=body) as response:
+        lines = response.iter_lines()
+        while "response.output_text.delta" not in next(lines):
+            pass
+        server.call(server.engine.die)
+        *_, kind, data, _ = list(lines)
+    assert kind == "event: response.failed"
+    failed = json.loads(data.removeprefix("data: "))["response"]
+    assert failed["status"] == "failed" and failed["output"][0]["type"] == "message"
+    message = "The engine failed on this request."
+    assert failed["error"] == {"code": "server_error", "message": message}
+
+
+def test_it_is_counted_and_listed(server: RunningServer) -> None:
+    respond(server, max_output_tokens=1)
+    assert '"/v1/responses"' in server.client.get("/openapi.json").text
+    assert 'path="/v1/responses",status="200"' in server.client.get("/metrics").text
+    assert server.context.num_sequences == 0
