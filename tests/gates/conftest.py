@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
-from tests.gates import harness, random_heads
+from tests.gates import harness, other_targets, random_heads
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
+from tests.gates.pairs import EMBEDDED
 
 Reference = Callable[[Sequence[Job]], list[Result]]
 
@@ -110,8 +112,17 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("openspec.engine.load.STEP_TIMING_BUDGET_S", 0.02)
 
 
+@pytest.fixture(params=[EMBEDDED, *other_targets.SHAPES])
+def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every kind of target that the gates run over."""
+    name = str(request.param)
+    if name in other_targets.SHAPES:
+        monkeypatch.setattr(harness, "MODEL", str(other_targets.folder(name)))
+    return name
+
+
 @pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])
-def drafter_name(request: pytest.FixtureRequest) -> str:
+def drafter_name(request: pytest.FixtureRequest, target_name: str) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
     return str(request.param)
 
@@ -119,11 +130,12 @@ def drafter_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     """Plain decoding, one request at a time, no cache, prompts whole."""
-    core = make_core(**PLAIN)
-    known: dict[tuple[tuple[int, ...], str], Result] = {}
+    core_of = cache(lambda model: make_core(**PLAIN))  # makes one of `harness.MODEL`
+    known: dict[tuple[str | None, tuple[int, ...], str], Result] = {}
 
     def answers(jobs: Sequence[Job]) -> list[Result]:
-        keys = [(job.prompt, repr(job.sampling)) for job in jobs]
+        core = core_of(harness.MODEL)
+        keys = [(harness.MODEL, job.prompt, repr(job.sampling)) for job in jobs]
         missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in known]
         for (key, _), result in zip(
             missing, run_alone(core, [job for _, job in missing]), strict=True

@@ -20,6 +20,8 @@ IS_FULL = False
 """Set by the option --full."""
 NUM_THREADS = 1
 """Of each engine; set by the option --full. Two workers with an engine each fill two cores."""
+MODEL: str | None = None
+"""Folder of the target; set by the fixture `target_name`. None: the embedded model."""
 PAGE_SIZE = 16
 PLAIN: dict[str, object] = {"method": "none", "enable_prefix_caching": False}
 
@@ -64,6 +66,7 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
     """An engine on the embedded model; small limits unless the test says otherwise."""
     merged: dict[str, object] = {
         "device": DEVICE,
+        "model": MODEL,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "max_model_len": 512,

@@ -1,4 +1,7 @@
-"""Which combinations of a gate's parameters run per commit: each pair of values meets in one."""
+"""Which combinations of a gate's parameters run per commit: each pair of values meets in one.
+
+Of other targets than the embedded model each meets each method in one gate of test_equality.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
+
+EMBEDDED = "embedded"
+FIXTURES = ("drafter_name", "target_name")
+METHODS_LEFT_TO_FULL = ("none", "ngram", "python")
+"""Of other targets: heads depend on a target more than these do."""
 
 Values = tuple[object, ...]
 """The drafter first, then one value for each parameter of a gate."""
@@ -42,11 +50,31 @@ def cover_pairs(cases: Sequence[Values]) -> list[int]:
     return sorted(chosen)
 
 
+def gate_of(item: pytest.Function) -> str:
+    """Its name, without parameters."""
+    return item.nodeid.partition("[")[0]
+
+
 def parameters(item: pytest.Function) -> Values:
     """The values that a gate runs with."""
     params = item.callspec.params
-    others = (repr(params[name]) for name in sorted(params) if name != "drafter_name")
+    others = (repr(params[name]) for name in sorted(params) if name not in FIXTURES)
     return (params["drafter_name"], *others)
+
+
+def choose_for_targets(cases: Sequence[tuple[str, str, str]]) -> list[int]:
+    """Places of cases (gate, target, method) in which each target meets each method once.
+
+    Gates take turns: always the one with the fewest, of its cases the last.
+    """
+    turns: Counter[str] = Counter()
+    chosen = []
+    for pair in sorted({case[1:] for case in cases}):
+        places = [place for place, case in enumerate(cases) if case[1:] == pair]
+        best = min(places, key=lambda place: (turns[cases[place][0]], -place))
+        turns[cases[best][0]] += 1
+        chosen.append(best)
+    return sorted(chosen)
 
 
 def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -54,10 +82,24 @@ def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
     those that no pair needs."""
     gates: dict[str, list[pytest.Function]] = {}
     left_out = {item for item in items if item.get_closest_marker("full")}
+    others: list[pytest.Function] = []
     for item in items:
-        if isinstance(item, pytest.Function) and "drafter_name" in item.fixturenames:
-            gates.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if not isinstance(item, pytest.Function) or "drafter_name" not in item.fixturenames:
+            continue
+        if item.callspec.params["target_name"] == EMBEDDED:
+            gates.setdefault(gate_of(item), []).append(item)
+        else:
+            others.append(item)
     for cases in gates.values():
         chosen = cover_pairs([parameters(case) for case in cases])
         left_out |= set(cases) - {cases[place] for place in chosen}
+    left_out |= set(others)
+    candidates = [
+        (item, (gate_of(item), str(item.callspec.params["target_name"]), method))
+        for item in others
+        if (method := method_of(item.callspec.params["drafter_name"])) not in METHODS_LEFT_TO_FULL
+        and "test_equality" in gate_of(item)
+    ]
+    for place in choose_for_targets([case for _, case in candidates]):
+        left_out.remove(candidates[place][0])
     return [item for item in items if item not in left_out], [*left_out]

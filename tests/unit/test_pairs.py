@@ -6,7 +6,14 @@ from itertools import product
 
 import pytest
 
-from tests.gates.pairs import Values, cover_pairs, method_of, needs_of, split
+from tests.gates.pairs import (
+    Values,
+    choose_for_targets,
+    cover_pairs,
+    method_of,
+    needs_of,
+    split,
+)
 
 DRAFTERS = ["none", "ngram", "eagle3", "eagle3 tree", "eagle3 long", "dflash", "(echo)", "(bush)"]
 FULL: list[Values] = list(product(DRAFTERS, "abc", range(4), (True, False)))
@@ -38,3 +45,11 @@ def test_only_gates_and_what_is_marked_are_left_out(request: pytest.FixtureReque
     assert split([request.node]) == ([request.node], [])
     request.node.add_marker("full")
     assert split([request.node]) == ([], [request.node])
+
+
+def test_each_other_target_meets_each_method_in_gates_that_take_turns() -> None:
+    cases = list(product(("stops", "chunks", "faults"), ("llama", "qwen2.5"), ("ngram", "dflash")))
+    chosen = [cases[place] for place in choose_for_targets(cases)]
+    assert sorted(case[1:] for case in chosen) == sorted({case[1:] for case in cases})
+    assert len({gate for gate, _, _ in chosen}) == 3
+    assert choose_for_targets([]) == []

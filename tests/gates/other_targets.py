@@ -1,0 +1,63 @@
+"""Targets of other families for the gates: the embedded model's weights under other switches.
+
+What they write means little, but it has the embedded model's tokens and often repeats, and its
+heads read them: they have the widths and layers that these were made for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from bench.random_target import PUBLISHED, random_tensor, tensor_shapes
+
+from openspec.config import EMBEDDED_MODEL
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # Tied, heads of 64, RoPE scaled from position 32 on.
+    "llama": {
+        **PUBLISHED["llama-3.2-1b"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rope_scaling": PUBLISHED["llama-3.2-1b"]["rope_scaling"]
+        | {"original_max_position_embeddings": 32},
+    },
+    # Not tied, with biases, heads of 128.
+    "qwen2.5": {
+        **PUBLISHED["qwen2.5-7b"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+    },
+}
+
+
+@cache
+def folder(name: str) -> Path:
+    """A model folder with tokenizer, and with the heads that come with the embedded model."""
+    root = Path(tempfile.mkdtemp(prefix=f"openspec-{name}-")) / name
+    shutil.copytree(EMBEDDED_MODEL, root)
+    embedded = json.loads((root / "config.json").read_text())
+    same = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "eos_token_id")
+    config = SHAPES[name] | {key: embedded[key] for key in same}
+    config["max_position_embeddings"] = embedded["max_position_embeddings"]
+    (root / "config.json").write_text(json.dumps(config))
+    trained = safetensors.torch.load_file(root / "model.safetensors")
+    trained["lm_head.weight"] = trained["model.embed_tokens.weight"].clone()
+    random = torch.Generator().manual_seed(0)
+    tensors = {
+        tensor: trained[tensor]
+        if tensor in trained
+        else random_tensor(tensor, shape, torch.bfloat16, random)
+        for tensor, shape in tensor_shapes(config)
+    }
+    assert all(list(tensors[tensor].shape) == shape for tensor, shape in tensor_shapes(config))
+    safetensors.torch.save_file(tensors, root / "model.safetensors", {"format": "pt"})
+    return root
