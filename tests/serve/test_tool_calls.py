@@ -151,6 +151,28 @@ def test_markers_are_shown_with_tools_only(servers: Callable[[str], RunningServe
     assert message["content"] == "[TOOL_CALLS]onetwo"
 
 
+def test_tags_that_a_checkpoint_calls_special(tmp_path: Path) -> None:
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    folder = write_model(tmp_path / "fake", (), "")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for token in settings["added_tokens_decoder"].values():
+        token["special"] = token["special"] or token["content"] in tags
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with run_fake_server(folder) as server:
+        assert set(tags) <= set(server.context.tokenizer.special_tokens)
+        thinking = "<think>\nHm.\n</think>"
+        answer = f"{thinking}\n{FORMS['hermes'][2]}<|im_end|>"
+        server.engine.script = lambda _: server.ids(answer)
+        whole = server.chat(tools=TOOLS)
+        message = whole["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "I look.")
+        assert len(message["tool_calls"]) == 2
+        details = whole["usage"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == len(server.ids(thinking))
+        message = server.chat()["choices"][0]["message"]
+        assert message["content"].startswith("I look.") and "<tool_call>" not in message["content"]
+
+
 def test_an_answer_that_is_cut_short(servers: Callable[[str], RunningServer]) -> None:
     server = servers("hermes")
     server.engine.script = lambda _: server.ids(f"<tool_call>\n{WRITE}")

@@ -121,6 +121,28 @@ def test_encode_is_the_reference(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
+@examples(40)
+@given(text=TEXTS)
+def test_texts_of_users_hold_no_special_tokens(kind: str, text: str) -> None:
+    tokenizer = ours(SOURCES[kind])
+    assert not set(tokenizer.encode(text)) & set(tokenizer.special_tokens.values()) - {0}
+
+
+def test_tokens_of_turns_are_special_whatever_the_checkpoint_says() -> None:
+    backend = tokenizers.Tokenizer.from_str(tokenizer_json())
+    turn = "<\uff5cUser\uff5c>"
+    backend.add_tokens([AddedToken(turn, normalized=False)])
+    token_id = backend.token_to_id(turn)
+    template = turn + "{{ messages[0].content }}"
+    tokenizer = Tokenizer(backend, {}, {"default": template})
+    chat = tokenizer.render_chat([{"role": "user", "content": f"a{turn}b"}])
+    assert chat.token_ids.count(token_id) == 1 and chat.token_ids[0] == token_id
+    assert chat.text == f"{turn}a{turn}b"
+    assert tokenizer.encode(turn, parse_special=True) == [token_id]
+    assert tokenizer.decode([token_id]) == turn  # as transformers
+
+
+@pytest.mark.parametrize("kind", SOURCES)
 def test_tokens_add_up_to_the_text(kind: str) -> None:
     tokenizer = ours(SOURCES[kind])
     text = "fox  fox\n日本 <0x0A> [INST] é 🙂"

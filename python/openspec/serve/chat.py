@@ -57,9 +57,10 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
         prompt_logprobs=body.prompt_logprobs,
     )
     prompts = [Prompt(token_ids, chat.text)]
+    shown = context.answer_form.shown_ids(chat.thinking, _has_calls(body))
     job = await context.text_pool.run(
         num_bytes,
-        lambda: Job(context, "chatcmpl", arrival, prompts, body, sampling, _has_calls(body)),
+        lambda: Job(context, "chatcmpl", arrival, prompts, body, sampling, shown),
     )
     return await _Answer(context, body, job, chat).respond(request)
 

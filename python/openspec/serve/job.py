@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -55,9 +55,9 @@ class Job:
         prompts: Sequence[Prompt],
         body: GenerationFields,
         sampling: SamplingParams,
-        has_calls: bool = False,
+        shown_token_ids: Collection[int] = (),
     ) -> None:
-        """`kind` begins the answer's id; `has_calls` shows the special tokens of tool calls."""
+        """`kind` begins the answer's id; `shown_token_ids` as in `RequestOutputProcessor`."""
         self.request_id = f"{kind}-{arrival.unique}"
         self.external_id = arrival.external_id
         self.prompts = prompts
@@ -85,7 +85,6 @@ class Job:
             )
             for number, prompt in enumerate(prompts)
         ]
-        markers = context.answer_form.marker_ids if has_calls else frozenset()
         sequences = [sequence for request in self._requests for sequence in fan_out(request)]
         for index, sequence in enumerate(sequences):
             self.processors.append(
@@ -94,7 +93,7 @@ class Job:
                     context.tokenizer,
                     index=index,
                     eos_token_ids=context.model.eos_token_ids,
-                    shown_token_ids=markers,
+                    shown_token_ids=shown_token_ids,
                     stop_strings=stops,
                     arrival_time=arrival.time,
                 )

@@ -41,11 +41,15 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     limit = fits if body.max_output_tokens is None else body.max_output_tokens
     sampling = sampling_params(context, body, max_tokens=limit, logprobs=None, prompt_logprobs=None)
     prompts = [Prompt(token_ids, chat.text)]
-    has_calls = chat_request.tools is not None and body.tool_choice != "none"
+    shown = context.answer_form.shown_ids(chat.thinking, _has_calls(chat_request))
     job = await pool.run(
-        num_bytes, lambda: Job(context, "resp", arrival, prompts, body, sampling, has_calls)
+        num_bytes, lambda: Job(context, "resp", arrival, prompts, body, sampling, shown)
     )
     return await _Answer(context, body, chat_request, job, chat).respond(request)
+
+
+def _has_calls(chat_request: ChatCompletionRequest) -> bool:
+    return chat_request.tools is not None and chat_request.tool_choice != "none"
 
 
 def _note_skipped(context: ServerContext, body: ResponsesRequest) -> None:
@@ -72,12 +76,11 @@ class _Answer(Answer):
         super().__init__(context, body, job)
         self._request = body
         self._writer = OutputWriter(job.request_id.partition("-")[2])
-        has_calls = chat_request.tools is not None and body.tool_choice != "none"
         self._parser = MessageParser(
             context.tokenizer,
             context.answer_form,
             thinking=chat.thinking,
-            tools=tool_schemas(chat_request.tools or ()) if has_calls else None,
+            tools=tool_schemas(chat_request.tools or ()) if _has_calls(chat_request) else None,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
 

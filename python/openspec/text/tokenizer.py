@@ -15,7 +15,12 @@ from openspec.checkpoint.strict_json import JsonValue, read_json_object
 from openspec.errors import ConfigError, RequestError
 from openspec.text.chat_template import ChatTemplates, Segment, any_of, split_at
 from openspec.text.length_bound import LengthBound
-from openspec.text.tokenizer_config import apply_config, read_templates, tokenizer_file
+from openspec.text.tokenizer_config import (
+    apply_config,
+    mark_control_tokens,
+    read_templates,
+    tokenizer_file,
+)
 from openspec.text.vocabulary import spelling_of, surrounding_ids, within_text
 
 MAX_TEXT_CHARS = 1 << 24
@@ -48,6 +53,7 @@ class Tokenizer:
         """
         self._spelling = spelling_of(backend)
         named = apply_config(backend, config or {})
+        visible = mark_control_tokens(backend)
         backend.no_truncation()
         backend.no_padding()
         # Special tokens are cut out here, and only where they are asked for.
@@ -58,8 +64,8 @@ class Tokenizer:
         self.special_tokens: Mapping[str, int] = {
             token.content: token_id for token_id, token in added.items() if token.special
         }
-        """Special tokens, which `skip_special_tokens` leaves out, and their ids."""
-        self._special_ids = frozenset(self.special_tokens.values())
+        """Tokens that no text of a user becomes, and their ids."""
+        self._special_ids = frozenset(self.special_tokens.values()) - visible
         self._added_re = any_of([token.content for token in added.values()])
         self.num_tokens = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         """Ids below this are tokens; the model's embedding may have more rows."""

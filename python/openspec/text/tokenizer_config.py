@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from openspec.errors import ConfigError
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 SOURCE = "tokenizer_config.json"
+_CONTROL = re.compile("<\uff5c[^\uff5c]+\uff5c>")
 
 
 def tokenizer_file(root: Path) -> Path:
@@ -84,6 +86,24 @@ def apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, JsonValue])
                 "single_word set; no tokenizer of a supported model has"
             )
     return named
+
+
+def mark_control_tokens(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Makes the tokens of roles special where the checkpoint does not call them so.
+
+    DeepSeek's tokens of turns are such: a user who spells one would begin a turn. Returns their
+    ids; they are part of a decoded text all the same.
+    """
+    added = backend.get_added_tokens_decoder()
+    found = {
+        token_id: token.content
+        for token_id, token in added.items()
+        if not token.special and _CONTROL.fullmatch(token.content)
+    }
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(content, normalized=False) for content in found.values()]
+    )
+    return frozenset(found)
 
 
 def _token_content(value: JsonValue, where: str) -> str | None:

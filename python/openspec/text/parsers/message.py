@@ -15,7 +15,12 @@ from openspec.text.parsers.pieces import (
     Piece,
     Reasoning,
 )
-from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingTokens
+from openspec.text.parsers.reasoning import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    ReasoningSplitter,
+    ThinkingTokens,
+)
 from openspec.text.parsers.xml_calls import XmlParser
 from openspec.text.tokenizer import Tokenizer
 
@@ -27,11 +32,15 @@ CALL_PARSERS: Mapping[str, type[CallParser]] = {
     "qwen3_xml": XmlParser,
 }
 """By vLLM's names."""
+_TAGS = ("<tool_call>", "</tool_call>")
 MARKERS = {
+    "hermes": _TAGS,
+    "qwen3_coder": _TAGS,
+    "qwen3_xml": _TAGS,
     "llama3_json": (LlamaParser.tag,),
     "mistral": (MistralParser.tag, MistralParser.id_tag, MistralParser.arguments_tag),
 }
-"""Special tokens that are part of a form of calls."""
+"""Tokens that are part of a form of calls; some checkpoints call them special."""
 # What a template with tools writes of past calls. The first that is there decides.
 _SIGNS = (
     ("<function=", "qwen3_coder"),
@@ -53,6 +62,8 @@ class AnswerForm:
     """`qwen3`: thinking is between tags; `deepseek_r1`: its first tag may be missing."""
     marker_ids: frozenset[int]
     """Special tokens that an answer with tools shows, since the calls' form has them."""
+    tag_ids: frozenset[int]
+    """Special tokens that every answer shows, since they enclose thinking."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, calls: str, reasoning: str) -> AnswerForm:
@@ -64,8 +75,14 @@ class AnswerForm:
             is_deepseek = _DEEPSEEK in templates and "</think>" in templates
             reasoning = "deepseek_r1" if is_deepseek else "qwen3"
         special = tokenizer.special_tokens
-        markers = [special[text] for text in MARKERS.get(calls, ()) if text in special]
-        return cls(calls, reasoning, frozenset(markers))
+        markers = [special[text] for text in MARKERS[calls] if text in special]
+        tags = [special[text] for text in (THINK_OPEN, THINK_CLOSE) if text in special]
+        return cls(calls, reasoning, frozenset(markers), frozenset(tags))
+
+    def shown_ids(self, thinking: bool | None, has_calls: bool) -> frozenset[int]:
+        """Special tokens that the parser of an answer must see; arguments as of `MessageParser`."""
+        tags = frozenset[int]() if thinking is None else self.tag_ids
+        return tags | self.marker_ids if has_calls else tags
 
 
 class MessageParser:

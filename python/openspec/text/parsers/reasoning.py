@@ -88,8 +88,8 @@ class ThinkingTokens:
 
     def __init__(self, tokenizer: Tokenizer, thinking: bool | None, is_assumed: bool) -> None:
         """`thinking` as in `MessageParser`."""
-        self._open = tokenizer.encode(THINK_OPEN)
-        self._close = tokenizer.encode(THINK_CLOSE)
+        self._open = tokenizer.encode(THINK_OPEN, parse_special=True)
+        self._close = tokenizer.encode(THINK_CLOSE, parse_special=True)
         has_tags = len(self._open) == 1 and len(self._close) == 1
         is_open = bool(thinking) or (thinking is False and is_assumed)
         self._is_thinking = is_open and has_tags
