@@ -66,6 +66,7 @@ TREES: dict[str, dict[str, object]] = {
     "eagle3 tree": {"method": "eagle3", "draft_top_k": 4},
     "dflash tree": {"method": "dflash", "draft_top_k": 4},
     "dspark tree": {"method": "dspark", "draft_top_k": 4},
+    "dflash selector tree": {"method": "dflash2", "draft_top_k": 4},
 }
 """Compiled drafters that draft trees."""
 
@@ -75,8 +76,13 @@ VARIANTS: dict[str, dict[str, object]] = {
     "eagle3 deep": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
     "dflash window": {"method": "dflash", "draft_window": 24},
+    "dflash selector": {"method": "dflash2"},
 }
 """Compiled drafters with other options than their defaults."""
+
+SELECTORS = ("dflash selector", "dflash selector tree")
+"""Variants that share all but their forward pass with others: a commit runs them in a gate of their
+own (test_selector_heads), `--full` in all."""
 
 
 def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
@@ -93,7 +99,7 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         return {"method": name}
     settings = VARIANTS.get(name, {"method": name})
     spec = get_drafter(str(settings["method"]))
-    draft_model = random_heads.draft_model(spec.name)
+    draft_model = random_heads.draft_model(str(settings["method"]))
     settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
     if spec.num_drafts_of is not None:
@@ -121,7 +127,15 @@ def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return name
 
 
-@pytest.fixture(params=[*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS])
+def every_drafter() -> list[object]:
+    """Parameters of `drafter_name`."""
+    names = [*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS]
+    return [
+        pytest.param(name, marks=pytest.mark.full) if name in SELECTORS else name for name in names
+    ]
+
+
+@pytest.fixture(params=every_drafter())
 def drafter_name(request: pytest.FixtureRequest, target_name: str) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
     return str(request.param)

@@ -15,6 +15,7 @@ from openspec.drafters import get_drafter
 from tests.unit.draft_checkpoints import Tensors, write_safetensors
 
 NUM_LAYERS, BLOCK, MARKOV_RANK = 2, 16, 16
+CONV_GROUP, CANDIDATES = 16, 16
 GAIN = 0.1
 """Of what the layers add: a mask's row stays near its embedding, whose token it then drafts."""
 MASK = 271
@@ -30,7 +31,8 @@ def draft_model(method: str) -> str | None:
 
 @cache
 def folder(method: str) -> Path:
-    """A block drafter's head, with a Markov head for the method that has one."""
+    """A block drafter's head, with a Markov head, or convolutions and a selector, for the method
+    that has them."""
     target = ModelConfig.from_folder(EMBEDDED_MODEL)
     random = np.random.default_rng(0)
     tensors: Tensors = {}
@@ -71,6 +73,7 @@ def folder(method: str) -> Path:
         "num_hidden_layers": NUM_LAYERS,
         "num_key_value_heads": target.num_kv_heads,
         "head_dim": head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
         "rope_theta": 1e6,
         "vocab_size": target.vocab_size,
     }
@@ -80,6 +83,27 @@ def folder(method: str) -> Path:
         matrix("markov_head.markov_w2.weight", target.vocab_size, MARKOV_RANK)
         matrix("confidence_head.proj.weight", 1, hidden + MARKOV_RANK)
         norm("confidence_head.proj.bias", 1)
+    if method == "dflash2":
+        config["architectures"] = ["DFlash2DraftModel"]
+        config["dflash_config"] = {
+            "mask_token_id": MASK,
+            "target_layer_ids": [0, 2],
+            "conv_kernel_size": 2,
+            "conv_group_size": CONV_GROUP,
+            "selector_rank": MARKOV_RANK,
+            "selector_top_k": CANDIDATES,
+        }
+        for table in ("predecessor_codebook", "successor_codebook"):
+            matrix(f"candidate_selector.{table}", target.vocab_size, MARKOV_RANK, GAIN)
+        matrix("candidate_selector.hidden_projection.weight", MARKOV_RANK, hidden)
+        for i in range(NUM_LAYERS):
+            for side in ("attention", "mlp"):
+                name = f"layers.{i}.{side}_conv"
+                matrix(
+                    f"{name}.kernel_projection.weight", 4 * hidden // CONV_GROUP, hidden, GAIN / 10
+                )
+                base = np.repeat(np.array([[1.0, GAIN / 10]] * 2, "<f4"), hidden)
+                tensors[f"{name}.base_kernel"] = ("F32", [2, 2, hidden], base.tobytes())
     root = Path(tempfile.mkdtemp(prefix=f"openspec-{method}-"))
     (root / "config.json").write_text(json.dumps(config))
     write_safetensors(root / "model.safetensors", tensors)

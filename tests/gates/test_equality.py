@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openspec.messages import SpeculativeOptions
-from tests.gates.conftest import TREES, Reference, drafter_settings
+from tests.gates.conftest import SELECTORS, TREES, Reference, drafter_settings
 from tests.gates.harness import Job, kv_memory, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
@@ -51,6 +51,17 @@ def test_number_of_drafts(drafter_name: str, num_drafts: int, reference: Referen
     batch = as_jobs("mixed", 8)
     settings = drafter_settings(drafter_name, num_drafts) | {"adaptive_speculation": False}
     assert texts(run(make_core(**settings), batch)) == texts(reference(batch))
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_selector_heads(name: str, reference: Reference) -> None:
+    """Prompts in chunks, then prefix hits, greedy and sampled requests side by side."""
+    batch = as_jobs("mixed", 8)
+    settings = drafter_settings(name, 7) | {"adaptive_speculation": False}
+    core = make_core(**settings, max_num_seqs=5, max_num_batched_tokens=64)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", TREES)

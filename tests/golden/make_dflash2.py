@@ -26,10 +26,9 @@ DATA = Path(__file__).parent / "data" / "dflash2.safetensors"
 def reference_of(case: Case) -> DFlash2Reference:
     """The head with its target's tables."""
     config, weights = case.target
-    return DFlash2Reference(
-        *case.head, weights["model.embed_tokens.weight"], weights["lm_head.weight"],
-        config["num_hidden_layers"],
-    )  # fmt: skip
+    embedding = weights["model.embed_tokens.weight"]
+    lm_head = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
+    return DFlash2Reference(*case.head, embedding, lm_head, config["num_hidden_layers"])
 
 
 def drafted(reference: DFlash2Reference, context: Context, token: int) -> dict[str, Tensor]:

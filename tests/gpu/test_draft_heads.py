@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from openspec import _C
-from tests.golden import make_dflash, make_eagle3
+from tests.gates import random_heads
+from tests.golden import make_dflash, make_dflash2, make_eagle3
 from tests.golden.eagle3_reference import captured_layers
 from tests.golden.engine_runs import make_runner, prefill, step, step_all
 from tests.golden.make_eagle3 import TINY
@@ -72,7 +74,7 @@ def block_logits(case: make_dflash.Case, tokens: list[int], counts: list[int]) -
 
 
 def draft_along(
-    method: str, prompt: list[int], vocab_size: int
+    method: str, prompt: list[int], vocab_size: int, head: Path | None = None, device: str = "cuda"
 ) -> tuple[list[int], list[int], Tensor]:
     """The engine's text, the numbers of tokens at which it drafted, and those drafts' logits.
 
@@ -81,7 +83,7 @@ def draft_along(
     # Where their distribution counts, what a Markov head adds is in the logits.
     options = {"acceptance": "rejection"} if method == "dspark" else {}
     runner = make_runner(
-        (TINY, TINY / method), method, 1, device="cuda", dtype="bfloat16", **options
+        (TINY, head or TINY / method), method, 1, device=device, dtype="bfloat16", **options
     )
     slot, known = prefill(runner, prompt)
     tokens = prompt + known
@@ -115,6 +117,28 @@ def test_error_is_no_larger_than_the_references(method: str) -> None:
         theirs.append((in_bfloat16 - truth).square().mean(-1))
     our_error, their_error = (torch.cat(one).mean().sqrt().item() for one in (ours, theirs))
     assert our_error <= their_error
+
+
+def test_convolved_blocks_err_as_on_the_cpu() -> None:
+    """Both devices round at the same places; only sums are taken in another order."""
+    head = random_heads.folder("dflash2")
+    errors = {}
+    for device in ("cpu", "cuda"):
+        parts = []
+        for name in make_eagle3.PROMPTS:
+            prompt = dict(make_dflash.cases())[f"dflash_{name}"].prompt
+            tokens, counts, found = draft_along("dflash", prompt, 4096, head, device)
+            assert len(counts) > 5
+            case = make_dflash.Case(make_eagle3.load(TINY), make_eagle3.load(head), prompt)
+            reference = make_dflash2.reference_of(case)
+            _, states = forward(*case.target, tokens[:-1])
+            captured = torch.cat([states[at] for at in reference.format.captured_layers], -1)
+            for count, logits in zip(counts, found, strict=True):
+                context = reference.extend(reference.empty(), captured[: count - 1])
+                truth = reference.select(context, tokens[count - 1], 1).logits[0]
+                parts.append((logits - truth).square().mean())
+        errors[device] = torch.stack(parts).mean().sqrt().item()
+    assert 0 < errors["cuda"] <= 1.25 * errors["cpu"]
 
 
 def test_chances_of_drafts_are_the_cpus() -> None:
