@@ -213,6 +213,10 @@ void block_step_cpu(const ExecContext& exec, const BlockStepParams& params) {
 
 void block_path_cpu(const ExecContext& exec, const BlockPathParams& params) {
   check_candidates(params.pairs, params.top_k);
+  OPENSPEC_CHECK(params.successors == nullptr ||
+                     (params.terms.factors == nullptr && params.logits != nullptr &&
+                      params.pairs.vocab_size >= kNumSuccessors),
+                 "successors need logits, and as many tokens");
   ops().block_path(exec, params);
 }
 

@@ -31,8 +31,8 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
                      " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
-  OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers,
-                     slides.size(), " layers slide or do not, there are ", num_layers);
+  OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers, slides.size(),
+                     " layers slide or do not, there are ", num_layers);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
@@ -48,8 +48,6 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(
       conv_group >= 0 && conv_group % 8 == 0 && (conv_group == 0 || hidden_size % conv_group == 0),
       "conv_group must be a multiple of 8 that divides ", hidden_size, ", got ", conv_group);
-  OPENSPEC_CHECK_ARG(markov_rank == 0 || draft_vocab_size == vocab_size,
-                     "a Markov head needs the target's whole vocabulary");
   OPENSPEC_CHECK_ARG(!has_confidence || markov_rank > 0,
                      "a confidence head needs a Markov head beside it");
 }
@@ -78,7 +76,8 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
                                c.hidden_size, LinearEpilogue::kNone);
   if (c.markov_rank > 0) {
     markov_in = weights.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);
-    markov_out = weights.add_table("markov_head.markov_w2.weight", c.vocab_size, c.markov_rank);
+    markov_out =
+        weights.add_table("markov_head.markov_w2.weight", c.draft_vocab_size, c.markov_rank);
   }
   if (c.selector_rank > 0) {
     const std::string name = "candidate_selector.";
@@ -86,6 +85,17 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
     selector_out = weights.add_table(name + "successor_codebook", c.vocab_size, c.selector_rank);
     selector_hidden = weights.add_linear(name, {"hidden_projection.weight"}, {c.selector_rank},
                                          c.hidden_size, LinearEpilogue::kNone);
+  }
+  if (c.markov_kind == MarkovKind::kGated) {
+    const std::string gate = "markov_head.gate_proj.";
+    markov_weight =
+        weights.add_table(gate + "weight", c.markov_rank, c.hidden_size + c.markov_rank);
+    markov_bias = weights.add_norm(gate + "bias", c.markov_rank);
+  } else if (c.markov_kind == MarkovKind::kRecurrent) {
+    const std::string joint = "markov_head.joint_proj.";
+    markov_weight =
+        weights.add_table(joint + "weight", 3 * c.markov_rank, 2 * c.markov_rank + c.hidden_size);
+    markov_bias = weights.add_norm(joint + "bias", 3 * c.markov_rank);
   }
   if (c.has_confidence) {
     confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());

@@ -11,16 +11,21 @@
 
 namespace openspec {
 
+/// What a draft's bias is made of: the row of the token before it, that row weighed by a gate that
+/// sees the draft's output as well, or a state that runs along the drafts.
+enum class MarkovKind : uint8_t { kPlain, kGated, kRecurrent };
+
 /// Geometry of a DFlash or DSpark draft model.
 struct DFlashConfig : DraftModelConfig {
   int num_layers = 0;
   bool is_causal = false;          // block rows do not see those behind them
   bool sliding_is_causal = false;  // the same in layers that slide
   std::vector<bool> slides = {};   // by layer: sees the last tokens of the context only; or empty
-  bool has_head = false;   // its own; else the target's
-  int markov_rank = 0;     // 0: no Markov head
-  int conv_group = 0;      // columns that share a coefficient; 0: no convolutions
-  int selector_rank = 0;   // 0: no selector of candidates
+  bool has_head = false;           // its own; else the target's
+  int markov_rank = 0;             // 0: no Markov head
+  MarkovKind markov_kind = MarkovKind::kPlain;
+  int conv_group = 0;     // columns that share a coefficient; 0: no convolutions
+  int selector_rank = 0;  // 0: no selector of candidates
   bool has_confidence = false;
   bool confidence_sees_token = false;  // the Markov head's state of the token before, too
 
@@ -36,6 +41,8 @@ struct DFlashTensors : DraftTensors {
   std::vector<DecoderLayer> layers;
   PackedLinear context;  // k_proj and v_proj of all layers, once more: a context has no queries
   const void *markov_in = nullptr, *markov_out = nullptr;
+  const void* markov_weight = nullptr;  // of PairStatesParams, as the next
+  const float* markov_bias = nullptr;
   struct Convs {
     BlockConv attention, mlp;
   };
@@ -67,11 +74,11 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   /// num_captures * hidden_size].
   void extend(const ExecContext& exec, const RowBatch& rows, const void* features,
               std::span<const KvLayerView> kv);
-  /// One pass over blocks; out [num_rows, hidden_size], normed. Layers that slide see `sliding`, the
-  /// others `whole`, but for what is causal. `embedding` [vocab_size, hidden_size] bf16 is the
+  /// One pass over blocks; out [num_rows, hidden_size], normed. Layers that slide see `sliding`,
+  /// the others `whole`, but for what is causal. `embedding` [vocab_size, hidden_size] bf16 is the
   /// target's.
-  void forward(const ExecContext& exec, Sight whole, Sight sliding,
-               std::span<const KvLayerView> kv, const void* embedding, void* out);
+  void forward(const ExecContext& exec, Sight whole, Sight sliding, std::span<const KvLayerView> kv,
+               const void* embedding, void* out);
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32. `head` is the target's.
   void logits(const ExecContext& exec, const PackedLinear& head, const void* outputs, int count,
               float* out) {
@@ -80,7 +87,9 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   }
   /// The Markov head: what each token adds to the logits behind it.
   TokenPairs markov_pairs() const {
-    return {tensors_.markov_in, tensors_.markov_out, config_.vocab_size, config_.markov_rank};
+    const Weights::TokenMap& map = tensors_.token_map;
+    return {tensors_.markov_in,  tensors_.markov_out, config_.draft_vocab_size,
+            config_.markov_rank, map.token_of,        map.column_of};
   }
   /// The selector: what each token adds, with the factors of `weigh_pairs`.
   TokenPairs selector_pairs() const {

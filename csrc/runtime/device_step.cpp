@@ -65,6 +65,7 @@ DeviceStep::~DeviceStep() {
 
 void DeviceStep::prepare() {
   graphs_.clear();
+  context_.drafter.prepare(exec_);
   for (const StepShape& shape : book_.shapes()) {
     // Once for real, without sequences: kernels are loaded and their limits set before recording.
     begin(0, {}, shape.num_spans);

@@ -105,6 +105,9 @@ class Drafter {
   /// needs.
   virtual void attach(const TargetModel& /*target*/, std::span<const KvLayerView> /*kv_layers*/) {}
 
+  /// Called once all weights are there, before the first step.
+  virtual void prepare(const ExecContext&) {}
+
   virtual bool works_on_arrays() const { return false; }
   /// Proposes for the sequences of a step. On CUDA what it launches is captured in a graph, so
   /// lengths come from `table`.

@@ -18,6 +18,7 @@ class HostStep final : public StepBackend {
   explicit HostStep(StepContext context);
 
   int num_steps_ahead() const override { return 0; }
+  void prepare() override { context_.drafter.prepare(exec_); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
   void add_sequence(int slot) override;

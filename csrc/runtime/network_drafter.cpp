@@ -8,8 +8,7 @@
 namespace openspec {
 
 NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
-    : config_(config),
-      has_noise_(config.flag("draft_noise", true)) {
+    : config_(config), has_noise_(config.flag("draft_noise", true)) {
   const auto window = [&](const char* name) {
     return std::min(config.integer(name, 0, 0, 1 << 24), config.max_model_len);
   };
@@ -195,7 +194,7 @@ void NetworkDrafter::draw(const ExecContext& exec, const TableView& table, Choos
 void NetworkDrafter::find_best(const ExecContext& exec, const TableView& table,
                                TopDraftsParams params) {
   if (params.sampling == nullptr) params.sampling = sampling(table);
-  params.tokens = top_tokens();
+  if (params.tokens == nullptr) params.tokens = top_tokens();
   params.scores = top_scores();
   params.workspace = at<void>(at_.top_drafts);
   ops::top_drafts(exec, params);

@@ -20,7 +20,8 @@ namespace openspec {
 ///
 /// Options: `draft_noise` (drafts are drawn as the request is, with the noise of the choice to be
 /// guessed; off: always the best), `draft_window` (tokens of the context that draft rows see, the
-/// last ones; 0: all) and, of networks with layers that slide, `sliding_window` (the same for those).
+/// last ones; 0: all) and, of networks with layers that slide, `sliding_window` (the same for
+/// those).
 class NetworkDrafter : public Drafter {
  public:
   const DrafterNeeds& needs() const final { return needs_; }
@@ -80,7 +81,7 @@ class NetworkDrafter : public Drafter {
   /// Draws drafts; `params` says of which rows and logits, and where to.
   void draw(const ExecContext& exec, const TableView& table, ChooseParams params);
   /// Finds the best; `params` says of which rows and logits, how many, and how sequences sample if
-  /// it is not as they draft.
+  /// it is not as they draft. Without a place of its own the tokens go to `top_tokens`.
   void find_best(const ExecContext& exec, const TableView& table, TopDraftsParams params);
   int32_t* top_tokens() { return at<int32_t>(at_.top_tokens); }
   float* top_scores() { return at<float>(at_.top_scores); }

@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-from .eagle3_checkpoints import HIDDEN, NUM_LAYERS, SIZES, VOCAB, Checkpoint, Weights, target
+from .eagle3_checkpoints import (
+    DRAFT_VOCAB,
+    HIDDEN,
+    NUM_LAYERS,
+    SIZES,
+    VOCAB,
+    Checkpoint,
+    Weights,
+    target,
+)
 
 DIALECTS = ("zlab", "jetspec", "speculators", "deepspec", "dspark")
 WINDOW = 6
@@ -23,7 +32,9 @@ SLIDING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Heads whose layers slide -> their dialect, and what their config.json says more at top level and
 in dflash_config. Without a key the window's layers are causal."""
-KINDS = (*DIALECTS, *SLIDING)
+MARKOV = ("dspark_vocabulary", "dspark_gated", "dspark_rnn")
+"""Heads with another Markov head; the first as speculators writes it, with tokens of its own."""
+KINDS = (*DIALECTS, *SLIDING, *MARKOV)
 NUM_DRAFT_LAYERS, BLOCK, MASK, MARKOV_RANK = 3, 8, VOCAB - 1, 16
 CAPTURED = [0, 2, 5]  # what leaves these layers
 
@@ -41,6 +52,8 @@ def head(kind: str, seed: int = 2) -> Checkpoint:
             layer = config.get("transformer_layer_config", config)
             layer |= {"layer_types": types, "use_sliding_window": True, "sliding_window": WINDOW}
         return config, tensors
+    if kind in MARKOV:
+        return _markov_head(kind, seed)
     dialect = kind
     weights = Weights(seed)
     for layer in range(NUM_DRAFT_LAYERS):
@@ -59,6 +72,31 @@ def head(kind: str, seed: int = 2) -> Checkpoint:
         weights.tensors["confidence_head.proj.bias"] = torch.tensor([0.25])
     layers = {**SIZES, "num_hidden_layers": NUM_DRAFT_LAYERS, "tie_word_embeddings": False}
     return _config(dialect, layers), weights.tensors
+
+
+def _markov_head(kind: str, seed: int) -> Checkpoint:
+    config, tensors = head("dspark", seed)
+    weights = Weights(seed + 1)
+    if kind == "dspark_vocabulary":
+        config, _ = head("speculators")
+        config |= {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
+        config |= {"sample_from_anchor": True, "block_size": BLOCK - 1, "markov_rank": MARKOV_RANK}
+        config |= {"draft_vocab_size": DRAFT_VOCAB, "markov_head_type": "vanilla"}
+        known = torch.from_numpy(weights.random.permutation(VOCAB)[:DRAFT_VOCAB]).sort().values
+        for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+            tensors[name] = tensors[name][known].contiguous()
+        tensors["d2t"] = known - torch.arange(DRAFT_VOCAB)
+        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, known, True)
+        return config, tensors
+    config["markov_head_type"] = kind.removeprefix("dspark_")
+    name, rows, inputs = "gate_proj", MARKOV_RANK, HIDDEN + MARKOV_RANK
+    if kind == "dspark_rnn":
+        name, rows, inputs = "joint_proj", 3 * MARKOV_RANK, HIDDEN + 2 * MARKOV_RANK
+    weights.matrix(f"markov_head.{name}", rows, inputs, gain=2)
+    weights.matrix("bias", 1, rows, gain=4)
+    tensors |= weights.tensors
+    tensors[f"markov_head.{name}.bias"] = tensors.pop("bias.weight")[0].contiguous()
+    return config, tensors
 
 
 def _config(dialect: str, layers: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,14 @@ class DFlashReference:
         self.format = read_format(config, num_target_layers)
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
         self.embedding, self.lm_head = embedding.float(), lm_head.float()
+        self.token_of = list(range(len(self.lm_head)))  # of columns of the logits
+        if "d2t" in weights:  # holds differences
+            self.lm_head = self.weights["lm_head.weight"]
+            self.token_of = (torch.arange(len(self.lm_head)) + weights["d2t"]).tolist()
         self.has_markov = "markov_head.markov_w1.weight" in self.weights
+        self.has_pairs_alone = not {
+            "markov_head.gate_proj.weight", "markov_head.joint_proj.weight"
+        } & self.weights.keys()  # fmt: skip
         self.num_layers = layer["num_hidden_layers"]
         self.head_dim = layer["head_dim"]
         self.eps = layer["rms_norm_eps"]
@@ -232,6 +239,29 @@ class DFlashReference:
         row = self.weights["markov_head.markov_w1.weight"][before]
         return self.weights["markov_head.markov_w2.weight"] @ row
 
+    def affine(self, name: str, x: Tensor) -> Tensor:
+        """W x + b."""
+        return self.weights[f"{name}.weight"] @ x + self.weights[f"{name}.bias"]
+
+    def bent(self, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of a place, and what a Markov head that remembers keeps for the next one.
+
+        A gated head weighs the token's row by what it sees; one that remembers makes of row, state
+        and memory a gate, a candidate for the memory and what it says of the scores.
+        """
+        logits = self.lm_head @ state
+        if not self.has_markov:
+            return logits, memory
+        row = self.weights["markov_head.markov_w1.weight"][before]
+        if "markov_head.gate_proj.weight" in self.weights:
+            row = self.affine("markov_head.gate_proj", torch.cat((state, row))).sigmoid() * row
+        elif "markov_head.joint_proj.weight" in self.weights:
+            joint = self.affine("markov_head.joint_proj", torch.cat((memory, row, state)))
+            gate, candidate, said = joint.chunk(3)
+            memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
+            row = said.tanh()
+        return logits + self.weights["markov_head.markov_w2.weight"] @ row, memory
+
     def confidence(self, state: Tensor, before: int) -> float:
         """The chance that the draft of this place is accepted if those before it are."""
         x = state
@@ -241,23 +271,31 @@ class DFlashReference:
         return float((self.weights["confidence_head.proj.weight"] @ x + bias).sigmoid())
 
     def chain(
-        self, context: Context, token: int, num_drafts: int, num_candidates: int | None = None
-    ) -> Chain:
+        self, context: Context, token: int, num_drafts: int, num_candidates: int | None = None,
+        num_successors: int = 0,
+    ) -> Chain:  # fmt: skip
         """The most likely token at every place, given the draft before it.
 
         With `num_candidates`, behind the first of as many that are the most likely ones whatever
-        stands before.
+        stands before, and of `num_successors` that the draft before raises most.
         """
         tokens, logits, confidences = [token], [], []
+        memory = torch.zeros(0)
+        if self.has_markov:
+            memory = torch.zeros(self.weights["markov_head.markov_w1.weight"].shape[1])
         for place, state in enumerate(self.block(context, token, num_drafts)):
             if "confidence_head.proj.weight" in self.weights:
                 confidences.append(self.confidence(state, tokens[-1]))
-            logits.append(self.logits(state, tokens[-1]))
-            if num_candidates is None or place == 0:
-                tokens.append(int(logits[-1].argmax()))
-            else:
+            here, memory = self.bent(state, tokens[-1], memory)
+            logits.append(here)
+            column = int(here.argmax())
+            if num_candidates is not None and place > 0:
                 among = (self.lm_head @ state).topk(num_candidates).indices
-                tokens.append(int(among[logits[-1][among].argmax()]))
+                if num_successors:
+                    raised = self.bias(tokens[-1]).topk(num_successors).indices
+                    among = torch.cat((among, raised))
+                column = int(among[here[among].argmax()])
+            tokens.append(self.token_of[column])
         return Chain(tokens[1:], torch.stack(logits), confidences)
 
     def tree(self, context: Context, token: int, depth: int, top_k: int, num_nodes: int) -> Tree:
@@ -287,7 +325,8 @@ class DFlashReference:
                 best = bent - (bent.exp().sum() + 1 - best.exp().sum()).log()
                 best, order = best.sort(descending=True, stable=True)
                 ids = ids[order]
-            return list(zip(best.tolist(), ids.tolist(), strict=True))
+            tokens = [self.token_of[column] for column in ids.tolist()]
+            return list(zip(best.tolist(), tokens, strict=True))
 
         order = iter(range(2 * num_nodes + 1))
         find(-1, children(0, token))

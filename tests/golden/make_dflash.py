@@ -12,8 +12,9 @@ case, n being the tokens at the end:
     chain_tokens [2, 7]    drafted by a block of seven
     chain_logprobs [2, 7]
     confidences [2, 7]     where there is a confidence head
-    path_tokens [2, 7]     where there is a Markov head: behind the first of 64 candidates each
-    tree_tokens [2, 15]    of a block of seven, top_k 4
+    path_tokens [2, 7]     where a Markov head knows pairs alone: behind the first of 64 candidates
+                           and 32 successors each
+    tree_tokens [2, 15]    of a block of seven, top_k 4; not where a Markov head knows more
     tree_parents [2, 15]   -1: the last committed token
     tree_scores [2, 15]    sums of log-probabilities, falling
 """
@@ -38,7 +39,7 @@ DATA = Path(__file__).parent / "data" / "dflash.safetensors"
 
 Head = TypeVar("Head", bound=DFlashReference)
 CHAIN = 7
-CANDIDATES = 64
+CANDIDATES, SUCCESSORS = 64, 32
 TOP_K, NODES = 4, 15
 SHIPPED = ("dflash", "dspark")
 
@@ -61,22 +62,21 @@ class Case(NamedTuple):
 def drafted(reference: DFlashReference, context: Context, token: int) -> dict[str, Tensor]:
     """All that is drafted after one token."""
     chain = reference.chain(context, token, CHAIN)
-    tree = reference.tree(context, token, CHAIN, TOP_K, NODES)
-    logprobs = chain.logits.log_softmax(-1)
     made = {
         "logits": reference.chain(context, token, 1).logits[0],
         "chain_tokens": torch.tensor(chain.tokens),
-        "chain_logprobs": logprobs[torch.arange(CHAIN), torch.tensor(chain.tokens)],
-        "tree_tokens": torch.tensor(tree.tokens),
-        "tree_parents": torch.tensor(tree.parents),
-        "tree_scores": torch.tensor(tree.scores),
+        "chain_logprobs": chain.logits.log_softmax(-1).amax(-1),
     }
+    if reference.has_pairs_alone:
+        tree = reference.tree(context, token, CHAIN, TOP_K, NODES)
+        made["tree_tokens"] = torch.tensor(tree.tokens)
+        made["tree_parents"] = torch.tensor(tree.parents)
+        made["tree_scores"] = torch.tensor(tree.scores)
     if chain.confidences:
         made["confidences"] = torch.tensor(chain.confidences)
-    if reference.has_markov:
-        made["path_tokens"] = torch.tensor(
-            reference.chain(context, token, CHAIN, CANDIDATES).tokens
-        )
+    if reference.has_markov and reference.has_pairs_alone:
+        path = reference.chain(context, token, CHAIN, CANDIDATES, SUCCESSORS)
+        made["path_tokens"] = torch.tensor(path.tokens)
     return made
 
 

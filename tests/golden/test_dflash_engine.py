@@ -11,6 +11,7 @@ import functools
 import pytest
 
 from openspec import LLM, SamplingParams
+from openspec.errors import ConfigError
 from tests.golden import dflash_checkpoints, eagle3_checkpoints
 from tests.golden.engine_runs import (
     Folders,
@@ -69,7 +70,7 @@ def test_drafts_are_the_references(name: str, chunk: int, folders: dict[str, Fol
     check_chains(published_chains(name, folders), STORED[name], chunk, CHAIN)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if has_markov(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if "path_tokens" in STORED[name]])
 def test_drafts_of_a_markov_head_are_candidates(name: str, folders: dict[str, Folders]) -> None:
     case = STORED[name]
     runner = drafting(name, folders)(CHAIN)
@@ -86,10 +87,20 @@ def test_what_was_committed_joins_the_context(name: str, folders: dict[str, Fold
     check_commits(published_chains(name, folders), STORED[name])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "tree_tokens" in STORED[name]])
 def test_trees_are_the_references(name: str, folders: dict[str, Folders]) -> None:
     runner = drafting(name, folders)(CHAIN, draft_top_k=TOP_K, draft_tree_size=NODES)
     check_trees(runner, STORED[name], NODES)
+
+
+@pytest.mark.parametrize("name", ["gated", "rnn"])
+def test_markov_heads_that_know_more_than_pairs_choose_of_all_tokens(
+    name: str, folders: dict[str, Folders]
+) -> None:
+    case = STORED[f"dspark_{name}"]
+    check_chains(drafting(f"dspark_{name}", folders), case, 1000, CHAIN)
+    with pytest.raises(ConfigError, match=f'draft_top_k.*"{name}".*set --draft-top-k 1'):
+        drafting(f"dspark_{name}", folders)(CHAIN, draft_top_k=4, draft_tree_size=NODES)
 
 
 @pytest.mark.parametrize("name", ["zlab", "dspark"])

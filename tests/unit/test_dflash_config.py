@@ -442,7 +442,7 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
         ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
         ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
         ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
-        ("dspark", {"markov_head_type": "gated"}, "markov_head_type.*gated and recurrent"),
+        ("dspark", {"markov_head_type": "lstm"}, "markov_head_type.*no other is known"),
     ],
 )
 def test_refused_blocks(
@@ -494,13 +494,24 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
         read(target, deepspec(), "dspark")
 
 
-def test_a_markov_head_knows_the_whole_vocabulary(target: ModelConfig) -> None:
+def test_a_markov_head_may_know_tokens_of_its_own(target: ModelConfig) -> None:
     config, tensors = speculators()
     config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
-    with pytest.raises(
-        ConfigError, match=r"draft_vocab_size: expected the target's 160.*give another head"
-    ):
-        read(target, (config, tensors | markov_tensors()), "dspark")
+    model = read(target, (config, tensors | markov_tensors()), "dspark")
+    assert model.options["draft_vocab_size"] == DRAFT_VOCAB and model.options["has_token_map"]
+    assert model.options["anchor_drafts"] is True  # DSpark's default in that format
+
+
+@pytest.mark.parametrize(("kind", "part"), [("gated", "gate_proj"), ("rnn", "joint_proj")])
+def test_kinds_of_markov_heads(target: ModelConfig, kind: str, part: str) -> None:
+    config, tensors = dspark()
+    model = read(target, (config | {"markov_head_type": kind}, tensors), "dspark")
+    assert model.options["markov_head"] == kind
+    assert {f"markov_head.{part}.weight", f"markov_head.{part}.bias"} <= model.tensor_names.keys()
+    assert f"Markov head: {kind}, rank {RANK}" in "\n".join(model.details)
+    with pytest.raises(ConfigError, match=f'draft_top_k must be 1.*"{kind}".*--draft-top-k 1'):
+        config |= {"markov_head_type": kind}
+        read(target, (config, tensors), "dspark", draft_top_k=4)
 
 
 @pytest.mark.parametrize("rank", [12, 264])

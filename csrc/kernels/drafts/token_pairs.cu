@@ -78,11 +78,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     uint4 state = {};
     if (s < num_states && params.depth < params.num_drafts[seq]) {
       sample = params.first_sample[seq] + params.depth;
-      const int32_t before =
-          params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[seq]);
-      if (lane * 8 < pairs.rank) {
-        state = *reinterpret_cast<const uint4*>(row_of(pairs.first, before, pairs.rank) + lane * 8);
+      const uint16_t* from;
+      if (params.states != nullptr) {
+        from = row_of(params.states, seq, pairs.rank);
+      } else {
+        const int32_t before = params.depth > 0 ? params.chosen[sample - 1]
+                                                : last_token(params.table, params.seq[seq]);
+        from = row_of(pairs.first, before, pairs.rank);
       }
+      if (lane * 8 < pairs.rank) state = *reinterpret_cast<const uint4*>(from + lane * 8);
       has_drafts = true;
     }
     *reinterpret_cast<uint4*>(states + s * kStateStride + lane * 8) = state;
@@ -181,6 +185,7 @@ __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const
 
 constexpr int kPathWarps = 16;
 constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
+constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // likewise
 
 /// A sequence. Which rows of the tables its drafts may need is known before the first of them is
 /// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
@@ -207,6 +212,15 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
   const int32_t position = kHasTerms ? params.terms.table.num_tokens[slot] : 0;
   const float none = sm::float_of(0xff800000u);
 
+  const int32_t* successors = kHasTerms ? nullptr : params.successors;
+  const bool is_drawn = sampling.temperature >= kMinTemperature;
+  const auto value_alone = [&](int depth, int32_t column, int32_t token) {
+    const float logit = params.logits[(first_sample + depth) * pairs.vocab_size + column];
+    const float value = sm::sanitize(logit * scale);
+    if (!is_drawn) return value;
+    return value + sm::gumbel(sampling.seed, params.table.num_tokens[slot] + depth, token);
+  };
+
   Terms terms[kPathOwn];
   float score[kPathOwn], noise[kPathOwn];
   const auto load = [&](int depth) {
@@ -219,7 +233,7 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
       if (b >= top_k) continue;
       const int32_t token = tokens[depth * top_k + b];
       score[i] = scores[depth * top_k + b];
-      terms[i] = terms_of(pairs.second, token, pairs.rank, lane);
+      terms[i] = terms_of(pairs.second, column_of(pairs, token), pairs.rank, lane);
       if (has_noise) noise[i] = sm::gumbel(seed, position + depth, token);
     }
   };
@@ -238,11 +252,13 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
        i += kPathWarps * kWarp) {
     const int32_t token = tokens[i];
     for (int at = 0; at < pairs.rank; at += kLine) {
-      if (i >= (kFirstDepth + 1) * top_k)
-        cuda::fetch_to_cache(row_of(pairs.second, token, pairs.rank) + at);
+      if (i >= (kFirstDepth + 1) * top_k) cuda::fetch_to_cache(second_row(pairs, token) + at);
       if (i < (num_drafts - 1) * top_k) {
         cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
       }
+    }
+    if (successors != nullptr && i < (num_drafts - 1) * top_k) {
+      cuda::fetch_to_cache(successors + int64_t{token} * kNumSuccessors);
     }
   }
 
@@ -258,6 +274,27 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
       if (value > best) {
         best = value;
         at = warp + i * kPathWarps;
+      }
+    }
+    if constexpr (!kHasTerms) {
+      if (successors != nullptr) {
+        const int32_t best_token = tokens[depth * top_k];
+        const float best_score = scores[depth * top_k];
+        const float best_alone = value_alone(depth, column_of(pairs, best_token), best_token);
+#pragma unroll
+        for (int i = 0; i < kSuccessorsOwn; ++i) {
+          const int s = warp + i * kPathWarps;
+          const int32_t token = successors[int64_t{before} * kNumSuccessors + s];
+          const int32_t column = column_of(pairs, token);
+          const Terms second = terms_of(pairs.second, column, pairs.rank, lane);
+          const float alone = value_alone(depth, column, token);
+          const float own = alone > none ? fminf(0.0f, (alone - best_alone) + best_score) : none;
+          const float value = value_of<false>(own, worth_of(first, second), scale, 0.0f);
+          if (value > best) {
+            best = value;
+            at = kMaxTopDrafts + s;
+          }
+        }
       }
     }
     const int parity = depth % 2;
@@ -278,7 +315,8 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
         at = other;
       }
     }
-    before = tokens[depth * top_k + at];
+    before = at < kMaxTopDrafts ? tokens[depth * top_k + at]
+                                : successors[int64_t{before} * kNumSuccessors + at - kMaxTopDrafts];
     if (threadIdx.x == 0) params.chosen[first_sample + depth] = before;
   }
 }
@@ -324,7 +362,8 @@ __global__ void __launch_bounds__(kPairWarps* kWarp)
     for (int b = 0; b < kWarp; ++b) {
       if (b + i * kWarp >= top_k) break;
       const int32_t other = __shfl_sync(kAllLanes, token[i], b);
-      const float sum = worth_of(first, terms_of(pairs.second, other, pairs.rank, lane));
+      const float sum =
+          worth_of(first, terms_of(pairs.second, column_of(pairs, other), pairs.rank, lane));
       if (lane == b) worth[i] = sum;
     }
   }
@@ -387,7 +426,10 @@ bool can_run(const TokenPairs& pairs, int top_k = 1, const PairTerms& terms = {}
 }  // namespace
 
 int block_step_cuda(const BlockStepParams& params, void* stream) {
-  if (!can_run(params.pairs)) return cudaErrorInvalidValue;
+  if (!can_run(params.pairs) || (params.states != nullptr && (params.dtype != DType::kBF16 ||
+                                                              !cuda::are_aligned(params.states)))) {
+    return cudaErrorInvalidValue;
+  }
   if (params.num_seqs == 0) return cudaSuccess;
   const int num_tiles = (params.pairs.vocab_size + kTile - 1) / kTile;
   const int most = cuda::num_sms() * kBlocksPerSm, wanted = (num_tiles + kWarps - 1) / kWarps;
@@ -398,6 +440,10 @@ int block_step_cuda(const BlockStepParams& params, void* stream) {
 
 int block_path_cuda(const BlockPathParams& params, void* stream) {
   if (!can_run(params.pairs, params.top_k, params.terms)) return cudaErrorInvalidValue;
+  if (params.successors != nullptr &&
+      (params.terms.factors != nullptr || params.logits == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
   if (params.num_seqs == 0) return cudaSuccess;
   auto* kernel =
       params.terms.factors != nullptr ? block_path_kernel<true> : block_path_kernel<false>;

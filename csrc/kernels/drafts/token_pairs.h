@@ -16,12 +16,16 @@
 namespace openspec {
 
 inline constexpr int kMaxPairRank = 256;
+inline constexpr int kNumSuccessors = 32;
 
 struct TokenPairs {
-  const void* first = nullptr;   // [vocab_size, rank] bf16
-  const void* second = nullptr;  // [vocab_size, rank] bf16
-  int vocab_size = 0;
-  int rank = 0;  // a multiple of 8, at most kMaxPairRank
+  const void* first = nullptr;   // [tokens, rank] bf16, by token
+  const void* second = nullptr;  // [vocab_size, rank] bf16, by column of the logits
+  int vocab_size = 0;            // of the logits
+  int rank = 0;                  // a multiple of 8, at most kMaxPairRank
+  // Of logits for some of the tokens, see ChooseParams; null: columns are tokens.
+  const int32_t* token_of = nullptr;   // [vocab_size]
+  const int32_t* column_of = nullptr;  // [tokens]
 };
 
 /// What positions make of pairs. At sample s a pair is worth second[b] . (first[a] * factors[s]),
@@ -37,6 +41,12 @@ struct PairTerms {
 /// A row of one of the tables.
 OPENSPEC_HD const uint16_t* row_of(const void* table, int64_t token, int rank) {
   return static_cast<const uint16_t*>(table) + token * rank;
+}
+OPENSPEC_HD int32_t column_of(const TokenPairs& pairs, int32_t token) {
+  return pairs.column_of == nullptr ? token : pairs.column_of[token];
+}
+OPENSPEC_HD const uint16_t* second_row(const TokenPairs& pairs, int32_t token) {
+  return row_of(pairs.second, column_of(pairs, token), pairs.rank);
 }
 /// What a pair counts for beside a log-probability.
 OPENSPEC_HD float pair_scale(const SamplingParams& sampling) {
@@ -54,6 +64,9 @@ struct BlockStepParams {
   int depth = 0;
   const int32_t* chosen = nullptr;  // [num_samples] tokens of the drafts before
   TokenPairs pairs;
+  // [num_seqs, rank] `dtype` (CUDA: bf16) what stands in for the rows of `first`; null: these.
+  const void* states = nullptr;
+  DType dtype = DType::kF32;
   float* logits = nullptr;    // in and out [num_samples, vocab_size]
   int32_t* sample = nullptr;  // out [num_seqs] whose logits these are; -1: no draft at this depth
 };
@@ -71,6 +84,10 @@ int block_step_cuda(const BlockStepParams& params, void* stream);
 /// would give, as long as the best of them is a candidate. What stands before a first position is
 /// known: its scores hold their pairs already (block_step), and its draft is the best of them.
 ///
+/// Candidates are also the *successors* of the draft before, where they are given: the
+/// kNumSuccessors tokens that pairs with it are worth most with. So the best of all tokens is found
+/// unless it is far down both by itself and behind that draft.
+///
 /// With `terms` all positions take the candidate with the highest (s_b + pair(a, b)) / temperature
 /// + noise; greedy ones without noise.
 struct BlockPathParams {
@@ -84,7 +101,12 @@ struct BlockPathParams {
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   TokenPairs pairs;
   PairTerms terms = {};
-  int32_t* chosen = nullptr;  // out [num_samples] tokens
+  // [tokens, kNumSuccessors] tokens, best first, without `terms`; null: there are none. On the CPU
+  // rows that begin with -1 are not known yet, and filled in where they are needed.
+  int32_t* successors = nullptr;
+  const float* logits = nullptr;  // with successors: [num_samples, pairs.vocab_size]
+  TableView table = {};           // likewise
+  int32_t* chosen = nullptr;      // out [num_samples] tokens
 };
 
 void block_path_cpu(const ExecContext& exec, const BlockPathParams& params);

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "kernels/choose/sample_math.h"
+#include "kernels/choose/vocab_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
@@ -9,8 +12,6 @@ namespace openspec::OPENSPEC_ISA {
 namespace {
 
 namespace sm = ::openspec::sample_math;
-
-constexpr float kMinusInfinity = -__builtin_inff();
 
 /// The state of a token, padded with zeros to whole vectors.
 struct State {
@@ -52,10 +53,19 @@ void block_step(const ExecContext& exec, const BlockStepParams& params) {
     if (params.depth >= params.num_drafts[i]) continue;
     const int sample = params.first_sample[i] + params.depth;
     params.sample[i] = sample;
-    const int32_t before =
-        params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[i]);
+    const bool has_state = params.states != nullptr;
+    const int32_t before = has_state          ? 0
+                           : params.depth > 0 ? params.chosen[sample - 1]
+                                              : last_token(params.table, params.seq[i]);
     State state;
-    bf16_to_float(row_of(pairs.first, before, pairs.rank), state.values, pairs.rank);
+    if (params.states == nullptr) {
+      bf16_to_float(row_of(pairs.first, before, pairs.rank), state.values, pairs.rank);
+    } else if (params.dtype == DType::kF32) {
+      const float* from = static_cast<const float*>(params.states) + int64_t{i} * pairs.rank;
+      std::copy_n(from, pairs.rank, state.values);
+    } else {
+      bf16_to_float(row_of(params.states, i, pairs.rank), state.values, pairs.rank);
+    }
     float* logits = params.logits + int64_t{sample} * pairs.vocab_size;
     constexpr int64_t kColumns = 1024;  // of a task, a multiple of every kLanes
     exec.pool->parallel_for(ceil_div(pairs.vocab_size, kColumns), [&](int64_t task) {
@@ -129,7 +139,7 @@ class Candidates {
     const TokenPairs& pairs = params_.pairs;
     const int64_t at = sample_ * params_.top_k + b;
     const int32_t token = params_.tokens[at];
-    const float worth = worth_of(first, row_of(pairs.second, token, pairs.rank), pairs.rank);
+    const float worth = worth_of(first, second_row(pairs, token), pairs.rank);
     if (params_.terms.factors == nullptr) {
       return sm::sanitize(params_.scores[at] + worth * scale_);
     }
@@ -188,6 +198,64 @@ void score_behind(const BlockPairsParams& params, int seq, int depth, int before
 
 }  // namespace
 
+namespace {
+
+/// The tokens that are worth most behind one, of equal ones the lower column first.
+void find_successors(const TokenPairs& pairs, int32_t token, int32_t* out) {
+  State first;
+  bf16_to_float(row_of(pairs.first, token, pairs.rank), first.values, pairs.rank);
+  Best best(kNumSuccessors);
+  int32_t column = 0;
+  for (; column + kLanes <= pairs.vocab_size; column += kLanes) {
+    float worth[kLanes];
+    store(worth, products(row_of(pairs.second, column, pairs.rank), first, pairs.rank));
+    for (int i = 0; i < kLanes; ++i) best.add(column + i, worth[i]);
+  }
+  for (; column < pairs.vocab_size; ++column) {
+    best.add(column, worth_of(first, row_of(pairs.second, column, pairs.rank), pairs.rank));
+  }
+  best.fill(pairs.vocab_size);
+  for (int i = 0; i < kNumSuccessors; ++i) {
+    out[i] = pairs.token_of == nullptr ? best.id(i) : pairs.token_of[best.id(i)];
+  }
+}
+
+/// What tokens that need be no candidates count for by themselves at one sample of a path: what
+/// they would as candidates.
+class Loners {
+ public:
+  Loners(const BlockPathParams& params, int seq, int depth)
+      : pairs_(params.pairs),
+        sampling_(params.sampling[params.seq[seq]]),
+        scale_(pair_scale(sampling_)),
+        position_(params.table.num_tokens[params.seq[seq]] + depth) {
+    const int64_t sample = int64_t{params.first_sample[seq]} + depth;
+    logits_ = params.logits + sample * pairs_.vocab_size;
+    best_value_ = value(params.tokens[sample * params.top_k]);
+    best_score_ = params.scores[sample * params.top_k];
+  }
+  float score(int32_t token) const {
+    const float alone = value(token);
+    return alone > kMinusInfinity ? min_of(0.0f, (alone - best_value_) + best_score_) : alone;
+  }
+
+ private:
+  float value(int32_t token) const {
+    const float value = sm::sanitize(logits_[column_of(pairs_, token)] * scale_);
+    if (sampling_.temperature < kMinTemperature) return value;
+    return value + sm::gumbel(sampling_.seed, position_, token);
+  }
+
+  const TokenPairs& pairs_;
+  const SamplingParams& sampling_;
+  const float scale_;
+  const int32_t position_;
+  const float* logits_;
+  float best_value_ = 0.0f, best_score_ = 0.0f;
+};
+
+}  // namespace
+
 void block_path(const ExecContext&, const BlockPathParams& params) {
   for (int i = 0; i < params.num_seqs; ++i) {
     const int64_t first_sample = params.first_sample[i];
@@ -213,6 +281,21 @@ void block_path(const ExecContext&, const BlockPathParams& params) {
         if (value <= best) continue;
         best = value;
         found = tokens[b];
+      }
+      if (params.successors != nullptr) {
+        int32_t* successors = params.successors + int64_t{before} * kNumSuccessors;
+        if (successors[0] < 0) find_successors(params.pairs, before, successors);
+        const Loners loners(params, i, depth);
+        const float scale = pair_scale(params.sampling[params.seq[i]]);
+        const int rank = params.pairs.rank;
+        for (int s = 0; s < kNumSuccessors; ++s) {
+          const int32_t token = successors[s];
+          const float worth = worth_of(first, second_row(params.pairs, token), rank);
+          const float value = sm::sanitize(loners.score(token) + worth * scale);
+          if (value <= best) continue;
+          best = value;
+          found = token;
+        }
       }
       params.chosen[candidates.sample()] = before = found;
     }

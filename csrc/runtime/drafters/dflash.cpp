@@ -1,6 +1,7 @@
 #include "model/dflash.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/check.h"
 #include "kernels/ops.h"
@@ -10,12 +11,21 @@ namespace openspec {
 namespace {
 
 constexpr int kMaxBlock = 64;
+constexpr int kSuccessorsAtOnce = 256;
+
+MarkovKind markov_kind_of(const std::string& name) {
+  if (name == "gated") return MarkovKind::kGated;
+  if (name == "rnn") return MarkovKind::kRecurrent;
+  OPENSPEC_CHECK_ARG(name == "vanilla", "markov_head ", name, " is not known");
+  return MarkovKind::kPlain;
+}
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
 /// knowing the one before, and a tree's nodes are scored by what stands before them; both among the
 /// best tokens of every position, but for drafts whose whole distribution counts. A selector does
 /// the same among as many candidates as it was trained with, whom noise does not choose.
+/// Chains with a Markov head choose among its successors, too.
 ///
 /// Its state per sequence: entries in the page pool for what is committed. A block's own entries,
 /// from the last known token's on, are no more than its drafts will take and are overwritten.
@@ -43,12 +53,15 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
     head_.has_head = config.flag("has_head", false);
     head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
+    head_.markov_kind = markov_kind_of(config.text("markov_head", "vanilla"));
     head_.conv_group = config.integer("conv_group", 0, 0, 1 << 24);
     head_.selector_rank = config.integer("selector_rank", 0, 0, 1 << 24);
     selector_top_k_ = config.integer("selector_top_k", 0, 0, kMaxTopDrafts);
     head_.has_confidence = config.flag("has_confidence", false);
     head_.confidence_sees_token = config.flag("confidence_sees_token", false);
     head_.validate();
+    OPENSPEC_CHECK_ARG(!weighs_states() || !makes_trees(),
+                       "trees need pairs of tokens, and this Markov head knows more than pairs");
     check_selector();
     declare_trees(top_k_, head_);
     needs_.has_scores = head_.has_confidence;
@@ -73,6 +86,15 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
   }
 
+  void prepare(const ExecContext& exec) override {
+    if (!has_successors()) return;
+    if (exec.device == Device::kCpu) {  // where they are needed: see BlockPathParams
+      std::fill_n(at<int32_t>(at_.successors), int64_t{head_.vocab_size} * kNumSuccessors, -1);
+      return;
+    }
+    find_successors(exec);
+  }
+
   void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
     void* features = at<void>(at_.features);
     const DraftRows rows =
@@ -85,6 +107,8 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     size_t head_row, sample_row, first_sample, num_depths, chosen, features, hidden, outputs,
         logits;
     size_t step_sample, confidence;  // with a Markov head
+    size_t successors, every, one, none;
+    size_t states, memory;           // of a Markov head that knows more than pairs
     size_t pair_ranks, pair_scores;  // of trees whose nodes know the one before
     size_t factors, greedy;          // with a selector
   };
@@ -105,6 +129,8 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   }
   bool makes_trees() const { return top_k_ > 1; }
   bool has_markov() const { return head_.markov_rank > 0; }
+  /// Whether a bias depends on more than the token before.
+  bool weighs_states() const { return head_.markov_kind != MarkovKind::kPlain; }
   bool has_selector() const { return head_.selector_rank > 0; }
   /// Whether a draft hangs on the one before.
   bool has_pairs() const { return has_markov() || has_selector(); }
@@ -112,8 +138,13 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   int num_candidates() const {
     if (has_selector()) return selector_top_k_;
     if (makes_trees()) return top_k_;
-    if (!has_markov() || keeps_logits()) return 0;
+    if (!has_markov() || keeps_logits() || weighs_states()) return 0;
     return std::min(kMaxTopDrafts, head_.draft_vocab_size);
+  }
+  /// Whether drafts are chosen among those that the one before makes likely, too.
+  bool has_successors() const {
+    return has_markov() && num_candidates() > 0 && !makes_trees() &&
+           head_.draft_vocab_size >= kNumSuccessors;
   }
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
@@ -158,8 +189,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     void* outputs = at<void>(at_.outputs);
     const Sight whole = sight_of(exec, table, rows, wanted.expected_kv_len);
     const Sight sliding =
-        head_.slides.empty() ? whole
-                             : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
+        head_.slides.empty() ? whole : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
     model_->forward(exec, whole, sliding, kv_, target_->embedding, at<void>(at_.hidden));
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               head_.hidden_size);
@@ -178,7 +208,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
     if (!has_pairs()) {
       choose(exec, table, rows, nullptr, room.num_samples);
-    } else if (keeps_logits()) {
+    } else if (num_candidates() == 0) {
       choose_one_after_another(exec, table, wanted, rows);
     } else {
       find_path(exec, table, wanted);
@@ -218,8 +248,68 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
   }
 
+  /// Of every token, once, on a device: what its pairs are worth with all others, and the best.
+  void find_successors(const ExecContext& exec) {
+    const TokenPairs pairs = model_->markov_pairs();
+    const int room = std::min(most_rows(), kSuccessorsAtOnce);
+    std::vector<int32_t> every(static_cast<size_t>(room)), one(every.size(), 1);
+    std::iota(every.begin(), every.end(), 0);
+    const size_t bytes = every.size() * sizeof(int32_t);
+    device::copy_to_device(at<int32_t>(at_.every), every.data(), bytes, exec.stream);
+    device::copy_to_device(at<int32_t>(at_.one), one.data(), bytes, exec.stream);
+    const auto* zeros = at<int32_t>(at_.none);
+    for (int token = 0; token < head_.vocab_size; token += room) {
+      const int count = std::min(room, head_.vocab_size - token);
+      float* logits = at<float>(at_.logits);
+      device::fill_zero(logits, static_cast<size_t>(count) * logits_bytes(), exec.stream);
+      ops::block_step(exec, {.table = {},
+                             .first_sample = at<int32_t>(at_.every),
+                             .num_drafts = at<int32_t>(at_.one),
+                             .num_seqs = count,
+                             .pairs = pairs,
+                             .states = row_of(pairs.first, token, pairs.rank),
+                             .dtype = DType::kBF16,
+                             .logits = logits,
+                             .sample = at<int32_t>(at_.chosen)});
+      find_best(exec, {},
+                {.rows = {.num_rows = 1,
+                          .num_spans = 1,
+                          .row_position = zeros,
+                          .row_span = zeros,
+                          .span_seq = zeros},
+                 .sample_row = zeros,
+                 .num_samples = count,
+                 .logits = logits,
+                 .vocab_size = head_.draft_vocab_size,
+                 .token_of = token_of(),
+                 .sampling = at<SamplingParams>(at_.none),
+                 .ignores_filters = true,
+                 .top_k = kNumSuccessors,
+                 .tokens = at<int32_t>(at_.successors) + int64_t{token} * kNumSuccessors});
+    }
+    device::synchronize(exec.stream);
+  }
+
   void add_markov(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
                   const int32_t* num_drafts, int depth) {
+    if (weighs_states()) {
+      ops::pair_states(exec, {.table = table,
+                              .seq = wanted.seq,
+                              .first_sample = at<int32_t>(at_.first_sample),
+                              .num_drafts = num_drafts,
+                              .num_seqs = wanted.num_seqs,
+                              .depth = depth,
+                              .chosen = at<int32_t>(at_.chosen),
+                              .pairs = model_->markov_pairs(),
+                              .outputs = at<void>(at_.outputs),
+                              .width = head_.hidden_size,
+                              .is_recurrent = head_.markov_kind == MarkovKind::kRecurrent,
+                              .weight = model_->tensors().markov_weight,
+                              .bias = model_->tensors().markov_bias,
+                              .memory = at<float>(at_.memory),
+                              .dtype = config_.dtype,
+                              .states = at<void>(at_.states)});
+    }
     ops::block_step(exec, {.table = table,
                            .seq = wanted.seq,
                            .first_sample = at<int32_t>(at_.first_sample),
@@ -228,6 +318,8 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                            .depth = depth,
                            .chosen = at<int32_t>(at_.chosen),
                            .pairs = model_->markov_pairs(),
+                           .states = weighs_states() ? at<void>(at_.states) : nullptr,
+                           .dtype = config_.dtype,
                            .logits = at<float>(at_.logits),
                            .sample = at<int32_t>(at_.step_sample)});
   }
@@ -284,6 +376,9 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                            .sampling = sampling(table),
                            .pairs = pairs(),
                            .terms = pair_terms(table),
+                           .successors = has_successors() ? at<int32_t>(at_.successors) : nullptr,
+                           .logits = at<float>(at_.logits),
+                           .table = table,
                            .chosen = at<int32_t>(at_.chosen)});
   }
 
@@ -348,6 +443,19 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
       plan_draws(samples, vocab_size);
     } else {
       plan_best(samples, vocab_size, num_candidates());
+    }
+    if (has_successors()) {
+      const int most =
+          std::max(samples, static_cast<int>(sizeof(SamplingParams) / sizeof(int32_t)));
+      at_.successors = take(head_.vocab_size, kNumSuccessors * sizeof(int32_t));
+      for (size_t* array : {&at_.every, &at_.one, &at_.none}) {
+        *array = take(most, sizeof(int32_t));
+      }
+    }
+    if (weighs_states()) {
+      const auto rank = static_cast<size_t>(head_.markov_rank);
+      at_.states = take(seqs, rank * dtype_bytes(config_.dtype));
+      at_.memory = take(2 * seqs, rank * sizeof(float));
     }
     if (has_markov()) {
       at_.step_sample = take(seqs, sizeof(int32_t));

@@ -51,8 +51,13 @@ MAX_TREE_SIZE = 256
 MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+MARKOV_HEADS = {
+    "vanilla": (),
+    "gated": ("markov_head.gate_proj.weight", "markov_head.gate_proj.bias"),
+    "rnn": ("markov_head.joint_proj.weight", "markov_head.joint_proj.bias"),
+}
+"""What makes a draft's bias of the token before it -> tensors beside MARKOV_TENSORS."""
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-NO_VOCABULARY = "a Markov head with a vocabulary of its own is not supported; give another head"
 
 
 def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
@@ -77,8 +82,6 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     if head.has(HEAD):
         rows = checkpoint.tensor(HEAD).shape[0]
         draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
-    if rank > 0 and draft_vocab != target.vocab_size:
-        dialect.keys.refuse("draft_vocab_size", f"the target's {target.vocab_size}", NO_VOCABULARY)
     _check_parts(setup, dialect, draft_vocab)
     has_confidence = head.has(CONFIDENCE_TENSORS[0])
     num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
@@ -95,6 +98,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         "has_head": head.has(HEAD),
         "markov_rank": rank,
         **dialect.parts.options(),
+        "markov_head": dialect.markov_head,
         "has_confidence": has_confidence,
         "confidence_sees_token": has_confidence
         and _confidence_sees_token(checkpoint, target.hidden_size, rank),
@@ -102,7 +106,9 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     inner = (*LAYER_TENSORS, *QK_NORMS)
     names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
-    names += [*(MARKOV_TENSORS if rank else ()), *(CONFIDENCE_TENSORS if has_confidence else ())]
+    if rank > 0:
+        names += [*MARKOV_TENSORS, *MARKOV_HEADS[dialect.markov_head]]
+    names += CONFIDENCE_TENSORS if has_confidence else ()
     names += dialect.parts.tensors(num_layers)
     shown = f"{num_layers} layers, {dialect.shown_block()}"
     details = [
@@ -111,8 +117,10 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     ]
     details += dialect.parts.details()
     if rank > 0:
+        _check_trees(setup, dialect)
         details.append(
-            f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
+            f"Markov head: {dialect.markov_head}, rank {rank}, "
+            f"with{'' if has_confidence else 'out'} confidences"
         )
     if setup.draft_depth > dialect.num_drafts:
         raise ConfigError(
@@ -153,6 +161,16 @@ def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> 
         raise ConfigError(
             f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
             f"selector, got {top_k}"
+        )
+
+
+def _check_trees(setup: DraftSetup, dialect: BlockDialect) -> None:
+    """Refuses trees where what a token is worth behind another depends on more than the two."""
+    if dialect.markov_head != "vanilla" and setup.options[DRAFT_TOP_K] != 1:
+        raise ConfigError(
+            f"draft_top_k must be 1 with {setup.folder}: trees need what pairs of tokens are "
+            f'worth, and a Markov head of type "{dialect.markov_head}" sees more; '
+            "set --draft-top-k 1"
         )
 
 

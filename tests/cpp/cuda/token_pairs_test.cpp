@@ -23,6 +23,9 @@ struct DevicePairs {
         tokens(c.tokens),
         first(c.first),
         second(c.second),
+        token_of(c.token_of),
+        column_of(c.column_of),
+        logits(c.logits),
         factors(c.factors),
         scores(c.scores),
         sampling(c.sampling) {}
@@ -33,6 +36,10 @@ struct DevicePairs {
     params.first_sample = first_sample.as<int32_t>();
     params.pairs.first = first.data();
     params.pairs.second = second.data();
+    if (params.pairs.column_of != nullptr) {
+      params.pairs.token_of = token_of.as<int32_t>();
+      params.pairs.column_of = column_of.as<int32_t>();
+    }
     if constexpr (requires { params.scores; }) {
       params.tokens = tokens.as<int32_t>();
       params.scores = scores.as<float>();
@@ -45,8 +52,8 @@ struct DevicePairs {
     return params;
   }
   DeviceTableCopy table;
-  DeviceBuffer seq, first_sample, num_drafts, chosen, tokens, first, second, factors, scores,
-      sampling;
+  DeviceBuffer seq, first_sample, num_drafts, chosen, tokens, first, second, token_of, column_of,
+      logits, factors, scores, sampling;
 };
 
 struct Candidates {
@@ -139,6 +146,30 @@ TEST(paths_match_the_cpu) {
       CHECK_CUDA(block_path_cuda(params, nullptr));
       CHECK(device_chosen.download<int32_t>() == chosen);
       CHECK(device_chosen.guard_is_whole());
+    }
+  }
+}
+
+TEST(paths_over_successors_match_the_cpu) {
+  Rng rng(5);
+  for (const Candidates& of : kCandidates) {
+    for (const bool is_mapped : {false, true}) {
+      if (is_mapped && of.vocab_size > 10000) continue;  // the CPU takes long over them
+      const PairsCase c(rng, of.num_seqs, of.vocab_size, of.rank, of.top_k, is_mapped);
+      const DevicePairs device(c);
+      Ids chosen(static_cast<size_t>(c.num_samples), -1), successors = c.unknown_successors();
+      BlockPathParams params = c.path(chosen, successors);
+      block_path_cpu({}, params);
+      // What the CPU needed it has found; other rows the device does not ask for.
+      const DeviceBuffer device_chosen(chosen.size() * sizeof(int32_t)), found(successors);
+      params = device.place(params);
+      params.num_drafts = device.num_drafts.as<int32_t>();
+      params.successors = found.as<int32_t>();
+      params.logits = device.logits.as<float>();
+      params.chosen = device_chosen.as<int32_t>();
+      CHECK_CUDA(block_path_cuda(params, nullptr));
+      CHECK(device_chosen.download<int32_t>() == chosen);
+      CHECK(device_chosen.guard_is_whole() && found.guard_is_whole());
     }
   }
 }

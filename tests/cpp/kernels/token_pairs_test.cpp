@@ -1,6 +1,8 @@
 #include "kernels/drafts/token_pairs.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "kernels/choose/sample_math.h"
 #include "kernels/drafts/draft_tree.h"
@@ -203,4 +205,67 @@ TEST(tables_that_cannot_be_read_are_refused) {
     params.pairs.rank = rank;
     CHECK_THROWS(block_step_cpu({.pool = &pool}, params), EngineError, "rank");
   }
+}
+
+TEST(a_path_takes_the_best_successor_where_it_beats_all_candidates) {
+  Rng rng(7);
+  int num_others = 0;  // drafts that are no candidates
+  for (const bool is_mapped : {false, true}) {
+    for (const int top_k : {1, 16}) {
+      const PairsCase c(rng, 9, 301, 24, top_k, is_mapped);
+      Ids chosen(static_cast<size_t>(c.num_samples), -7), successors = c.unknown_successors();
+      block_path_cpu({}, c.path(chosen, successors));
+      const auto k = static_cast<size_t>(top_k);
+      for (size_t i = 0; i < c.seq.size(); ++i) {
+        const auto slot = static_cast<size_t>(c.seq[i]);
+        const SamplingParams& sampling = c.sampling[slot];
+        const double temperature = sampling.temperature;
+        const double scale = temperature == 0.0 ? 1.0 : 1.0 / temperature;
+        for (int depth = 1; depth < c.num_drafts[i]; ++depth) {
+          const auto sample = static_cast<size_t>(c.first_sample[i] + depth);
+          const int before = chosen[sample - 1];
+          const auto* behind = &successors[static_cast<size_t>(before * kNumSuccessors)];
+          // They are those that are worth most, best first.
+          std::vector<double> worths;
+          for (int column = 0; column < c.vocab_size; ++column) {
+            worths.push_back(c.worth(before, c.token_at(column)));
+          }
+          std::ranges::sort(worths, std::greater{});
+          for (size_t rank = 0; rank < kNumSuccessors; ++rank) {
+            CHECK_NEAR(c.worth(before, behind[rank]), worths[rank], 1e-5);
+          }
+          const auto alone = [&](int token) {
+            const auto column = static_cast<size_t>(c.column_at(token));
+            const double logit = c.logits[sample * static_cast<size_t>(c.vocab_size) + column];
+            const int position = c.table.num_tokens[slot] + depth;
+            return logit * scale +
+                   (temperature == 0.0
+                        ? 0.0
+                        : static_cast<double>(sample_math::gumbel(sampling.seed, position, token)));
+          };
+          const int found = chosen[sample];
+          double best = -std::numeric_limits<double>::infinity(), own = best;
+          const auto offer = [&](int token, double score) {
+            const double value = score + c.worth(before, token) * scale;
+            best = std::max(best, value);
+            if (token == found) own = std::max(own, value);
+          };
+          bool is_candidate = false;
+          for (size_t b = 0; b < k; ++b) {
+            const int token = c.tokens[sample * k + b];
+            is_candidate = is_candidate || token == found;
+            offer(token, static_cast<double>(c.scores[sample * k + b]));
+          }
+          const double first = alone(c.tokens[sample * k]);
+          for (int rank = 0; rank < kNumSuccessors; ++rank) {
+            const double score = static_cast<double>(c.scores[sample * k]);
+            offer(behind[rank], std::min(0.0, alone(behind[rank]) - first + score));
+          }
+          CHECK_NEAR(own, best, 1e-4);
+          num_others += !is_candidate;
+        }
+      }
+    }
+  }
+  CHECK(num_others > 0);
 }

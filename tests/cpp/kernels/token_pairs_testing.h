@@ -12,14 +12,16 @@ namespace openspec::testing {
 
 /// Blocks of drafts in which pairs count; those of some sequences are empty.
 struct PairsCase {
-  PairsCase(Rng& rng, int num_seqs, int vocab_size, int rank, int top_k)
+  /// With `is_mapped` logits are for some of the tokens: those of odd numbers.
+  PairsCase(Rng& rng, int num_seqs, int vocab_size, int rank, int top_k, bool is_mapped = false)
       : vocab_size(vocab_size),
+        num_tokens(is_mapped ? 2 * vocab_size : vocab_size),
         rank(rank),
         top_k(top_k),
         table(num_seqs, 32, 4),
         sampling(static_cast<size_t>(num_seqs)) {
     for (int i = 0; i < num_seqs; ++i) {
-      table.set(i, {rng.integer(0, vocab_size - 1), rng.integer(0, vocab_size - 1)});
+      table.set(i, {rng.integer(0, num_tokens - 1), rng.integer(0, num_tokens - 1)});
       sampling[static_cast<size_t>(i)].temperature =
           i % 3 == 0 ? 0.0f : 0.5f * static_cast<float>(i % 7);
       seq.push_back((i * 5 + 2) % num_seqs);
@@ -27,16 +29,24 @@ struct PairsCase {
       num_drafts.push_back(num_seqs > 1 && i % 4 == 3 ? 0 : rng.integer(1, kMaxDepth));
       num_samples += num_drafts.back();
     }
-    const auto count = static_cast<size_t>(vocab_size) * static_cast<size_t>(rank);
-    for (float x : rng.normals(count)) first.push_back(to_bf16(x));
-    for (float x : rng.normals(count, 0.3f)) second.push_back(to_bf16(x));
+    const auto width = static_cast<size_t>(rank);
+    for (float x : rng.normals(static_cast<size_t>(num_tokens) * width)) {
+      first.push_back(to_bf16(x));
+    }
+    for (float x : rng.normals(static_cast<size_t>(vocab_size) * width, 0.3f)) {
+      second.push_back(to_bf16(x));
+    }
+    for (int token = 0; is_mapped && token < num_tokens; ++token) {
+      if (token % 2 != 0) token_of.push_back(token);
+      column_of.push_back(token % 2 == 0 ? -1 : token / 2);
+    }
     logits = rng.normals(static_cast<size_t>(num_samples) * static_cast<size_t>(vocab_size), 3.0f);
     for (int sample = 0; sample < num_samples; ++sample) {
-      chosen.push_back(rng.integer(0, vocab_size - 1));
+      chosen.push_back(token_at(rng.integer(0, vocab_size - 1)));
       float score = 0.0f;
       for (int k = 0; k < top_k; ++k) {
         // Distinct ones, falling in score; some are missing.
-        tokens.push_back((chosen.back() + 7 * k) % vocab_size);
+        tokens.push_back(token_at((column_at(chosen.back()) + 7 * k) % vocab_size));
         score -= 0.1f + 0.2f * static_cast<float>(rng.integer(0, 9)) + (k == 0 ? 0.5f : 1.5f);
         if (k > 2 && rng.integer(0, 5) == 0) score = -std::numeric_limits<float>::infinity();
         scores.push_back(score);
@@ -47,7 +57,17 @@ struct PairsCase {
     for (size_t i = 0; i < sampling.size(); ++i) sampling[i].seed = 1000 + i;
   }
 
-  TokenPairs pairs() const { return {first.data(), second.data(), vocab_size, rank}; }
+  int token_at(int column) const { return num_tokens == vocab_size ? column : 2 * column + 1; }
+  int column_at(int token) const { return num_tokens == vocab_size ? token : token / 2; }
+  TokenPairs pairs() const {
+    const bool is_mapped = num_tokens > vocab_size;
+    return {first.data(),
+            second.data(),
+            vocab_size,
+            rank,
+            is_mapped ? token_of.data() : nullptr,
+            is_mapped ? column_of.data() : nullptr};
+  }
   BlockStepParams step(int depth, std::vector<float>& out, std::vector<int32_t>& sample) const {
     return {.table = table.view(),
             .seq = seq.data(),
@@ -89,8 +109,20 @@ struct PairsCase {
             .pair_scores = found.data()};
   }
   size_t num_pairs() const { return tokens.size() * static_cast<size_t>(top_k); }
+  /// A path that chooses among successors, too, which `successors` holds or will.
+  BlockPathParams path(std::vector<int32_t>& found, std::vector<int32_t>& successors) const {
+    BlockPathParams params = path(found);
+    params.successors = successors.data();
+    params.logits = logits.data();
+    params.table = table.view();
+    return params;
+  }
+  std::vector<int32_t> unknown_successors() const {
+    return std::vector<int32_t>(static_cast<size_t>(num_tokens) * kNumSuccessors, -1);
+  }
   /// What token b behind token a is worth.
-  double worth(int a, int b) const {
+  double worth(int a, int token) const {
+    const int b = column_at(token);
     double sum = 0.0;
     for (int k = 0; k < rank; ++k) {
       sum += static_cast<double>(from_bf16(first[static_cast<size_t>(a * rank + k)])) *
@@ -99,7 +131,8 @@ struct PairsCase {
     return sum;
   }
   /// The same at a sample that weighs the terms.
-  double worth_at(size_t sample, int a, int b) const {
+  double worth_at(size_t sample, int a, int token) const {
+    const int b = column_at(token);
     double sum = 0.0;
     for (size_t k = 0; k < static_cast<size_t>(rank); ++k) {
       const float factor = from_bf16(factors[sample * static_cast<size_t>(rank) + k]);
@@ -116,10 +149,10 @@ struct PairsCase {
   }
 
   static constexpr int kMaxDepth = 5;
-  int vocab_size, rank, top_k, num_samples = 0;
+  int vocab_size, num_tokens, rank, top_k, num_samples = 0;
   DraftTable table;
   std::vector<SamplingParams> sampling;
-  std::vector<int32_t> seq, first_sample, num_drafts, chosen, tokens;
+  std::vector<int32_t> seq, first_sample, num_drafts, chosen, tokens, token_of, column_of;
   std::vector<uint16_t> first, second, factors;
   std::vector<float> logits, scores;
 };
