@@ -128,6 +128,16 @@ def test_texts_of_users_hold_no_special_tokens(kind: str, text: str) -> None:
     assert not set(tokenizer.encode(text)) & set(tokenizer.special_tokens.values()) - {0}
 
 
+@pytest.mark.parametrize("kind", ["first", "always", "normalizer"])
+@examples(100)
+@given(text=TEXTS)
+def test_no_text_has_fewer_tokens_than_its_length_tells(kind: str, text: str) -> None:
+    tokenizer = ours(SOURCES[kind])
+    text += "\u2581" * (len(text) // 2)
+    assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text, parse_special=True))
+    assert tokenizer.min_num_tokens("fox " * 100_000) > 50_000
+
+
 def test_tokens_of_turns_are_special_whatever_the_checkpoint_says() -> None:
     backend = tokenizers.Tokenizer.from_str(tokenizer_json())
     turn = "<\uff5cUser\uff5c>"

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import tokenizers
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.text.vocabulary import SPACE_MARK
 
 _ASCII = bytes(range(128))
 _KINDS = [kind.encode() for kind in (string.ascii_letters, string.digits, string.whitespace)]
@@ -20,6 +21,13 @@ _KINDS += [_ASCII.translate(None, b"".join(_KINDS)), bytes(range(256))]
 """The kinds of bytes; the last one is all of them."""
 _MAX_COMPOSED = 4
 """Bytes that Unicode's NFC makes one of, at most: 7 bytes of U+1FBE U+0308 U+0301 become 2."""
+_MARKING = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "Prepend", "prepend": SPACE_MARK},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK},
+    ],
+}
 _KEEPING = {"ByteLevel", "Digits", "Sequence", "Split"}
 
 
@@ -31,14 +39,18 @@ class LengthBound:
         state = backend.normalizer.__getstate__() if backend.normalizer else b"null"
         self._composes = state != b"null"
         self._most = [0] * len(_KINDS)
-        if state in (b"null", b'{"type":"NFC"}') and _keeps_all_bytes(backend, set(tokens)):
+        self._marks_spaces = _only_marks_spaces(backend)
+        is_kept = state in (b"null", b'{"type":"NFC"}') and _only_splits(_step(backend))
+        if (is_kept or self._marks_spaces) and _keeps_all_bytes(backend, set(tokens)):
             self._most = [max(_count(kind, token) for token in tokens) for kind in _KINDS]
 
     def min_num_tokens(self, text: str) -> int:
         """Tokens that the text has at least; 0 where nothing is known."""
+        if self._marks_spaces:
+            text = text.replace(SPACE_MARK, " ")
         data = text.encode(errors="replace")
         counts = [_count(kind, data) for kind in _KINDS]
-        if self._composes and not text.isascii():
+        if self._composes and not self._marks_spaces and not text.isascii():
             # NFC changes an ASCII character only before one that is not ASCII.
             num_others = len(text) - sum(counts[:-1])
             counts[:-1] = [count - num_others for count in counts[:-1]]
@@ -54,16 +66,30 @@ def _count(kind: bytes, data: bytes) -> int:
 
 def _keeps_all_bytes(backend: tokenizers.Tokenizer, tokens: set[bytes]) -> bool:
     """Whether every byte of a text is in one of its tokens."""
-    splitter = backend.pre_tokenizer
-    steps: JsonValue = json.loads(splitter.__getstate__() if splitter else '{"type": "none"}')
     model, added = backend.model, backend.get_added_tokens_decoder().values()
     return (
         all(bytes([byte]) in tokens for byte in range(256))
-        and _only_splits(steps)
         and not (model.continuing_subword_prefix or model.end_of_word_suffix)
         # These take any number of spaces into a token.
         and not any(token.lstrip or token.rstrip for token in added)
     )
+
+
+def _step(backend: tokenizers.Tokenizer) -> JsonValue:
+    """What comes before the model, in the form of tokenizer.json."""
+    splitter = backend.pre_tokenizer
+    step: JsonValue = json.loads(splitter.__getstate__() if splitter else '{"type": "none"}')
+    return step
+
+
+def _only_marks_spaces(backend: tokenizers.Tokenizer) -> bool:
+    """Whether nothing but spaces is changed before the model, each into a mark, or a mark added."""
+    normalizer, step = backend.normalizer, _step(backend)
+    state: JsonValue = json.loads(normalizer.__getstate__()) if normalizer else None
+    assert isinstance(step, dict)
+    if state is None:
+        return step["type"] == "Metaspace" and step.get("replacement") == SPACE_MARK
+    return step["type"] == "none" and state == _MARKING
 
 
 def _only_splits(step: JsonValue) -> bool:
