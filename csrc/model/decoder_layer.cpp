@@ -211,12 +211,14 @@ void DecoderPass::plan() {
 void DecoderPass::see(const Sight& sight) {
   const bool is_same = attention_.rows.span_kv_len == sight.rows.span_kv_len &&
                        attention_.window == sight.window &&
-                       attention_.is_causal == sight.is_causal;
+                       attention_.is_causal == sight.is_causal &&
+                       attention_.window_follows_rows == sight.window_follows_rows;
   if (is_same) return;
   attention_.rows = sight.rows;
   attention_.page_table = sight.pages;
   attention_.window = sight.window;
   attention_.is_causal = sight.is_causal;
+  attention_.window_follows_rows = sight.window_follows_rows;
   is_planned_ = false;
 }
 

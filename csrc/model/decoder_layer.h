@@ -127,6 +127,7 @@ struct Sight {
   PageTableView pages;
   int window = 0;
   bool is_causal = true;
+  bool window_follows_rows = false;
 };
 
 /// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is

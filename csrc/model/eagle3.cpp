@@ -21,6 +21,8 @@ void Eagle3Config::validate() const {
   check_size("num_layers", num_layers);
   OPENSPEC_CHECK_ARG(num_layers <= kMostLayers, "at most ", kMostLayers,
                      " draft layers are supported, got ", num_layers);
+  OPENSPEC_CHECK_ARG(slides.empty() || slides.size() == static_cast<size_t>(num_layers),
+                     "layer_sights tell of ", slides.size(), " layers of ", num_layers);
 }
 
 Eagle3Tensors::Eagle3Tensors(Weights& weights, const Eagle3Config& config)
@@ -64,9 +66,10 @@ void Eagle3::norm_captures(const ExecContext& exec, void* captured, int num_rows
   }
 }
 
-DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
-                               const PageTableView& page_table, std::span<const KvLayerView> kv,
-                               const void* embedding, void* captured, void* hidden) {
+DecoderPass Eagle3::begin_pass(const ExecContext& exec, const Sight& whole,
+                               std::span<const KvLayerView> kv, const void* embedding,
+                               void* captured, void* hidden) {
+  const RowBatch& rows = whole.rows;
   void* embedded = scratch_.residual();
   std::byte* attention_in = scratch_.attention_in();
   const int64_t stride = config_.attention_inputs();
@@ -76,7 +79,7 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, page_table, kv.front(), inv_freq_.floats(), kFirstToken);
+  DecoderPass pass(exec, scratch_, rows, whole.pages, kv.front(), inv_freq_.floats(), kFirstToken);
   if (captured != nullptr) {
     norm_captures(exec, captured, rows.num_rows);
     pass.project(tensors_.fc, captured);
@@ -86,12 +89,13 @@ DecoderPass Eagle3::begin_pass(const ExecContext& exec, const RowBatch& rows,
   return pass;
 }
 
-void Eagle3::run_layers(DecoderPass& pass, std::span<const KvLayerView> kv, void* residual,
-                        bool is_append) {
+void Eagle3::run_layers(DecoderPass& pass, const Sight& whole, const Sight& sliding,
+                        std::span<const KvLayerView> kv, void* residual, bool is_append) {
   void* normed = scratch_.normed();
   void* in = scratch_.attention_in();
   for (size_t i = 0; i < kv.size(); ++i) {
     const DecoderLayer& layer = tensors_.layers[i];
+    pass.see(config_.slides_at(i) ? sliding : whole);
     if (i > 0) {
       pass.norm(residual, layer.input_norm, normed);
       in = normed;
@@ -106,32 +110,31 @@ void Eagle3::run_layers(DecoderPass& pass, std::span<const KvLayerView> kv, void
   }
 }
 
-void Eagle3::append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+void Eagle3::append(const ExecContext& exec, const Sight& whole, const Sight& sliding,
                     std::span<const KvLayerView> kv, const void* embedding, void* captured,
                     void* hidden) {
-  DecoderPass pass = begin_pass(exec, rows, page_table, kv, embedding, captured, hidden);
+  DecoderPass pass = begin_pass(exec, whole, kv, embedding, captured, hidden);
   void* residual = scratch_.residual();  // the features stay as they are
   if (kv.size() > 1 && config_.norm_before_residual) {
     pass.norm(hidden, tensors_.hidden_norm, residual);
   } else if (kv.size() > 1) {
-    copy_rows(exec, hidden, residual, rows.num_rows);
+    copy_rows(exec, hidden, residual, whole.rows.num_rows);
   }
-  run_layers(pass, kv, residual, /*is_append=*/true);
+  run_layers(pass, whole, sliding, kv, residual, /*is_append=*/true);
 }
 
-void Eagle3::forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+void Eagle3::forward(const ExecContext& exec, const Sight& whole, const Sight& sliding,
                      std::span<const KvLayerView> kv, const void* embedding, void* hidden) {
-  DecoderPass pass =
-      begin_pass(exec, rows, page_table, kv, embedding, /*captured=*/nullptr, hidden);
+  DecoderPass pass = begin_pass(exec, whole, kv, embedding, /*captured=*/nullptr, hidden);
   void* residual = hidden;
   if (config_.norm_before_residual) {
     residual = scratch_.residual();
     pass.norm(hidden, tensors_.hidden_norm, residual);
   }
-  run_layers(pass, kv, residual, /*is_append=*/false);
+  run_layers(pass, whole, sliding, kv, residual, /*is_append=*/false);
   pass.norm(residual, tensors_.final_norm, scratch_.normed());
   const void* output = config_.norm_output ? scratch_.normed() : residual;
-  if (output != hidden) copy_rows(exec, output, hidden, rows.num_rows);
+  if (output != hidden) copy_rows(exec, output, hidden, whole.rows.num_rows);
 }
 
 void Eagle3::mask_feature(const ExecContext& exec, const int32_t* zero, void* captured,

@@ -23,11 +23,13 @@ struct Eagle3Config : DraftModelConfig {
     num_inputs = 2;  // the token's embedding and the feature
   }
   int num_layers = 1;
+  std::vector<bool> slides = {};  // by layer: sees the last tokens only; or empty
   CaptureNorm capture_norm = CaptureNorm::kNone;
   bool norm_before_residual = false;  // the stream begins with the normed feature
   bool norm_output = false;           // a row's feature is the normed output of the one before
   bool has_mask_hidden = false;       // captured states of rows whose token is not known
 
+  bool slides_at(size_t layer) const { return !slides.empty() && slides[layer]; }
   void validate() const;
 };
 
@@ -55,11 +57,12 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
   /// fc(captured [num_rows, num_captures * hidden_size]) are the rows' features; `captured` is gone
   /// then where it is normed. What a row passes on to rows behind it are its entries alone: of the
   /// last layer no more is computed.
-  void append(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+  void append(const ExecContext& exec, const Sight& whole, const Sight& sliding,
               std::span<const KvLayerView> kv, const void* embedding, void* captured, void* hidden);
   /// One pass; `hidden` [num_rows, hidden_size] holds the features before and the outputs after it.
-  /// `embedding` [vocab_size, hidden_size] bf16 is the target's.
-  void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
+  /// `embedding` [vocab_size, hidden_size] bf16 is the target's. Layers that slide see `sliding`,
+  /// the others `whole`.
+  void forward(const ExecContext& exec, const Sight& whole, const Sight& sliding,
                std::span<const KvLayerView> kv, const void* embedding, void* hidden);
   /// The feature [hidden_size] of rows whose token is not known; `captured` as for `append` is room
   /// for one row, `zero` is a zero on the device.
@@ -74,12 +77,12 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
   void norm_captures(const ExecContext& exec, void* captured, int num_rows);
   /// A pass with the first layer's inputs in place, from `hidden` or from `captured`, which become
   /// it.
-  DecoderPass begin_pass(const ExecContext& exec, const RowBatch& rows,
-                         const PageTableView& page_table, std::span<const KvLayerView> kv,
-                         const void* embedding, void* captured, void* hidden);
+  DecoderPass begin_pass(const ExecContext& exec, const Sight& whole,
+                         std::span<const KvLayerView> kv, const void* embedding, void* captured,
+                         void* hidden);
   /// All layers; the last one up to its entries where `is_append`.
-  void run_layers(DecoderPass& pass, std::span<const KvLayerView> kv, void* residual,
-                  bool is_append);
+  void run_layers(DecoderPass& pass, const Sight& whole, const Sight& sliding,
+                  std::span<const KvLayerView> kv, void* residual, bool is_append);
   void copy_rows(const ExecContext& exec, const void* from, void* to, int num_rows);
   int64_t row_bytes() const {
     return int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));

@@ -67,6 +67,7 @@ TREES: dict[str, dict[str, object]] = {
     "dflash tree": {"method": "dflash", "draft_top_k": 4},
     "dspark tree": {"method": "dspark", "draft_top_k": 4},
     "dflash selector tree": {"method": "dflash2", "draft_top_k": 4},
+    "peagle tree": {"method": "peagle", "draft_top_k": 4},
 }
 """Compiled drafters that draft trees."""
 
@@ -75,6 +76,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
     "eagle3 deep": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
+    "eagle3 layers": {"method": "eagle3", "head": random_heads.LAYERS},
+    "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
 }
@@ -97,9 +100,10 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
         }
     if name == plain_method():
         return {"method": name}
-    settings = VARIANTS.get(name, {"method": name})
+    settings = dict(VARIANTS.get(name, {"method": name}))
     spec = get_drafter(str(settings["method"]))
-    draft_model = random_heads.draft_model(str(settings["method"]))
+    head = str(settings.pop("head", ""))
+    draft_model = random_heads.draft_model(str(settings["method"]), head)
     settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
     if spec.num_drafts_of is not None:

@@ -22,8 +22,14 @@ MASK = 271
 """The embedded model's " the", which it writes often enough for some drafts to be right."""
 
 
-def draft_model(method: str) -> str | None:
+LAYERS = "layers"
+"""A head that came with the model, with another layer and norms of captured states."""
+
+
+def draft_model(method: str, kind: str = "") -> str | None:
     """For the setting of that name; None: the method has no head, or one beside the model."""
+    if kind == LAYERS or method == "peagle":
+        return str(layered_folder(is_parallel=method == "peagle"))
     if not get_drafter(method).needs_draft_model or (EMBEDDED_MODEL / method).is_dir():
         return None
     return str(folder(method))
@@ -105,6 +111,66 @@ def folder(method: str) -> Path:
                 base = np.repeat(np.array([[1.0, GAIN / 10]] * 2, "<f4"), hidden)
                 tensors[f"{name}.base_kernel"] = ("F32", [2, 2, hidden], base.tobytes())
     root = Path(tempfile.mkdtemp(prefix=f"openspec-{method}-"))
+    (root / "config.json").write_text(json.dumps(config))
+    write_safetensors(root / "model.safetensors", tensors)
+    return root
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All of a safetensors file, as they stand there."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    return {
+        name: (
+            info["dtype"],
+            info["shape"],
+            content[start + info["data_offsets"][0] : start + info["data_offsets"][1]],
+        )
+        for name, info in header.items()
+        if name != "__metadata__"
+    }
+
+
+@cache
+def layered_folder(*, is_parallel: bool) -> Path:
+    """The trained head with a second, random layer that slides and adds little.
+
+    Parallel: with masks, of which only the first draft is likely to be right. Else with norms that
+    it was not trained with.
+    """
+    trained = EMBEDDED_MODEL / "eagle3"
+    config = json.loads((trained / "config.json").read_text())
+    tensors = read_tensors(trained / "model.safetensors")
+    random = np.random.default_rng(1)
+
+    def matrix(name: str, shape: list[int], gain: float) -> None:
+        values = random.standard_normal(shape, np.float32)
+        bits = (values * np.float32(gain / np.sqrt(shape[-1]))).view(np.uint32) >> 16
+        tensors[name] = ("BF16", shape, bits.astype("<u2").tobytes())
+
+    hidden = config["hidden_size"]
+    for name, (_, shape, _) in read_tensors(trained / "model.safetensors").items():
+        inner = "layers.1." + name.removeprefix("midlayer.")
+        if name.startswith("midlayer.") and len(shape) == 2:
+            inputs = hidden if shape[1] == 2 * hidden else shape[1]
+            matrix(inner, [shape[0], inputs], GAIN if "o_proj" in name or "down" in name else 1.0)
+        elif name.startswith("midlayer.") and "hidden_norm" not in name:
+            tensors[inner] = ("F32", shape, np.ones(shape, "<f4").tobytes())
+    config |= {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 20,
+    }
+    num_captures = tensors["fc.weight"][1][1] // hidden
+    if is_parallel:
+        config |= {"parallel_drafting": True, "ptd_token_id": MASK}
+        matrix("mask_hidden", [1, 1, num_captures * hidden], 1.0)
+    else:
+        config |= {"fc_norm": True, "norm_output": True}
+        for i in range(num_captures):
+            tensors[f"fc_norm.{i}.weight"] = ("F32", [hidden], np.ones(hidden, "<f4").tobytes())
+    root = Path(tempfile.mkdtemp(prefix="openspec-layers-"))
     (root / "config.json").write_text(json.dumps(config))
     write_safetensors(root / "model.safetensors", tensors)
     return root

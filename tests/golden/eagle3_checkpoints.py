@@ -20,7 +20,7 @@ Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB, DRAFT_VOCAB = 64, 4, 2, 128, 96, 256, 160
 NUM_LAYERS = 8
 DIALECTS = ("classic", "speculators", "deepspec")
-VARIANTS = ("eagle31", "whole_norm", "two_layers", "legacy")
+VARIANTS = ("eagle31", "whole_norm", "two_layers", "legacy", "window")
 """Heads that compute something more than those of the dialects; see `variant`."""
 
 SIZES: dict[str, Any] = {
@@ -154,7 +154,7 @@ def variant(name: str, seed: int = 2) -> Checkpoint:
 
     `eagle31`: speculators' with fc_norm and norm_output; `whole_norm`: one norm of all captured
     states, as eagle_config says; `two_layers`: with norms on queries and keys; `legacy`: the names
-    that SGLang reads beside today's, with a second layer.
+    that SGLang reads beside today's, with a second layer; `window`: two layers, one slides.
     """
     is_classic = name in ("whole_norm", "legacy")
     config, tensors = head("classic" if is_classic else "speculators", seed)
@@ -172,6 +172,13 @@ def variant(name: str, seed: int = 2) -> Checkpoint:
         for part in ("q", "k"):
             weights.norm(f"layers.0.self_attn.{part}_norm", HEAD_DIM)
         weights.layer("layers.1.", HIDDEN, has_qk_norm=True)
+    elif name == "window":
+        config["transformer_layer_config"] |= {
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 8,
+        }
+        weights.layer("layers.1.", HIDDEN, has_qk_norm=False)
     else:
         config |= {"use_aux_norm": True, "norm_output": True, "num_hidden_layers": 2}
         for part in ("low", "mid", "high"):

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) block_rows_kernel(BlockRowsParams pa
                                 : params.mask_token;
     out.row_position[row] = block.position + k;
     out.row_span[row] = of;
-    out.source[row] = block.slot;
+    out.source[row] = k > 0 && params.mask_source >= 0 ? params.mask_source : block.slot;
     out.row_parent[row] = k == 0 ? -1 : row - 1;
     out.row_kv_slot[row] = kv_slot;
     if (row + params.first_draft_row < begin_of[of + 1]) {  // there is a draft for each but these

@@ -29,6 +29,7 @@ struct BlockRowsParams {
   int max_depth = 0;
   int first_draft_row = 0;  // 1: the last known token's row drafts nothing; 0: it does
   int32_t mask_token = 0;
+  int mask_source = -1;  // `source` of masks; -1: the slot, as of the last known token's row
   int page_size = 0;
   DraftRows out;                  // num_spans = num_seqs; `source` is the slot
   int num_samples = 0;            // room, padding included

@@ -105,7 +105,7 @@ void block_rows_cpu(const ExecContext&, const BlockRowsParams& params) {
           k == 0 ? table.tokens[slot * table.tokens_stride + position] : params.mask_token;
       out.row_position[row] = position + k;
       out.row_span[row] = span;
-      out.source[row] = slot;
+      out.source[row] = k > 0 && params.mask_source >= 0 ? params.mask_source : slot;
       out.row_parent[row] = k == 0 ? -1 : row - 1;
       out.row_kv_slot[row] = kv_slot_of(table, slot, position + k, params.page_size);
     }

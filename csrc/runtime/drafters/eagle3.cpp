@@ -64,12 +64,6 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
 
-  void forward(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
-               const DraftRows& rows, void* hidden, bool may_have_trees = false) {
-    const Sight sight = sight_of(exec, table, rows, wanted.expected_kv_len, may_have_trees);
-    model_->forward(exec, sight.rows, sight.pages, kv_, target_->embedding, hidden);
-  }
-
   void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     DraftRows rows = draft_rows(wanted.num_seqs, wanted.num_seqs);
     OPENSPEC_CHECK(wanted.num_seqs <= max_proposals_, wanted.num_seqs, " chains, at most ",
@@ -92,7 +86,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
       if (depth == 0) {
         copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
       }
-      forward(exec, table, wanted, rows, hidden());
+      run(exec, table, rows, wanted.expected_kv_len);
       model_->logits(exec, nullptr, rows.num_rows, logits_of(depth));
       draw(exec, table,
            {.rows = rows.batch(),
@@ -124,7 +118,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
                            .num_drafts = wanted.num_drafts});
     void* root_outputs = at<void>(at_.root_outputs);
     copy_rows(exec, roots.source, feature_of_slot(), root_outputs, num_seqs, head_.hidden_size);
-    forward(exec, table, wanted, roots, root_outputs);
+    run(exec, table, roots, wanted.expected_kv_len, root_outputs);
     model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
     find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
@@ -152,7 +146,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
                               .other_row = rows.source,
                               .other_in = root_outputs});
       std::swap(outputs, next);
-      forward(exec, table, wanted, rows, outputs, /*may_have_trees=*/true);
+      run(exec, table, rows, wanted.expected_kv_len, outputs, /*may_have_trees=*/true);
       const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
       model_->logits(exec, frontier_row, num_seqs * shape_.top_k, at<float>(at_.logits));
       find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);

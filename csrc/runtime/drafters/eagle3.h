@@ -26,7 +26,8 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
     RowBatch batch = rows.batch();
     batch.expected_span_rows = step.rows.expected_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
-    model_->append(exec, batch, table.pages, kv_, target_->embedding, features, hidden);
+    const Sight whole = {.rows = batch, .pages = table.pages};
+    model_->append(exec, whole, sliding_of(whole), kv_, target_->embedding, features, hidden);
     copy_rows(exec, at<int32_t>(kept_.last_row), hidden, at<void>(kept_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
@@ -35,6 +36,10 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
   explicit Eagle3HeadDrafter(const DrafterConfig& config) : HeadDrafter(config) {
     head_ = Eagle3Config(draft_model_config());
     head_.num_layers = config.integer("num_layers", 1, 1, 64);
+    for (const char kind : config.text("layer_sights", "")) {
+      head_.slides.push_back(kind == 's');  // else f: it sees the full context
+    }
+    sliding_window_ = config.integer("sliding_window", 0, 0, 1 << 24);
     head_.has_qk_norm = config.flag("has_qk_norm", false);
     head_.capture_norm = capture_norm_of(config.text("capture_norm", "none"));
     head_.norm_before_residual = config.flag("norm_before_residual", false);
@@ -51,6 +56,17 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
     kept_.hidden = take(max_rows, width);
     kept_.feature_of_slot = take(seqs + num_features, width);
   }
+  /// A pass over draft rows; `hidden()` holds their features before and their outputs after it.
+  void run(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+           int expected_kv_len, void* hidden = nullptr, bool may_have_trees = false) {
+    const Sight whole = sight_of(exec, table, rows, expected_kv_len, may_have_trees);
+    Sight sliding = whole;
+    if (!head_.slides.empty()) {
+      sliding = sliding_of(sliding_sight_of(exec, table, rows, expected_kv_len, may_have_trees));
+    }
+    model_->forward(exec, whole, sliding, kv_, target_->embedding,
+                    hidden != nullptr ? hidden : this->hidden());
+  }
   /// Rows [num_captures * hidden_size], which only `learn` needs.
   void* features() { return at<void>(kept_.features); }
   /// [max_rows, hidden_size], for a pass.
@@ -59,6 +75,13 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
   void* feature_of_slot() { return at<void>(kept_.feature_of_slot); }
 
  private:
+  /// A row sees the last tokens up to itself.
+  Sight sliding_of(Sight sight) const {
+    sight.window = sliding_window_;
+    sight.window_follows_rows = sliding_window_ > 0;
+    return sight;
+  }
+
   static CaptureNorm capture_norm_of(const std::string& name) {
     if (name == "slices") return CaptureNorm::kSlices;
     if (name == "whole") return CaptureNorm::kWhole;
@@ -69,6 +92,7 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
   struct Places {
     size_t last_row, features, hidden, feature_of_slot;
   };
+  int sliding_window_ = 0;  // 0: all layers see all
   Places kept_{};
 };
 

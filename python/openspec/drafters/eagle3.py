@@ -6,13 +6,11 @@ import logging
 from pathlib import Path
 
 from openspec.checkpoint.draft_head import TOKEN_MAP, TOKEN_MASK, listed
-from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3_format import SEQUENTIAL, default_layers, read_head
 from openspec.drafters.spec import (
     DRAFT_TOP_K,
     DRAFT_TREE_SIZE,
-    DRAFT_WINDOW,
     HEAD_CAUSES,
     Checkup,
     DrafterSpec,
@@ -30,7 +28,6 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
     parts = read_head(setup, SEQUENTIAL)
     folder, head = parts.checkpoint.folder, parts.head
     _warn_of_unusual_layers(folder, head.layers, setup.target.num_layers)
-    _warn_of_window(folder, parts.format.dialect.layer, setup.options)
     return head.model("EAGLE-3", parts.summary, parts.options, parts.tensor_names, parts.details)
 
 
@@ -49,18 +46,6 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
                 listed(usual),
                 ",".join(map(str, usual)),
             )
-
-
-def _warn_of_window(folder: Path, layer: JsonKeys, options: Options) -> None:
-    """A head that was trained to look no further back accepts little in long texts if it does."""
-    types, window = layer.get("layer_types"), layer.get("sliding_window")
-    if types == ["sliding_attention"] and isinstance(window, int) and not options[DRAFT_WINDOW]:
-        logger.warning(
-            "%s: was trained with a window of %d tokens; --draft-window %d gives it one",
-            folder,
-            window,
-            window,
-        )
 
 
 def _plan_checkup(setup: DraftSetup) -> Checkup:

@@ -19,9 +19,11 @@ from openspec.checkpoint.draft_head import (
     agreed_layer_ids,
     layer_ids_at,
     layers_of_user,
+    listed,
     speculators_layer,
 )
 from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
+from openspec.checkpoint.sliding_layers import SlidingLayers, read_sliding_layers
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftOption
 from openspec.drafters.spec import DraftSetup
@@ -153,6 +155,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
     norm_kind, norm_names = _capture_norms(format, checkpoint, len(head.layers))
     is_norm_first = dialect.keys.boolean("norm_before_residual", False)
     norm_output = format.boolean("norm_output")
+    sliding = read_sliding_layers(dialect.layer, num_layers)
     shown_norms = {
         "none": "captured states as they are",
         "slices": "captured states each normed (fc_norm)",
@@ -161,19 +164,29 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
     options: dict[str, DraftOption] = {
         **head.geometry(first, draft_vocab),
         "num_layers": num_layers,
+        "layer_sights": "".join("s" if i in sliding.layers else "f" for i in range(num_layers))
+        if sliding.window
+        else "",
+        "sliding_window": sliding.window,
         "has_qk_norm": has_qk_norm,
         "capture_norm": norm_kind,
         "norm_before_residual": is_norm_first,
         "norm_output": norm_output,
     }
     details = (
-        f"layers of its own: {num_layers}",
+        f"layers of its own: {num_layers}, {_shown_sliding(sliding)}",
         f"norms: {'' if has_qk_norm else 'no '}q/k norm, residual "
         f"{'after' if is_norm_first else 'before'} hidden_norm, {shown_norms[norm_kind]}, outputs "
         f"fed back {'behind the final norm' if norm_output else 'before the final norm'}",
     )
     summary = f"drafts {draft_vocab} of {vocab} tokens"
     return HeadParts(checkpoint, format, head, options, names | norm_names, details, summary)
+
+
+def _shown_sliding(sliding: SlidingLayers) -> str:
+    if sliding.window:
+        return f"of which {listed(sliding.layers)} see the last {sliding.window} tokens"
+    return f"which see the whole context{f'; {sliding.dropped}' if sliding.dropped else ''}"
 
 
 def with_options(
