@@ -3,7 +3,8 @@
     python -m bench.random_target llama-3.1-8b build/random-llama-8b
 
 For what depends on shapes and not on text: logits beside another implementation, times of a step.
-`bench/widen_checkpoint.py` makes weights that write text instead, for models of Qwen3's kind.
+`bench/widen_checkpoint.py` makes weights that write text, but of Qwen3's kind only: the embedded
+model's text needs norms of queries and keys, which no other family has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded model on the GPU against transformers.
+"""The embedded model, and models of other families, on the GPU against transformers.
 
 The error against float32 is at most that of transformers in bfloat16, in logits and in every layer;
 and no bit depends on how the tokens were cut into steps.
@@ -6,11 +6,15 @@ and no bit depends on how the tokens were cut into steps.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
 from openspec.text.tokenizer import Tokenizer
+from tests.gates import other_targets
 from tests.gates.test_logits import (
     DECODE_TOKENS,
     EMBEDDED,
@@ -36,14 +40,34 @@ TEXT = (
 )
 
 
+# Heads wider than hidden_size / heads, as many as a KV head takes; every weight random.
+RANDOM = PUBLISHED["mistral-nemo-12b"] | {
+    "num_hidden_layers": 2,
+    "hidden_size": 320,
+    "intermediate_size": 608,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "vocab_size": 4096,
+}
+
+
+@pytest.fixture(scope="module", params=["embedded", *other_targets.SHAPES, "random"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "embedded":
+        return EMBEDDED
+    if request.param in other_targets.SHAPES:
+        return other_targets.folder(request.param)
+    return write_random_target(tmp_path_factory.mktemp("random"), RANDOM)
+
+
 @pytest.fixture(scope="module")
 def token_ids() -> list[int]:
     return Tokenizer.from_folder(EMBEDDED).encode(TEXT)[: PROMPT_TOKENS + DECODE_TOKENS]
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return Subject(EMBEDDED, dtype="bfloat16", device="cuda")
+def subject(folder: Path) -> Subject:
+    return Subject(folder, dtype="bfloat16", device="cuda")
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +75,11 @@ def whole(subject: Subject, token_ids: list[int]) -> Rows:
     return subject.score(token_ids, len(token_ids))
 
 
-def test_error_is_no_larger_than_the_references(whole: Rows, token_ids: list[int]) -> None:
-    truth = reference(EMBEDDED, token_ids, torch.float32)
-    theirs = reference(EMBEDDED, token_ids, torch.bfloat16)
+def test_error_is_no_larger_than_the_references(
+    folder: Path, whole: Rows, token_ids: list[int]
+) -> None:
+    truth = reference(folder, token_ids, torch.float32)
+    theirs = reference(folder, token_ids, torch.bfloat16)
     check_errors(whole, theirs, truth)
 
 
