@@ -108,7 +108,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2.5-tied": scaled("qwen2.5-0.5b", 7, 1),
     "qwen2.5": scaled("qwen2.5-14b", 5, 1),
 }
-LEFT_TO_FULL = ("llama-3", "llama-3.3", "mistral-7b", "mistral-small", "qwen2.5-tied")
+LEFT_TO_FULL = ("llama-3", "llama-3.1", "llama-3.3", "mistral-7b", "mistral-small", "qwen2.5-tied")
 """Their switches show in the others too."""
 MODELS = [
     pytest.param(name, marks=pytest.mark.full if name in LEFT_TO_FULL else ())
