@@ -14,6 +14,7 @@ from bench.tiny_model.eagle3.prompts import MODEL
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.golden.dflash2_reference import DFlash2Reference
 from tests.golden.dflash_reference import DFlashReference
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K
 from tests.golden.make_eagle3 import PROMPTS
@@ -36,7 +37,8 @@ def random_head(name: str) -> BlockHead:
 
 def reference_of(head: BlockHead) -> DFlashReference:
     embedding = TARGET.model.embed_tokens.weight
-    return DFlashReference(
+    kind = DFlash2Reference if head.layout.selector_rank else DFlashReference
+    return kind(
         head_config(head.layout), head.state_dict(), embedding, embedding, len(TARGET.model.layers)
     )
 
@@ -76,6 +78,11 @@ def test_blocks_learn_what_they_will_draft(
         torch.testing.assert_close(states[0][0, index, :count], expected, rtol=1e-3, atol=1e-3)
         before = tokens[0, anchor]
         logits = head.logits(states[0][0, index, 0], before, TARGET.model.embed_tokens.weight)
+        if isinstance(reference, DFlash2Reference):
+            ids, scores = reference.scores(expected[0], int(before), 0, None)
+            torch.testing.assert_close(logits[ids], scores, rtol=1e-3, atol=1e-2)
+            assert int(logits.isfinite().sum()) == len(ids)
+            continue
         expected_logits = reference.logits(expected[0], int(before))
         torch.testing.assert_close(logits, expected_logits, rtol=1e-3, atol=1e-2)
         if head.layout.markov_rank:
@@ -83,6 +90,48 @@ def test_blocks_learn_what_they_will_draft(
             assert float(found) == pytest.approx(
                 reference.confidence(expected[0], int(before)), abs=1e-3
             )
+
+
+def test_a_selector_learns_to_choose_among_its_candidates() -> None:
+    """The loss is the cross-entropy of the target's token, which stands in for the last candidate
+    where it is none."""
+    head = random_head("dflash2")
+    selector, embedding = head.candidate_selector, TARGET.model.embed_tokens.weight
+    random = torch.Generator().manual_seed(0)
+    state = torch.randn(6, 320, generator=random)
+    before = torch.tensor([5, 6, 7, 8, 9, 10])
+    logits = state @ embedding.T
+    order = logits.argsort(-1, descending=True)
+    best = torch.stack([order[i, place] for i, place in enumerate((0, 3, 15, 16, 100, 4000))])
+    loss, chosen = selector.lesson(state, before, logits, best)
+    scores = head.logits(state, before, embedding)
+    assert torch.equal(chosen, scores.argmax(-1))
+    for i in range(6):
+        ids = order[i, :16].tolist()
+        if int(best[i]) not in ids:
+            ids[-1] = int(best[i])
+        context = selector.predecessor_codebook[before[i]] * selector.hidden_projection(state[i])
+        values = logits[i, ids] + selector.successor_codebook[ids] @ context
+        expected = values.logsumexp(-1) - values[ids.index(int(best[i]))]
+        torch.testing.assert_close(loss[i], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_evaluation_selects_as_the_reference() -> None:
+    head = random_head("dflash2")
+    drafting = Drafting(head, TARGET.model.embed_tokens.weight)
+    reference = reference_of(head)
+    assert isinstance(reference, DFlash2Reference)
+    tokens = packed()[0][0, :24]
+    _, captured = TARGET.model(tokens[None], AFTER_LAYERS)
+    text = Text(tokens, 22, torch.cat(captured, -1)[0])
+    chains, trees = drafting.chains(text, CHAIN), drafting.trees(text, CHAIN, TOP_K, NODES)
+    for row, anchor in enumerate((22, 23)):
+        context = reference.extend(reference.empty(), text.captured[:anchor])
+        token = int(tokens[anchor])
+        assert chains[row].tolist() == reference.select(context, token, CHAIN).tokens
+        tree = reference.grow(context, token, CHAIN, TOP_K, NODES)
+        assert trees.tokens[row].tolist() == tree.tokens
+        assert trees.parents[row].tolist() == tree.parents
 
 
 def test_what_counts() -> None:

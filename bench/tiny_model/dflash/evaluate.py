@@ -101,6 +101,9 @@ class Drafting:
 
         def children(place: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
             best, ids = fixed.values[row, place], fixed.indices[row, place]
+            if self.head.layout.selector_rank:
+                scores = self.logits(states[row, place], before)
+                return scores.log_softmax(-1).topk(top_k, -1)
             if not self.head.layout.markov_rank:
                 return best, ids
             state = states[row, place]
@@ -186,6 +189,7 @@ def main() -> None:
     heads = {
         name: Drafting(load_head(layout, args.heads / name).to(device), embedding)
         for name, layout in LAYOUTS.items()
+        if (args.heads / name).is_dir()
     }
     torch.manual_seed(0)
     result: dict[str, Any] = {}

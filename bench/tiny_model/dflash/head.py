@@ -8,6 +8,7 @@ all that follows the anchor. Embedding and LM head are the target's.
 DFLASH is laid out as z-lab's heads: row k drafts the k-th token after the anchor, row 0 nothing.
 DSPARK is laid out as DeepSpec's: row k - 1 drafts it, a Markov head adds a bias chosen by the token
 before, and a confidence head tells how likely a draft is right if those before it are.
+DFLASH2 is DFLASH with convolutions and a selector (selector.py).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..eagle3.generate import project_heads
+from ..eagle3.generate import project_normed
 from ..model import Layer, RMSNorm, TinyConfig, rotary_tables, rotate
+from .selector import BlockConv, CandidateSelector, ConvolvedLayer
 
 AFTER_LAYERS = (0, 1, 2, 3)
 NUM_ANCHORS = 64  # blocks in a row of training texts
@@ -41,6 +43,9 @@ class Layout:
     block_size: int  # rows
     is_anchor_first: bool
     markov_rank: int = 0  # above 0: with a confidence head, too
+    conv_group: int = 0  # above 0: with convolutions
+    selector_rank: int = 0  # above 0: drafts are chosen among the best num_candidates tokens
+    num_candidates: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -50,7 +55,10 @@ class Layout:
 
 DFLASH = Layout("dflash", 16, is_anchor_first=False)
 DSPARK = Layout("dspark", 15, is_anchor_first=True, markov_rank=64)
-LAYOUTS = {layout.name: layout for layout in (DFLASH, DSPARK)}
+DFLASH2 = Layout(
+    "dflash2", 16, is_anchor_first=False, conv_group=16, selector_rank=64, num_candidates=16
+)
+LAYOUTS = {layout.name: layout for layout in (DFLASH, DSPARK, DFLASH2)}
 
 
 class MarkovHead(nn.Module):
@@ -87,7 +95,11 @@ def block_layer(
 
     `num_rows` [n, blocks] makes blocks shorter than x is; what comes of the other rows is nothing.
     """
-    query, key, value = project_heads(layer, x, tables)
+    normed, attention_taps = layer.input_layernorm(x), None
+    if isinstance(layer, ConvolvedLayer):
+        attention_taps = layer.attention_conv.taps(normed)
+        normed = BlockConv.mix(attention_taps, 0, normed)
+    query, key, value = project_normed(layer, normed, tables)
     keys, values = context
     scale = key.shape[-1] ** -0.5
     # All heads share the keys, so each product is one matrix product per text, or per block.
@@ -103,8 +115,15 @@ def block_layer(
     mixed = (outer.to(value.dtype).flatten(1, 3) @ values).view_as(query)
     mixed = mixed + (inner.to(value.dtype).flatten(2, 3) @ value).view_as(query)
     mixed = (mixed / total).to(query.dtype).flatten(3)
-    x = x + layer.self_attn.o_proj(mixed)
-    return x + layer.mlp(layer.post_attention_layernorm(x))
+    attended = layer.self_attn.o_proj(mixed)
+    if attention_taps is not None:
+        attended = BlockConv.mix(attention_taps, 1, attended)
+    x = x + attended
+    normed = layer.post_attention_layernorm(x)
+    if not isinstance(layer, ConvolvedLayer):
+        return x + layer.mlp(normed)
+    taps = layer.mlp_conv.taps(normed)
+    return x + BlockConv.mix(taps, 1, layer.mlp(BlockConv.mix(taps, 0, normed)))
 
 
 class BlockHead(nn.Module):
@@ -116,15 +135,22 @@ class BlockHead(nn.Module):
         size, eps = geometry.hidden_size, geometry.rms_norm_eps
         self.fc = nn.Linear(len(AFTER_LAYERS) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps)
-        self.layers = nn.ModuleList(Layer(geometry, 0.0) for _ in range(geometry.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            ConvolvedLayer(geometry, layout.conv_group) if layout.conv_group else Layer(geometry, 0)
+            for _ in range(geometry.num_hidden_layers)
+        )
         self.norm = RMSNorm(size, eps)
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() == 2 and "_conv." not in name:
                 into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=0.01 if into_stream else 0.02)
         if layout.markov_rank:
             self.markov_head = MarkovHead(geometry.vocab_size, layout.markov_rank)
             self.confidence_head = ConfidenceHead(size + layout.markov_rank)
+        if layout.selector_rank:
+            self.candidate_selector = CandidateSelector(
+                geometry.vocab_size, size, layout.selector_rank, layout.num_candidates
+            )
 
     def tables(self, positions: Tensor, longest: int) -> Tables:
         """cos and sin at `positions`."""
@@ -141,6 +167,9 @@ class BlockHead(nn.Module):
 
     def logits(self, state: Tensor, before: Tensor, embedding: Tensor) -> Tensor:
         """Scores over the vocabulary; `before` holds the ids of the tokens before."""
+        if self.layout.selector_rank:
+            every = F.linear(state, embedding)
+            return self.candidate_selector.among_all(state, before, every)
         if not self.layout.markov_rank:
             return F.linear(state, embedding)
         row = self.markov_head.markov_w1(before)
@@ -182,10 +211,18 @@ def head_config(layout: Layout, geometry: TinyConfig = GEOMETRY) -> dict[str, An
         "vocab_size": geometry.vocab_size,
     }
     if not layout.is_anchor_first:
+        block: dict[str, Any] = {"mask_token_id": MASK, "target_layer_ids": list(AFTER_LAYERS)}
+        if layout.selector_rank:
+            block |= {
+                "conv_kernel_size": 2,
+                "conv_group_size": layout.conv_group,
+                "selector_rank": layout.selector_rank,
+                "selector_top_k": layout.num_candidates,
+            }
         return {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": ["DFlash2DraftModel" if layout.selector_rank else "DFlashDraftModel"],
             **common,
-            "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(AFTER_LAYERS)},
+            "dflash_config": block,
             "rope_scaling": None,
             "rope_theta": geometry.rope_theta,
         }

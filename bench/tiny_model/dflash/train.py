@@ -1,4 +1,4 @@
-"""Stages 2 and 3: the target writes texts, then both heads learn from them side by side.
+"""Stages 2 and 3: the target writes texts, then the heads learn from them side by side.
 
     python -m bench.tiny_model.dflash.train --data .tiny/eagle3 --out .tiny/dflash \\
         --generate-seconds 45 --max-seconds 300 --compile
@@ -6,9 +6,9 @@
 Of every row of texts NUM_ANCHORS random positions become anchors; every block sees its own context
 and itself, no other block. A share of the blocks is shorter: a head that never saw a short block
 drafts nothing of use with one. What is learned at a place is half the target's distribution there,
-given the text, and half its best token; places count exp(-(k - 1) / GAMMA). Both heads see the same
-rows and anchors in every step, so that their difference is their own. Writes `dflash.pt` and
-`dspark.pt`, the weights at their best on held-out prompts, and `curve.json`.
+given the text, and half its best token; places count exp(-(k - 1) / GAMMA). All heads see the same
+rows and anchors in every step, so that their difference is their own. Writes `dflash.pt` and so on,
+the weights at their best on held-out prompts, and `curve.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from .head import (
     block_layer,
     context_entries,
 )
+from .selector import SELECTOR_SHARE
 
 GAMMA = 7.0
 HARD_SHARE = 0.5  # of the loss, the target's best token; the rest its distribution
@@ -117,11 +119,18 @@ def measure(
     counted = (learned[batch, at] & same & inside).long().cumprod(-1)
     before = ids[batch, at]
     actual = ids[batch, (at + 1).clamp(max=last)]
-    logits = head.logits(state, before, embedding).float()
+    if head.layout.selector_rank:
+        logits = F.linear(state, embedding).float()
+    else:
+        logits = head.logits(state, before, embedding).float()
     hard = logits.gather(-1, best[batch, at][..., None])[..., 0]
     soft = (truth[batch, at].float() * logits).sum(-1)
     loss = logits.logsumexp(-1) - HARD_SHARE * hard - (1 - HARD_SHARE) * soft
-    right = (logits.argmax(-1) == actual).long() * counted
+    chosen = logits.argmax(-1)
+    if head.layout.selector_rank:
+        more, chosen = head.candidate_selector.lesson(state, before, logits, best[batch, at])
+        loss = loss + SELECTOR_SHARE * more
+    right = (chosen == actual).long() * counted
     run = right.cumprod(-1)
     rows = [loss * counted, right, run, counted]
     if head.layout.markov_rank:
@@ -150,7 +159,10 @@ def mean_run(sums: Tensor) -> float:
 class Trainer:
     """The target, the heads, and functions that may be compiled."""
 
-    def __init__(self, target: TinyQwen3, is_compiled: bool, begin_with: Path | None) -> None:
+    def __init__(
+        self, target: TinyQwen3, is_compiled: bool, begin_with: Path | None,
+        names: Iterable[str] = LAYOUTS,
+    ) -> None:  # fmt: skip
         self.target = target
         self.device = target.model.embed_tokens.weight.device
         assert all(layout.num_drafts == MOST for layout in LAYOUTS.values())
@@ -159,6 +171,7 @@ class Trainer:
             if begin_with
             else self._new(layout)
             for name, layout in LAYOUTS.items()
+            if name in names
         }
 
         def compiled(function: Any) -> Any:
@@ -268,7 +281,10 @@ def train(args: argparse.Namespace) -> None:
     print(f"{time.monotonic() - start:.0f} s: {len(generated)} texts, new tokens {counts}",
           flush=True)  # fmt: skip
 
-    trainer = Trainer(load_target(MODEL, device, torch.float32), args.compile, args.begin_with)
+    names = args.heads.split(",")
+    trainer = Trainer(
+        load_target(MODEL, device, torch.float32), args.compile, args.begin_with, names
+    )
     optimizers = {
         name: make_optimizer(head, args.rate, args.weight_decay, device.type == "cuda")
         for name, head in trainer.heads.items()
@@ -319,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=Path(".tiny/eagle3"))
     parser.add_argument("--out", type=Path, default=Path(".tiny/dflash"))
+    parser.add_argument("--heads", default="dflash,dspark", help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--begin-with", type=Path, help="folder of exported heads to go on from")
     parser.add_argument("--generate-seconds", type=float, default=45)
     parser.add_argument("--generate-rows", type=int, default=8192, help="texts at a time")

@@ -82,9 +82,15 @@ class _Cache:
 
 def project_heads(layer: Layer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Rotated queries [..., 4, 128] and keys, and values [..., 128], of rows [..., hidden]."""
+    return project_normed(layer, layer.input_layernorm(x), tables)
+
+
+def project_normed(
+    layer: Layer, normed: Tensor, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
+    """The same of rows that have their norm."""
     attention = layer.self_attn
     cos, sin = tables
-    normed = layer.input_layernorm(x)
     query = attention.q_norm(attention.q_proj(normed).unflatten(-1, (-1, cos.shape[-1] * 2)))
     query = rotate(query, (cos.unsqueeze(-2), sin.unsqueeze(-2)))
     key = rotate(attention.k_norm(attention.k_proj(normed)), tables)
