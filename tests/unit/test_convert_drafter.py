@@ -54,7 +54,9 @@ def test_state_dict(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
         source / "pytorch_model.bin",
     )
     found = converted(source)
-    assert "7 tensors" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "7 tensors" in said and "1 tensors of float16 became bfloat16: largest error 0 " in said
+    assert "0 overflows" in said
     assert found["fc.weight"][:2] == ("BF16", (3, 2)) and found["empty"] == ("BF16", (0, 2), b"")
     values = torch.frombuffer(bytearray(found["fc.weight"][2]), dtype=torch.bfloat16)
     assert torch.equal(values.reshape(3, 2).float(), weights.t())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
+from openspec.checkpoint.float16 import Float16Weights
 from openspec.checkpoint.folder import check_source, downloaded, find_file, is_hub_id, open_folder
 from openspec.checkpoint.weights import (
     CONVERTER,
@@ -68,7 +69,7 @@ def _folder_of(source: str, revision: str | None) -> Path:
 
 
 def convert(source: Path, target: Path) -> str:
-    """Writes the converted folder; returns a line that says what was done.
+    """Writes the converted folder; returns a line that says what was done, and what float16 lost.
 
     Raises:
         ConfigError: nothing to convert, or nowhere to write it.
@@ -79,11 +80,13 @@ def convert(source: Path, target: Path) -> str:
     try:
         if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
-        tensors = {name: _converted(name, tensor) for name, tensor in _read(root).items()}
+        half = Float16Weights()
+        tensors = {name: _converted(name, tensor, half) for name, tensor in _read(root).items()}
         num_bytes = _write_folder(root, target, tensors)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error}; name another folder") from None
-    return f"{target / SINGLE_FILE}: {len(tensors)} tensors, {num_bytes / 1e6:.1f} MB"
+    said = f"{target / SINGLE_FILE}: {len(tensors)} tensors, {num_bytes / 1e6:.1f} MB"
+    return "; ".join(filter(None, (said, half.describe())))
 
 
 def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -167,7 +170,7 @@ def _read_safetensors(root: Path) -> dict[str, torch.Tensor]:
     return {name: file.tensor(name) for file in checkpoint_files(root) for name in file.tensors}
 
 
-def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _converted(name: str, tensor: torch.Tensor, half: Float16Weights) -> torch.Tensor:
     """In a type that the engine reads: floats as bfloat16, token ids and masks as they are."""
     import torch
 
@@ -180,7 +183,9 @@ def _converted(name: str, tensor: torch.Tensor) -> torch.Tensor:
         )
     # Copies, because tensors of a pickle may share memory and those of a file do not.
     packed = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if tensor.dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+    if tensor.dtype == torch.float16:
+        return half.convert(packed, shown_name(name))
+    if tensor.dtype in (torch.bfloat16, torch.float32, torch.float64):
         converted = packed.to(torch.bfloat16)
         if not is_finite(converted):
             raise ConfigError(

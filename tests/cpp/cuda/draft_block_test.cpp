@@ -47,6 +47,7 @@ TEST(block_rows_match_the_cpu) {
                                 .max_depth = 15,
                                 .first_draft_row = first_draft_row,
                                 .mask_token = 4000,
+                                .mask_source = first_draft_row == 0 ? kSlots : -1,
                                 .page_size = kPageSize,
                                 .out = batch.rows(),
                                 .num_samples = static_cast<int>(num_samples),

@@ -25,7 +25,7 @@ struct Blocks {
 };
 
 Blocks blocks_of(const DraftTable& table, const Ids& seq, const Ids& num_wanted, int max_depth,
-                 int first_draft_row, int num_rows, int num_samples) {
+                 int first_draft_row, int num_rows, int num_samples, int mask_source = -1) {
   const int num_seqs = static_cast<int>(seq.size());
   Blocks blocks(num_rows, num_seqs, num_samples);
   block_rows_cpu({}, {.table = table.view(),
@@ -35,6 +35,7 @@ Blocks blocks_of(const DraftTable& table, const Ids& seq, const Ids& num_wanted,
                       .max_depth = max_depth,
                       .first_draft_row = first_draft_row,
                       .mask_token = kMask,
+                      .mask_source = mask_source,
                       .page_size = kPageSize,
                       .out = blocks.batch.rows(),
                       .num_samples = num_samples,
@@ -53,6 +54,14 @@ DraftTable two_sequences() {
 }
 
 }  // namespace
+
+TEST(masks_may_have_a_source_of_their_own) {
+  const DraftTable table = two_sequences();
+  const Blocks made = blocks_of(table, {2, 0, 1}, {3, 0, 2}, 3, /*first_draft_row=*/0, 6, 6, 9);
+  CHECK_EQ(made.batch.source, (Ids{2, 9, 9, 1, 9, -1}));
+  CHECK_EQ(made.head_row, (Ids{0, 1, 2, 3, 4, -1}));
+  CHECK_EQ(made.head_row, made.sample_row);
+}
 
 TEST(a_block_is_the_last_token_and_masks) {
   const DraftTable table = two_sequences();

@@ -88,6 +88,15 @@ TEST(heads_of_several_layers_and_norms_change_no_text) {
   }
 }
 
+TEST(layers_that_slide_change_no_text) {
+  const std::vector<Job> jobs = mixed_jobs(12, kVocab);
+  RunnerConfig config = with_option(tree_config(3, 2, 7), "num_layers", int64_t{2});
+  config.method_options["layer_sights"] = std::string("sf");
+  config.method_options["sliding_window"] = int64_t{9};
+  config.adaptive = false;
+  check_texts(config, 300, jobs, plain(jobs), {32, 7});
+}
+
 TEST(drafts_without_noise_change_no_text) {
   const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   RunnerConfig config = with_option(head_config(), "draft_noise", false);
@@ -168,6 +177,7 @@ TEST(geometry_that_cannot_be_is_refused) {
   check("draft_vocab_size", int64_t{62}, "exceeds");
   check("has_token_map", false, "token map");
   check("num_layers", int64_t{65}, "num_layers");
+  check("layer_sights", std::string("sf"), "2 layers of 1");
   check("capture_norm", std::string("all"), "slices or whole");
 }
 
