@@ -164,6 +164,9 @@ def test_tokens_add_up_to_the_text(kind: str) -> None:
         assert joined == " " * marks_start + text
     expected = reference(SOURCES[kind]).backend_tokenizer.decode(ids, skip_special_tokens=False)
     assert joined.removeprefix(" " * marks_start) == expected
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+    bare = tokenizer.encode("fox")
+    assert tokenizer.decode(bare) == "fox" == reference(SOURCES[kind]).decode(bare)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

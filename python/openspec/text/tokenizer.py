@@ -21,7 +21,7 @@ from openspec.text.tokenizer_config import (
     read_templates,
     tokenizer_file,
 )
-from openspec.text.vocabulary import spelling_of, surrounding_ids, within_text
+from openspec.text.vocabulary import drops_first_space, spelling_of, surrounding_ids, within_text
 
 MAX_TEXT_CHARS = 1 << 24
 
@@ -52,6 +52,7 @@ class Tokenizer:
             ConfigError: a vocabulary of another kind, or tokens that contradict each other.
         """
         self._spelling = spelling_of(backend)
+        self._drops_first_space = drops_first_space(backend)
         named = apply_config(backend, config or {})
         visible = mark_control_tokens(backend)
         backend.no_truncation()
@@ -192,9 +193,10 @@ class Tokenizer:
         return result
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """The whole text of tokens; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         data = b"".join(self.output_bytes(token_id, skip_special_tokens) for token_id in token_ids)
-        return data.decode("utf-8", errors="replace")
+        text = data.decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._drops_first_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """A token's exact bytes, which need not be whole characters; empty for unknown ids."""

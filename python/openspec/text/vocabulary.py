@@ -66,6 +66,16 @@ def surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]
     raise ConfigError("tokenizer.json: the post_processor changes the text's own tokens")
 
 
+def drops_first_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether a whole text loses the space that its first token begins with."""
+    decoder = backend.decoder
+    state: JsonValue = json.loads(decoder.__getstate__()) if decoder else None
+    steps = state.get("decoders") if isinstance(state, dict) else None
+    return isinstance(steps, list) and any(
+        isinstance(step, dict) and step.get("type") == "Strip" for step in steps
+    )
+
+
 def _marks_spaces(decoder: decoders.Decoder | None) -> bool:
     """Whether the decoder turns marks into spaces and byte tokens into bytes, and no more.
 
