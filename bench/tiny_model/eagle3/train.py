@@ -147,6 +147,10 @@ def go_on(
 class Trainer:
     """The head, its target, and functions that may be compiled."""
 
+    head: Eagle3Head
+    num_steps = STEPS
+    step_functions: tuple[Any, Any] = (begin, go_on)
+
     def __init__(self, target: TinyQwen3, vocabulary: Tensor, is_compiled: bool) -> None:
         self.target = target
         device = target.model.embed_tokens.weight.device
@@ -154,21 +158,30 @@ class Trainer:
         self.vocabulary = vocabulary.to(device)
         self.to_draft = torch.full((target.config.vocab_size,), -1, device=device)
         self.to_draft[self.vocabulary] = torch.arange(len(vocabulary), device=device)
-        self.head = Eagle3Head(len(vocabulary)).to(device)
+        self.head = self.make_head(len(vocabulary)).to(device)
         with torch.no_grad():  # where the head's parts have a counterpart, it begins as that
             self.head.lm_head.weight.copy_(target.model.embed_tokens.weight[self.vocabulary])
             self.head.norm.load_state_dict(target.model.norm.state_dict())
             self.head.fc.weight[:, -target.config.hidden_size :].fill_diagonal_(1)
-        self.steps = [torch.tensor(step, device=device) for step in range(1, STEPS)]
+        self.steps = [torch.tensor(step, device=device) for step in range(1, self.num_steps)]
 
         def compiled(function: Any) -> Any:
             return torch.compile(function, dynamic=False) if is_compiled else function
 
-        self.teach, self.begin, self.go_on = compiled(teach), compiled(begin), compiled(go_on)
+        first, further = self.step_functions
+        self.teach, self.begin, self.go_on = compiled(teach), compiled(first), compiled(further)
+
+    def make_head(self, draft_vocab: int) -> Eagle3Head:
+        """With random weights."""
+        return Eagle3Head(draft_vocab)
+
+    def embedding(self) -> Tensor:
+        """What tokens become for the head: here the target's."""
+        return self.target.model.embed_tokens.weight
 
     def run(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """`measure` of every step, [STEPS, 4]."""
-        embedding = self.target.model.embed_tokens.weight
+        """`measure` of every step, [steps, 4]."""
+        embedding = self.embedding()
         with torch.autocast(self.device.type, torch.bfloat16):
             with torch.no_grad():
                 fields = self.teach(self.target, self.vocabulary, self.to_draft, tokens, places)
@@ -186,7 +199,7 @@ class Trainer:
 
         With gradients, which nobody uses: without them all would be compiled once more.
         """
-        sums = torch.zeros(STEPS, 4, device=self.device)
+        sums = torch.zeros(self.num_steps, 4, device=self.device)
         for part, at in zip(tokens.split(rows), places.split(rows), strict=True):
             missing = (0, 0, 0, rows - len(part))  # one shape, for the same reason
             unlearned = F.pad(part, missing, value=UNLEARNED)
@@ -245,7 +258,7 @@ def save(trainer: Trainer, folder: Path) -> None:
     torch.save({"head": weights, "vocabulary": trainer.vocabulary.cpu()}, folder / "head.pt")
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, make_trainer: type[Trainer] = Trainer) -> None:
     """Generate, then train until the time is used up."""
     start = time.monotonic()
     torch.manual_seed(args.seed)
@@ -265,9 +278,9 @@ def train(args: argparse.Namespace) -> None:
     print(f"{time.monotonic() - start:.0f} s: {len(generated)} texts, new tokens {counts}",
           flush=True)  # fmt: skip
 
-    trainer = Trainer(load_target(MODEL, device, torch.float32), vocabulary, args.compile)
+    trainer = make_trainer(load_target(MODEL, device, torch.float32), vocabulary, args.compile)
     optimizer = make_optimizer(trainer.head, args.rate, args.weight_decay, device.type == "cuda")
-    weights = torch.tensor([DECAY**step for step in range(STEPS)], device=device)
+    weights = torch.tensor([DECAY**step for step in range(trainer.num_steps)], device=device)
     supply = endless_rows(generated, documents, args.length, args.batch, device)
     args.out.mkdir(parents=True, exist_ok=True)
     curve: list[dict[str, object]] = []
@@ -309,17 +322,17 @@ def train(args: argparse.Namespace) -> None:
     seconds = time.monotonic() - start
     speed = tokens / (time.monotonic() - trained_from)
     summary = {"options": options, "seconds": round(seconds, 1), "texts": len(generated),
-               "new_tokens": counts, "row_tokens_per_second": round(speed), "steps": STEPS,
-               "decay": DECAY, "curve": curve}  # fmt: skip
+               "new_tokens": counts, "row_tokens_per_second": round(speed),
+               "steps": trainer.num_steps, "decay": DECAY, "curve": curve}  # fmt: skip
     (args.out / "curve.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(f"{tokens / 1e6:.1f} M positions, {seconds:.0f} s, {speed / 1e6:.2f} M/s")
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+def arguments(description: str, out: Path) -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=Path(".tiny/eagle3"))
-    parser.add_argument("--out", type=Path, default=Path(".tiny/eagle3/run"))
+    parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--generate-seconds", type=float, default=60)
     parser.add_argument("--generate-rows", type=int, default=8192, help="texts at a time")
     parser.add_argument("--max-seconds", type=float, default=240, help="generation included")
@@ -333,7 +346,12 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=256, help="problems to measure with")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    train(parser.parse_args())
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Command line."""
+    train(arguments("Texts of the target, then training.", Path(".tiny/eagle3/run")))
 
 
 if __name__ == "__main__":
