@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NUM_CONTEXTS, SEED = 48, 11
 NUM_DRAFTS, TOP_K, NUM_NODES = 7, 4, 15
+WINDOW = 24
 HIDDEN, VOCAB, TARGET_LAYERS, DRAFT_LAYERS, BLOCK = 64, 256, 6, 3, 8
 MASK = VOCAB - 1
 CAPTURED = [0, 2, 4]
@@ -43,11 +44,15 @@ class Head(Protocol):
         """Candidates of a row, and the logarithms of their chances behind a token."""
 
 
-def geometry(num_layers: int) -> Qwen3Config:
-    """Of the target and of heads."""
+def geometry(num_layers: int, window: int = 0) -> Qwen3Config:
+    """Of the target and of heads; with a window all layers but the last one slide."""
     from transformers import Qwen3Config
 
+    types = ["sliding_attention"] * (num_layers - 1) if window else []
+    sliding = {"use_sliding_window": True, "sliding_window": window} if window else {}
     return Qwen3Config(
+        layer_types=types + ["full_attention"] * (num_layers - len(types)),
+        **sliding,
         hidden_size=HIDDEN,
         intermediate_size=96,
         num_hidden_layers=num_layers,
@@ -101,14 +106,14 @@ def make_target(folder: Path) -> Qwen3ForCausalLM:
 class SpeculatorsHead:
     """speculators' draft model; it drafts nothing itself, so the walk over its selector is here."""
 
-    def __init__(self, folder: Path, target: Qwen3ForCausalLM) -> None:
+    def __init__(self, folder: Path, target: Qwen3ForCausalLM, window: int = 0) -> None:
         import torch
         from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
         from speculators.proposals.greedy import GreedyTokenProposalConfig
 
         config = DFlash2SpeculatorConfig(
-            transformer_layer_config=geometry(DRAFT_LAYERS),
+            transformer_layer_config=geometry(DRAFT_LAYERS, window),
             draft_vocab_size=VOCAB,
             block_size=BLOCK,
             aux_hidden_state_layer_ids=[layer + 1 for layer in CAPTURED],
@@ -138,14 +143,25 @@ class SpeculatorsHead:
         import torch
 
         model, count = self.model, NUM_DRAFTS + 1
+        anchor = len(captured)
         x = model.embed_tokens(torch.tensor([[token] + [MASK] * (count - 1)]))
+        # Its masks take the anchor for a token of the text, which no block sees.
+        captured = torch.cat((captured, torch.zeros_like(captured[:1])))
         context = model.hidden_norm(model.fc(captured[None]))
-        positions = torch.arange(len(captured) + count)[None]
-        for layer in model.layers:
+        positions = torch.cat((torch.arange(anchor + 1), anchor + torch.arange(count)))[None]
+        for index, layer in enumerate(model.layers):
+            slides = index in model.sliding_window_indices
             x = layer(
                 hidden_states=x,
                 target_hidden=context,
-                attention_mask=torch.zeros(1, 1, count, len(captured) + count),
+                attention_mask=model._create_attention_mask(
+                    torch.zeros(1, anchor + 1, dtype=torch.long),
+                    anchor + 1,
+                    torch.tensor([anchor]),
+                    torch.device("cpu"),
+                    model.sliding_window if slides else None,
+                    model.sliding_window_non_causal,
+                ).float(),
                 position_ids=positions,
                 use_cache=False,
                 position_embeddings=model.rotary_emb(captured, positions),
@@ -338,6 +354,12 @@ def run_speculators(folder: Path, _: Sources) -> str:
     return compare(folder, target, SpeculatorsHead(folder / "head", target))
 
 
+def run_sliding(folder: Path, _: Sources) -> str:
+    """The same with layers that see the last WINDOW tokens before a block."""
+    target = make_target(folder / "target")
+    return compare(folder, target, SpeculatorsHead(folder / "head", target, WINDOW))
+
+
 def run_zlab(folder: Path, sources: Sources) -> str:
     """The head as z-lab publishes them; its code has no package."""
     source = sources.folder("z-lab")
@@ -347,5 +369,11 @@ def run_zlab(folder: Path, sources: Sources) -> str:
 
 CASES = (
     Case(kind="head", format="DFlash2, speculators", oracle="speculators", run=run_speculators),
+    Case(
+        kind="head",
+        format="DFlash2, speculators, sliding layers",
+        oracle="speculators",
+        run=run_sliding,
+    ),
     Case(kind="head", format="DFlash2, z-lab", oracle="z-lab", run=run_zlab),
 )
