@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
-from bench.random_target import write_random_target
+from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.errors import ConfigError
@@ -126,3 +126,14 @@ def test_config_as_transformers_writes_it(tmp_path: Path, name: str) -> None:
     assert config.num_kv_heads == theirs.num_key_value_heads
     assert config.tie_word_embeddings == theirs.tie_word_embeddings
     assert config.rope.kind == theirs.rope_parameters["rope_type"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_config_after_transformers(tmp_path: Path, name: str) -> None:
+    """The older dialect, as it was published, and the newer one say the same."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    older = ModelConfig.from_folder(tmp_path)
+    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_scaling" not in written and written["rope_parameters"]["rope_theta"]
+    assert ModelConfig.from_folder(tmp_path) == older
