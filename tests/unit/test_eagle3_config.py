@@ -150,53 +150,6 @@ def test_deepspec(target: ModelConfig) -> None:
     assert "embed_tokens.weight" in model.ignored_tensors
 
 
-NORM_FLAGS = {"fc_norm": "slices", "use_aux_norm": "slices", "norm_before_fc": "whole"}
-
-
-@pytest.mark.parametrize("flag", NORM_FLAGS)
-@pytest.mark.parametrize("is_inner", [False, True])
-def test_norms_of_captured_states(target: ModelConfig, flag: str, is_inner: bool) -> None:
-    """SGLang reads a key of eagle_config before the same one beside it."""
-    keys = {"eagle_config": {flag: True}, flag: False} if is_inner else {flag: True}
-    model = read_format(target, classic, **keys)
-    assert model.options["capture_norm"] == NORM_FLAGS[flag]
-    expected = {f"fc_norm.{i}.weight" for i in range(3)} if flag != "norm_before_fc" else set()
-    assert {name for name in model.tensor_names if name.startswith("fc_norm")} == expected
-    assert ("input_norm.weight" in model.tensor_names) == (flag == "norm_before_fc")
-
-
-def test_legacy_names_of_norms(target: ModelConfig, tmp_path: Path) -> None:
-    config, tensors = classic()
-    for part in ("low", "mid", "high"):
-        tensors[f"aux_norm_{part}.weight"] = tensor("BF16", [HIDDEN])
-    folder = write_draft(tmp_path / "draft", config | {"use_aux_norm": True}, tensors)
-    assert read(target, folder).tensor_names["aux_norm_mid.weight"] == "fc_norm.1.weight"
-    config |= {"fc_norm": True, "norm_output": True}
-    folder = write_draft(tmp_path / "draft", config, tensors)
-    model = read(target, folder)
-    assert model.tensor_names["aux_norm_high.weight"] == "fc_norm.2.weight"
-    assert model.options["norm_output"] is True
-    assert "each normed (fc_norm), outputs fed back behind" in "\n".join(model.details)
-
-
-@pytest.mark.parametrize("norm", ["input_layernorm", "hidden_norm"])
-def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str) -> None:
-    """speculators and vLLM norm what enters them with one tensor, SGLang with the other."""
-    config, tensors = speculators()
-    config["transformer_layer_config"]["num_hidden_layers"] = 2
-    tensors |= layer_tensors("layers.1.")
-    del tensors[
-        f"layers.1.{'hidden_norm' if norm == 'input_layernorm' else 'input_layernorm'}.weight"
-    ]
-    model = read(target, write_draft(tmp_path / "draft", config, tensors))
-    assert model.options["num_layers"] == 2
-    assert model.tensor_names[f"layers.1.{norm}.weight"] == "layers.1.input_layernorm.weight"
-    assert len(model.tensor_names) == 14 + 9
-    tensors |= layer_tensors("layers.1.")
-    with pytest.raises(ConfigError, match=r"one of layers\.1\.input_layernorm.*found both"):
-        read(target, write_draft(tmp_path / "both", config, tensors))
-
-
 def test_classic_keys_with_the_other_prefix(target: ModelConfig, tmp_path: Path) -> None:
     config, _ = classic()
     tensors = layer_tensors("layers.0.") | token_map()
@@ -294,18 +247,6 @@ def test_a_message_stays_short_and_keeps_its_remedy(target: ModelConfig) -> None
     with pytest.raises(ConfigError, match=r"expected rising.*--capture-layers") as error:
         read_format(target, speculators, **ids)
     assert len(str(error.value)) <= 2000
-
-
-def test_layers_that_slide(target: ModelConfig) -> None:
-    keys = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
-    options = read_format(target, classic, **keys).options
-    assert (options["layer_sights"], options["sliding_window"]) == ("s", 2048)
-    # transformers drops a window of this class of configurations that is not asked for.
-    model = read_format(target, classic, **keys, model_type="qwen3")
-    assert (model.options["layer_sights"], model.options["sliding_window"]) == ("", 0)
-    assert "transformers drops sliding_window" in "\n".join(model.details)
-    keys["layer_types"] = ["full_attention"]
-    assert read_format(target, classic, **keys).options["sliding_window"] == 0
 
 
 # ---- What cannot work ---------------------------------------------------------------------------

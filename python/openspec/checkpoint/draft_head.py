@@ -7,6 +7,7 @@ is the business of the method (`drafters/`).
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,8 @@ from openspec.checkpoint.rope import read_rope
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel, DraftOption
 from openspec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Numbering = Literal["entering", "output"]
 
@@ -168,6 +171,7 @@ class DraftHead:
         self._attention = ""  # these two as `geometry` finds them
         self._length: int | None = None
         self.layers = _read_captures(checkpoint, layer_ids, target)
+        _warn_of_last_layer(checkpoint, self.layers, target.num_layers)
         """The target's layers, from 0, whose outputs it reads."""
         self.ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
         """Tensors that need not be loaded -> why."""
@@ -311,6 +315,19 @@ def _read_captures(
             f"{list(fc.shape)}, that is {found}; name all {found} with --capture-layers"
         )
     return layers
+
+
+def _warn_of_last_layer(
+    checkpoint: DraftCheckpoint, layers: tuple[int, ...], num_layers: int
+) -> None:
+    """The authors' code takes the last of transformers' hidden states, which is normed already."""
+    if layers[-1] == num_layers - 1:
+        logger.warning(
+            "%s: reads the output of layer %d, the target's last one, as it leaves that layer; a "
+            "head trained on transformers' hidden_states saw it behind the final norm",
+            checkpoint.folder,
+            layers[-1],
+        )
 
 
 def _check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:

@@ -185,7 +185,10 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
 
 def _shown_sliding(sliding: SlidingLayers) -> str:
     if sliding.window:
-        return f"of which {listed(sliding.layers)} see the last {sliding.window} tokens"
+        who = "layer" if len(sliding.layers) == 1 else "layers"
+        return (
+            f"of which {who} {listed(sliding.layers)} (from 0) slides over {sliding.window} tokens"
+        )
     return f"which see the whole context{f'; {sliding.dropped}' if sliding.dropped else ''}"
 
 
