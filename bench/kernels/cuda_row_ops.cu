@@ -3,7 +3,8 @@
 //
 //   FLAGS="-std=c++17 -O3 -DOPENSPEC_CUDA=1 -Icsrc --expt-relaxed-constexpr -arch=sm_90a"
 //   nvcc $FLAGS bench/kernels/cuda_row_ops.cu
-//     csrc/kernels/{rms_norm,rope,embedding,gather_rows}.cu -o row_ops       (one line)
+//     csrc/kernels/{norm/rms_norm,rope/rope,steps/embedding,drafts/block_conv}.cu -o row_ops
+//   (the last two in one line)
 //   ./row_ops [--json FILE]
 //
 // It does not show what a launch costs between two linears, where it competes for room on the SMs
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "cuda_bench.h"
+#include "kernels/drafts/block_conv.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/steps/embedding.h"
@@ -109,6 +111,37 @@ Run measure_rope_append(cudaStream_t stream, int num_rows) {
   return {"rope_append", num_rows, us, bytes / us * 1e-3};
 }
 
+/// Of sums that come apart, as behind a split linear; blocks of 16 rows.
+Run measure_block_conv(cudaStream_t stream, int num_rows) {
+  constexpr int kGroup = 16, kOwn = kConvTaps * kWidth / kGroup;
+  static auto* partials = device_array<float>(static_cast<size_t>(kPartials) * kMaxRows * kWidth);
+  static auto* own = device_array<uint16_t>(kMaxRows * kOwn);
+  static auto* base = device_array<float>(kLaunches * kConvTaps * kWidth);
+  static auto* out = device_array<uint16_t>(kMaxRows * kWidth);
+  static auto* parents = [] {
+    std::vector<int32_t> values(kMaxRows);
+    for (int i = 0; i < kMaxRows; ++i) values[i] = i % 16 == 0 ? -1 : i - 1;
+    return device_copy(values);
+  }();
+  BlockConvParams params;
+  params.row_parent = parents;
+  params.partials = partials;
+  params.num_partials = kPartials;
+  params.own = own;
+  params.own_stride = kOwn;
+  params.out = out;
+  params.num_rows = num_rows;
+  params.width = kWidth;
+  params.group = kGroup;
+  params.dtype = DType::kBF16;
+  const double us = launch_us(stream, [&](int i) {
+    params.base = base + i * kConvTaps * kWidth;
+    return block_conv_cuda(params, stream);
+  });
+  const double bytes = 1.0 * num_rows * kWidth * (sizeof(uint16_t) + kPartials * sizeof(float));
+  return {"block_conv", num_rows, us, bytes / us * 1e-3};
+}
+
 Run measure_embedding(cudaStream_t stream, int num_rows) {
   static auto* table = device_array<uint16_t>(static_cast<size_t>(kVocab) * kWidth);
   static auto* out = device_array<uint16_t>(kMaxRows * kWidth);
@@ -137,7 +170,8 @@ int main(int argc, char** argv) {
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<std::string> runs;
-  for (const auto measure : {measure_rms_norm, measure_rope_append, measure_embedding}) {
+  for (const auto measure :
+       {measure_rms_norm, measure_rope_append, measure_block_conv, measure_embedding}) {
     for (const int num_rows : kRows) {
       const Run run = measure(stream, num_rows);
       runs.push_back(run.json());

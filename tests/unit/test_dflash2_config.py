@@ -77,7 +77,8 @@ def test_formats(target: ModelConfig, make: Any) -> None:
     assert model.options["anchor_drafts"] is False
     assert set(parts()) <= set(model.tensor_names)
     shown = "\n".join((model.description, *model.details))
-    assert model.description.startswith("DFlash2 head draft, format ")
+    name = "speculators" if make is of_speculators else "z-lab"
+    assert model.description.startswith(f"DFlash2 head draft, format {name} (DFlash2), ")
     assert "convolutions: 2 taps, groups of 16 columns" in shown
     assert "selector: rank 16, among the best 16 tokens of every position" in shown
 

@@ -32,6 +32,11 @@ class BlockParts:
         """For messages."""
         return "DFlash2" if self.conv_group or self.selector_rank else "DFlash"
 
+    @property
+    def shown_kind(self) -> str:
+        """Behind a format's name: what it is beside DFlash's."""
+        return "" if self.kind == "DFlash" else f" ({self.kind})"
+
     def options(self) -> dict[str, OptionValue]:
         """Of the compiled drafter."""
         return {

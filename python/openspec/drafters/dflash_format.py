@@ -166,9 +166,9 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
     causality = _read_causality(block, kind, bool(sliding.layers), str(options[DRAFT_ATTENTION]))
     has_causal_head = inner is not None and block.boolean("causal_head", False)
     name = "DeepSpec" if inner is None else "JetSpec" if has_causal_head else "z-lab"
-    anchor = options[DRAFT_ANCHOR]
+    anchor, parts = options[DRAFT_ANCHOR], read_parts(block, kind == "dflash2")
     return BlockDialect(
-        name=name if kind is None else "speculators",
+        name=f"{name if kind is None else 'speculators'}{parts.shown_kind}",
         keys=keys,
         layer=layer,
         layer_ids=layer_ids,
@@ -180,7 +180,7 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         sliding_is_causal=causality.sliding,
         causality=causality.origin,
         markov_rank=markov_rank,
-        parts=read_parts(block, kind == "dflash2"),
+        parts=parts,
         markov_head=str(block.get("markov_head_type") or "vanilla"),
     )
 
