@@ -19,6 +19,8 @@ from bench.random_target import PUBLISHED, random_tensor, tensor_shapes
 
 from openspec.config import EMBEDDED_MODEL
 
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
 FLATTENED = 0.5
 """Factor on logits, which else leave no choice at some places where gates draw many times."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -44,7 +46,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 @cache
 def folder(name: str) -> Path:
     """A model folder with tokenizer, and with the heads that come with the embedded model."""
-    root = Path(tempfile.mkdtemp(prefix=f"openspec-{name}-")) / name
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="openspec-"))
+    root = Path(FOLDERS[-1].name) / name
     shutil.copytree(EMBEDDED_MODEL, root)
     embedded = json.loads((root / "config.json").read_text())
     same = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "eos_token_id")
