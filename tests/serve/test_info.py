@@ -217,6 +217,33 @@ def test_flush_cache(server: RunningServer) -> None:
     assert server.client.get("/flush_cache").status_code == 405
 
 
+def test_an_echo_aborted_before_its_prompt_is_computed(start_server) -> None:
+    server = start_server({"step_s": 0.2, "max_num_seqs": 1})
+    answers: list[httpx.Response] = []
+    bodies = [
+        {"prompt": "a", "max_tokens": 2000},
+        {"prompt": "b c", "echo": True, "logprobs": 1, "n": 2},
+    ]
+
+    def ask(body: dict) -> None:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+            answers.append(client.post("/v1/completions", json=body))
+
+    threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
+    threads[0].start()
+    wait_until(lambda: len(server.engine.requests) == 1)
+    threads[1].start()
+    wait_until(lambda: len(server.engine.requests) == 3)
+    assert server.client.post("/abort_request", json={"abort_all": True}).status_code == 200
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    for choice in max((answer.json()["choices"] for answer in answers), key=len):
+        assert choice["finish_reason"] == "abort"
+        assert choice["text"] == "b c"
+        assert set(choice["logprobs"]["token_logprobs"]) == {None}
+
+
 @pytest.mark.parametrize("name", ["request_id", "rid"])
 def test_abort_by_either_id(start_server, name: str) -> None:
     server = start_server({"step_s": 0.01})

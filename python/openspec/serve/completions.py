@@ -153,7 +153,9 @@ class _Answer(ChunkedAnswer):
             if with_prompt:
                 token_ids = echo.token_ids + token_ids
                 offsets = echo.offsets + offsets
-                positions = [*(self._prompt_positions(processor.index) or ()), *positions]
+                # There are none where the request was aborted before its prompt was computed.
+                known = self._prompt_positions(processor.index) or [None] * len(echo.token_ids)
+                positions = [*known, *positions]
         return completion_logprobs(
             self.context.tokenizer,
             token_ids,
