@@ -1,18 +1,13 @@
-"""EAGLE-3 heads: drafts of the authors' own modules beside openspec's, in float32.
+"""EAGLE-3 heads: chains of speculators' own module beside openspec's, in float32.
 
-Targets are random models of transformers, which also say what a head reads of them. Trees are those
-of SafeAILab's code; the other modules draft chains.
+Targets are random models of transformers, which also say what a head reads of them.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol
 
 from bench.oracles.case import Case, DiffersError, Sources
@@ -118,66 +113,6 @@ def token_map(seed: int) -> tuple[Tensor, Tensor]:
 
 
 # ---- The authors' code ---------------------------------------------------------------------------
-
-
-class SafeAILabHead:
-    """cnets.py, whose heads are pickles in fp16 with a short config.json."""
-
-    def __init__(
-        self, folder: Path, source: Path, target: PreTrainedModel, config: dict[str, object]
-    ) -> None:
-        import torch
-
-        sys.path.insert(0, str(source))
-        cnets = importlib.import_module("eagle.model.cnets")
-        shape = {
-            "hidden_size": HIDDEN,
-            "intermediate_size": 192,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "num_hidden_layers": 1,
-            "vocab_size": VOCAB,
-            "draft_vocab_size": DRAFT_VOCAB,
-            "max_position_embeddings": 2048,
-            "hidden_act": "silu",
-            **config,
-        }
-        fields = {"pad_token_id": 0, "pretraining_tp": 1, "rope_scaling": None, **shape}
-        self.model = cnets.Model(SimpleNamespace(**fields), load_emb=False).float().eval()
-        randomise(self.model, SEED + 1)
-        self.model.requires_grad_(False)
-        self.model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-        self.model.d2t, self.model.t2d = token_map(SEED)
-        folder.mkdir()
-        config_json = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}
-        (folder / "config.json").write_text(json.dumps(config_json))
-        half = {
-            name: tensor.half() if tensor.is_floating_point() else tensor
-            for name, tensor in self.model.state_dict().items()
-            if name != "embed_tokens.weight"
-        }
-        torch.save(half, folder / "pytorch_model.bin")
-
-    def _tree(self, context: Context, levels: int, top_k: int, num_nodes: int) -> list[list[int]]:
-        """The nodes by their tokens from the root on."""
-        import torch
-
-        model = self.model
-        model.depth, model.top_k, model.total_tokens = levels - 1, top_k, num_nodes
-        model.init_tree()
-        model.reset_kv()
-        tokens = torch.tensor([context.tokens])
-        drafts, _, mask, _ = model.topK_genrate(context.captured[None], tokens, None, None)
-        ids, sees = drafts[0].tolist(), mask[0, 0].bool()
-        return [[ids[i] for i in row.nonzero().flatten().tolist()[1:]] for row in sees[1:]]
-
-    def chain(self, context: Context) -> list[int]:
-        """A tree of one node in each level."""
-        return self._tree(context, NUM_DRAFTS, 1, NUM_DRAFTS)[-1]
-
-    def tree(self, context: Context) -> set[tuple[int, ...]]:
-        """Its paths."""
-        return set(map(tuple, self._tree(context, DEPTH, TOP_K, NUM_NODES)))
 
 
 class SpeculatorsHead:
@@ -337,28 +272,6 @@ def compare(
     return f"{num_drafts} drafts in chains behind {len(contexts)} contexts are equal"
 
 
-def safeailab(family: str, config: dict[str, object]) -> Callable[[Path, Sources], str]:
-    """A pickle through the converter: chains and trees."""
-
-    def run(folder: Path, sources: Sources) -> str:
-        from openspec.tools.convert_drafter import convert
-
-        target = make_target(folder / "target", family)
-        head = SafeAILabHead(folder / "pickle", sources.folder("EAGLE"), target, config)
-        convert(folder / "pickle", folder / "head")
-        contexts = make_contexts(target, CAPTURED)
-        said = compare(folder, "eagle3", head, contexts, folder / "head")
-        runner = make_runner(folder / "target", folder / "head", "eagle3", DEPTH, TOP_K)
-        for context in contexts:
-            expected = head.tree(context)
-            found = set(map(tuple, drafts_behind(runner, context, NUM_NODES)))
-            if found != expected:
-                raise DiffersError(f"behind {len(context.captured)} tokens: another tree")
-        return f"{said}; so are all nodes of {len(contexts)} trees of {NUM_NODES}"
-
-    return run
-
-
 def speculators(
     family: str, num_layers: int = 1, window: int = 0, **fields: object
 ) -> Callable[[Path, Sources], str]:
@@ -383,22 +296,15 @@ def case(format: str, oracle: str, run: Callable[[Path, Sources], str]) -> Case:
     return Case(kind="head", format=format, oracle=oracle, run=run)
 
 
-CASES = [
-    case("EAGLE-3 head of Llama, pickle", "EAGLE", safeailab("llama", {"rms_norm_eps": 1e-5})),
-    case(
-        "EAGLE-3 head of Qwen3 (AngelSlim)",
-        "EAGLE",
-        safeailab("qwen3", {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "head_dim": HEAD_DIM}),
+OF_SPECULATORS = {
+    "EAGLE-3 head of Llama, safetensors (speculators)": speculators(
+        "llama", norm_before_residual=True
     ),
-    case(
-        "EAGLE-3 head of Llama, safetensors (speculators)",
-        "speculators",
-        speculators("llama", norm_before_residual=True),
-    ),
-    case("EAGLE-3 head of Qwen3 (speculators)", "speculators", speculators("qwen3")),
-    case("EAGLE-3, sliding window", "speculators", speculators("qwen3", 2, WINDOW)),
-    case("EAGLE-3.1, fc_norm", "speculators", speculators("llama", fc_norm=True, norm_output=True)),
-    case("EAGLE-3, norm_before_fc", "speculators", speculators("llama", norm_before_fc=True)),
-    case("EAGLE-3, norm_output", "speculators", speculators("qwen3", norm_output=True)),
-    case("EAGLE-3, two layers", "speculators", speculators("llama", 2, norm_before_residual=True)),
-]
+    "EAGLE-3 head of Qwen3 (speculators)": speculators("qwen3"),
+    "EAGLE-3, sliding window": speculators("qwen3", 2, WINDOW),
+    "EAGLE-3.1, fc_norm": speculators("llama", fc_norm=True, norm_output=True),
+    "EAGLE-3, norm_before_fc": speculators("llama", norm_before_fc=True),
+    "EAGLE-3, norm_output": speculators("qwen3", norm_output=True),
+    "EAGLE-3, two layers": speculators("llama", 2, norm_before_residual=True),
+}
+CASES = [case(format, "speculators", run) for format, run in OF_SPECULATORS.items()]

@@ -82,6 +82,11 @@ def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str)
     config, tensors = speculators()
     config["transformer_layer_config"]["num_hidden_layers"] = 2
     tensors |= layer_tensors("layers.1.")
+    with pytest.raises(ConfigError, match=r"num_hidden_layers: expected 1, found 2; layers\.1\."):
+        read(target, write_draft(tmp_path / "deepspec", config, tensors))
+    for part in "qkv":
+        name = f"layers.1.self_attn.{part}_proj.weight"
+        tensors[name] = tensor("BF16", [tensors[name][1][0], HIDDEN])
     del tensors[
         f"layers.1.{'hidden_norm' if norm == 'input_layernorm' else 'input_layernorm'}.weight"
     ]
@@ -89,7 +94,8 @@ def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str)
     assert model.options["num_layers"] == 2
     assert model.tensor_names[f"layers.1.{norm}.weight"] == "layers.1.input_layernorm.weight"
     assert len(model.tensor_names) == 14 + 9
-    tensors |= layer_tensors("layers.1.")
+    for both in ("input_layernorm", "hidden_norm"):
+        tensors[f"layers.1.{both}.weight"] = tensor("BF16", [HIDDEN])
     with pytest.raises(ConfigError, match=r"one of layers\.1\.input_layernorm.*found both"):
         read(target, write_draft(tmp_path / "both", config, tensors))
 

@@ -148,6 +148,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
     names = {first + name: INNER_LAYER + name for name in (*inner, HIDDEN_NORM)}
     for i in range(1, num_layers):
         at = f"layers.{i}."
+        _check_plain(checkpoint, dialect, at, target.hidden_size)
         names |= {at + name: at + name for name in inner if name != INPUT_NORM}
         names[at + _norm_of_layer(checkpoint, at)] = at + INPUT_NORM
     names |= {name: name for name in OUTER_TENSORS}
@@ -211,6 +212,17 @@ def _first_layer(checkpoint: DraftCheckpoint) -> str:
         f"{checkpoint.folder}: expected tensors {LAYER_PREFIXES[0]}* or {LAYER_PREFIXES[1]}* (the "
         "first layer of an EAGLE-3 head), found none of them"
     )
+
+
+def _check_plain(checkpoint: DraftCheckpoint, dialect: Dialect, at: str, hidden_size: int) -> None:
+    """Refuses layers behind the first one that read the embedding too, as DeepSpec's do."""
+    info = checkpoint.tensor(f"{at}self_attn.q_proj.weight")
+    if info.shape[1:] == (2 * hidden_size,):
+        dialect.layer.refuse(
+            "num_hidden_layers",
+            "1",
+            f"{info.name} reads the embedding as the first layer does, which is not supported",
+        )
 
 
 def _norm_of_layer(checkpoint: DraftCheckpoint, prefix: str) -> str:
