@@ -33,6 +33,8 @@ POSTS = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
     "/abort_request",
@@ -82,7 +84,10 @@ def test_every_route_is_guarded_but_five(guarded: RunningServer) -> None:
     for path in POST_ROUTES.keys() - PUBLIC:
         response = guarded.client.post(path, json={"prompt": "a"})
         assert response.status_code == 401, path
-        assert response.json()["error"]["code"] == "invalid_api_key"
+        error = response.json()["error"]
+        as_anthropic = path.startswith("/v1/messages")
+        assert as_anthropic or error["code"] == "invalid_api_key"
+        assert not as_anthropic or error["type"] == "authentication_error"
         assert response.headers["www-authenticate"] == "Bearer"
     assert {path.replace("{model_id}", "fake") for path in GET_ROUTES} == PUBLIC | set(GUARDED)
     assert set(POST_ROUTES) == {*POSTS, "/ping"}
@@ -94,6 +99,7 @@ def test_the_key_opens(guarded: RunningServer) -> None:
         assert guarded.client.get("/v1/models", headers=headers).status_code == 200
         headers = {"authorization": f"bearer  {key}"}
         assert guarded.client.get("/v1/models", headers=headers).status_code == 200
+        assert guarded.client.get("/v1/models", headers={"x-api-key": key}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,9 @@ def test_the_key_opens(guarded: RunningServer) -> None:
     ],
 )
 def test_wrong_keys(guarded: RunningServer, value: str) -> None:
+    if value != KEY:  # which is right under the other name
+        headers = {"x-api-key": value}
+        assert guarded.client.get("/v1/models", headers=headers).status_code == 401
     response = guarded.client.get("/v1/models", headers={"authorization": value})
     assert response.status_code == 401
     assert KEY not in response.text
@@ -119,12 +128,10 @@ def test_wrong_keys(guarded: RunningServer, value: str) -> None:
     assert response.json()["error"]["message"].startswith("Incorrect API key provided")
 
 
-def test_two_authorization_headers_are_refused(guarded: RunningServer) -> None:
-    answer = raw(
-        guarded,
-        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer x\r\n"
-        b"authorization: Bearer " + KEY.encode() + b"\r\n\r\n",
-    )
+@pytest.mark.parametrize("name", [b"authorization: Bearer ", b"x-api-key: "])
+def test_two_headers_with_keys_are_refused(guarded: RunningServer, name: bytes) -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
+    answer = raw(guarded, head + name + b"x\r\n" + name + KEY.encode() + b"\r\n\r\n")
     assert status(answer) == 401
 
 

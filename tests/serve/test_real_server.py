@@ -196,6 +196,35 @@ def test_prefix_cache_shows_in_the_usage(real: RealServer) -> None:
     assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_every_form_of_a_chat_has_the_same_text(real: RealServer) -> None:
+    text = "Tom has 3 apples and buys 4 more. How many?"
+    common = {"temperature": 0, "cache_salt": "forms"}
+    messages = [{"role": "user", "content": text}]
+    bodies = {
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 48},
+        "/v1/responses": {"input": text, "max_output_tokens": 48},
+        "/v1/messages": {"messages": messages, "max_tokens": 48},
+    }
+    chat, response, message = (
+        real.client.post(path, json={**body, **common}).json() for path, body in bodies.items()
+    )
+    first = chat["choices"][0]["message"]
+    assert first["content"] or first["reasoning_content"]
+    for kind, key, expected in (
+        ("text", "text", first["content"]),
+        ("thinking", "thinking", first["reasoning_content"]),
+    ):
+        found = [block[key] for block in message["content"] if block["type"] == kind]
+        assert found == ([expected] if expected else [])
+    parts = [item["content"][0]["text"] for item in response["output"]]
+    assert "".join(parts) == (first["reasoning_content"] or "") + (first["content"] or "")
+    usage = message["usage"]
+    num_prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_prompt == chat["usage"]["prompt_tokens"] == response["usage"]["input_tokens"]
+    assert usage["cache_read_input_tokens"] > 0
+    assert usage["output_tokens"] == chat["usage"]["completion_tokens"]
+
+
 def test_metrics_follow_the_engine(real: RealServer) -> None:
     before = real.metric("vllm:generation_tokens_total")
     real.client.post(

@@ -35,6 +35,8 @@ from openspec.serve.api import (
 from openspec.serve.chat import create_chat_completion
 from openspec.serve.completions import create_completion
 from openspec.serve.context import ServerContext, is_authorised
+from openspec.serve.messages import count_tokens, create_message
+from openspec.serve.messages_api import CountTokensRequest, MessagesRequest
 from openspec.serve.responses import create_response
 from openspec.serve.responses_api import ResponsesRequest
 from openspec.serve.wire import (
@@ -52,6 +54,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs"})
 MODELS_PREFIX = "/v1/models/"
+MESSAGES_PREFIX = "/v1/messages"
+"""Below it errors have the shape of Anthropic's API."""
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
 MAX_URL_BYTES = 8 * 1024
@@ -115,6 +119,8 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/v1/completions": (create_completion, CompletionRequest),
     "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
     "/v1/responses": (create_response, ResponsesRequest),
+    "/v1/messages": (create_message, MessagesRequest),
+    "/v1/messages/count_tokens": (count_tokens, CountTokensRequest),
     "/tokenize": (info.tokenize, TokenizeRequest),
     "/detokenize": (info.detokenize, DetokenizeRequest),
     "/abort_request": (info.abort_request, AbortRequest),
@@ -139,6 +145,14 @@ _EXAMPLES: dict[str, dict[str, object]] = {
         "input": "What is a prime number?",
         "max_output_tokens": 256,
         "stream": True,
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}],
+        "max_tokens": 256,
+        "stream": True,
+    },
+    "/v1/messages/count_tokens": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}]
     },
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
@@ -212,7 +226,8 @@ class Gate:
             error = to_api_error(exc)
             if "connection" in (error.headers or {}):
                 await _discard_body(receive)
-            await error_response(error)(scope, receive, tagged_send)
+            as_anthropic = scope["path"].startswith(MESSAGES_PREFIX)
+            await error_response(error, as_anthropic)(scope, receive, tagged_send)
         finally:
             self._context.metrics.http.labels(route, str(status)).inc()
             if self._context.config.access_log:
@@ -245,7 +260,8 @@ class Gate:
             # OpenAI's words: LiteLLM takes any other "invalid_request_error" for a bad request.
             raise ApiError(
                 401,
-                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'.",
+                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

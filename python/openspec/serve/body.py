@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from openspec.errors import RequestError
 from openspec.serve.api import ChatCompletionRequest, GenerationFields
 from openspec.serve.context import ServerContext
+from openspec.serve.messages_api import MessagesRequest
 from openspec.serve.responses_api import ResponsesRequest
 from openspec.serve.wire import ApiError
 
@@ -269,6 +270,16 @@ _UNSUPPORTED_FOR_RESPONSES = {
     **_fields("top_logprobs", 0),
     **_fields("truncation", "disabled"),
 }
+_UNSUPPORTED_FOR_MESSAGES = {
+    **_UNSUPPORTED,
+    **_fields("container output_format"),
+    **_fields("mcp_servers", []),
+    **_fields("max_completion_tokens prompt reasoning_effort"),
+    **_fields("response_format", {"type": "text"}),
+    **_fields("logprobs echo", False),
+    **_fields("top_logprobs", 0),
+    **_fields("chat_template_kwargs", {}),
+}
 
 
 def _refuse_unsupported(request: GenerationFields) -> None:
@@ -278,6 +289,8 @@ def _refuse_unsupported(request: GenerationFields) -> None:
         known = _UNSUPPORTED_FOR_CHATS
     elif isinstance(request, ResponsesRequest):
         known = _UNSUPPORTED_FOR_RESPONSES
+    elif isinstance(request, MessagesRequest):
+        known = _UNSUPPORTED_FOR_MESSAGES
     for name, value in (request.model_extra or {}).items():
         if name in known and value is not None and value not in known[name]:
             raise RequestError(f"{name} is not supported by this server.", name)

@@ -11,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.answer import ChunkedAnswer, unless_gone
+from openspec.serve.answer import ChunkedAnswer
 from openspec.serve.api import ChatCompletionRequest
 from openspec.serve.body import receive_request
-from openspec.serve.chat_prompt import RenderedChat, render_chat, tool_schemas
+from openspec.serve.chat_prompt import ChatJob, chat_job
 from openspec.serve.context import ServerContext
-from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
 from openspec.serve.logprobs import chat_logprobs, prompt_logprobs
 from openspec.serve.wire import (
     AssistantMessage,
@@ -31,7 +30,6 @@ from openspec.serve.wire import (
     Usage,
 )
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
-from openspec.text.parsers.message import MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
@@ -39,51 +37,29 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     """Answers a conversation."""
     arrival, body = await receive_request(context, request, ChatCompletionRequest)
     _check(body)
-    info, num_bytes = context.engine.info, arrival.num_bytes
-    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
-    chat = await unless_gone(
-        request, num_bytes, render_chat(context, body, num_bytes, max_tokens=max_tokens)
-    )
-    token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
-    room = room_for_output(context, len(token_ids), "messages")
     limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
-    # Without a limit the answer may fill the context, as far as there is memory for it.
-    fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
-    sampling = sampling_params(
+    chat = await chat_job(
         context,
+        request,
+        arrival,
         body,
-        max_tokens=min(limits, default=fits),
+        body,
+        kind="chatcmpl",
+        limit=min(limits, default=None),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
     )
-    prompts = [Prompt(token_ids, chat.text)]
-    shown = context.answer_form.shown_ids(chat.thinking, _has_calls(body))
-    job = await context.text_pool.run(
-        num_bytes,
-        lambda: Job(context, "chatcmpl", arrival, prompts, body, sampling, shown),
-    )
-    return await _Answer(context, body, job, chat).respond(request)
+    return await _Answer(context, body, chat).respond(request)
 
 
 class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
-    def __init__(
-        self, context: ServerContext, body: ChatCompletionRequest, job: Job, chat: RenderedChat
-    ) -> None:
-        super().__init__(context, body, job)
+    def __init__(self, context: ServerContext, body: ChatCompletionRequest, chat: ChatJob) -> None:
+        super().__init__(context, body, chat.job)
         self._request = body
         self._shows_reasoning = body.include_reasoning is not False
-        tools = tool_schemas(body.tools or ()) if _has_calls(body) else None
         self._parsers = [
-            MessageParser(
-                context.tokenizer,
-                context.answer_form,
-                thinking=chat.thinking,
-                tools=tools,
-                max_calls=1 if body.parallel_tool_calls is False else None,
-            )
-            for _ in job.processors
+            chat.parser(context, body.parallel_tool_calls) for _ in chat.job.processors
         ]
 
     def whole(self) -> ChatCompletion:
@@ -228,10 +204,6 @@ def _delta(pieces: Sequence[Piece]) -> _Delta:
             call = calls.setdefault(piece.index, ToolCallDelta(index=piece.index))
             call.function.arguments += piece.text
     return _Delta("".join(reasoning), "".join(content), list(calls.values()))
-
-
-def _has_calls(body: ChatCompletionRequest) -> bool:
-    return bool(body.tools) and body.tool_choice != "none"
 
 
 def _check(body: ChatCompletionRequest) -> None:

@@ -1,4 +1,4 @@
-"""Messages of a chat to token ids, through the model's template."""
+"""What every form of a chat shares: messages to token ids, the job, the parser of its answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.serve.api import ChatCompletionRequest, ChatMessage, TokenizeRequest, Tool
+from openspec.serve.answer import unless_gone
+from openspec.serve.api import (
+    ChatCompletionRequest,
+    ChatMessage,
+    GenerationFields,
+    TokenizeRequest,
+    Tool,
+)
+from openspec.serve.body import Arrival
 from openspec.serve.context import ServerContext
-from openspec.serve.job import check_length
+from openspec.serve.job import (
+    Job,
+    Prompt,
+    check_length,
+    room_for_output,
+    sampling_params,
+    truncated,
+)
 from openspec.text.chat_template import MAX_DEPTH
 from openspec.text.parsers.call_parser import ToolSchemas
+from openspec.text.parsers.message import MessageParser
 from openspec.text.parsers.reasoning import THINK_CLOSE, THINK_OPEN
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.worker import to_json
@@ -26,6 +44,72 @@ class RenderedChat:
     token_ids: list[int]
     thinking: bool | None
     """Whether the answer starts within a thinking block; None where it cannot think at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """A chat that is ready to run."""
+
+    job: Job
+    chat: RenderedChat
+    tools: ToolSchemas | None
+    """None where the answer may hold no calls."""
+
+    def parser(self, context: ServerContext, parallel_calls: bool | None) -> MessageParser:
+        """A parser for one choice of the answer; without `parallel_calls` it has one call."""
+        return MessageParser(
+            context.tokenizer,
+            context.answer_form,
+            thinking=self.chat.thinking,
+            tools=self.tools,
+            max_calls=1 if parallel_calls is False else None,
+        )
+
+
+async def chat_job(
+    context: ServerContext,
+    request: Request,
+    arrival: Arrival,
+    body: GenerationFields,
+    chat_request: ChatCompletionRequest,
+    *,
+    kind: str,
+    limit: int | None,
+    param: str = "messages",
+    logprobs: int | None = None,
+) -> ChatJob:
+    """The job of a chat, whose body came in any form.
+
+    `kind` begins the answer's id, `limit` is the most tokens that the client wants, and the
+    conversation came in the field `param`.
+
+    Raises:
+        RequestError: naming the field.
+        ApiError: 400, the client left.
+    """
+    info, num_bytes, pool = context.engine.info, arrival.num_bytes, context.text_pool
+    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
+    chat = await unless_gone(
+        request, num_bytes, render_chat(context, chat_request, num_bytes, max_tokens=max_tokens)
+    )
+    token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
+    room = room_for_output(context, len(token_ids), param)
+    # Clients declare more than there is room for, so a limit is no more than a wish.
+    fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
+    sampling = sampling_params(
+        context,
+        body,
+        max_tokens=fits if limit is None else min(limit, fits),
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    has_calls = bool(chat_request.tools) and chat_request.tool_choice != "none"
+    shown = context.answer_form.shown_ids(chat.thinking, has_calls)
+    prompts = [Prompt(token_ids, chat.text)]
+    job = await pool.run(
+        num_bytes, lambda: Job(context, kind, arrival, prompts, body, sampling, shown)
+    )
+    return ChatJob(job, chat, tool_schemas(chat_request.tools or ()) if has_calls else None)
 
 
 async def render_chat(

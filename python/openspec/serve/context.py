@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 0.1
 LARGE_BYTES = 16 << 20
+MAX_NOTES = 64
 TRIM_AFTER_S = 1.0
 """Later than the last use of what is given back."""
 
@@ -195,8 +196,7 @@ class ServerContext:
     prompt_logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
-    skipped_tool_types: set[str] = field(default_factory=set)
-    """Of which the log has said that they are skipped."""
+    _notes: set[str] = field(default_factory=set)
     num_sequences: int = 0
     """In flight, running or waiting."""
     num_prompt_tokens: int = 0
@@ -306,6 +306,12 @@ class ServerContext:
                 retry_after_s=1,
             )
 
+    def note_once(self, note: str) -> None:
+        """Logs what the server leaves out of requests, the first time that it does."""
+        if note not in self._notes and len(self._notes) < MAX_NOTES:
+            self._notes.add(note)
+            logger.info("%s", note)
+
     async def stats(self) -> EngineStats:
         """The engine's statistics, at most a moment old.
 
@@ -345,9 +351,13 @@ def _trim() -> None:
 def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:
     """Whether the request carries one of the keys, in a time that does not depend on them."""
     given = [value for name, value in headers if name == b"authorization"]
-    if len(given) != 1:
+    tokens = [value for name, value in headers if name == b"x-api-key"]
+    if len(given) > 1 or len(tokens) > 1:
         return False
-    scheme, _, token = given[0].partition(b" ")
-    token = token.strip()
-    matches = [hmac.compare_digest(token, key) for key in keys]
-    return scheme.lower() == b"bearer" and token != b"" and any(matches)
+    for value in given:
+        scheme, _, token = value.partition(b" ")
+        if scheme.lower() == b"bearer":
+            tokens.append(token)
+    tokens = [token.strip() for token in tokens]
+    matches = [hmac.compare_digest(token, key) for token in tokens for key in keys if token]
+    return any(matches)

@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openspec.serve.answer import Answer, unless_gone
-from openspec.serve.api import ChatCompletionRequest
+from openspec.serve.answer import Answer
 from openspec.serve.body import receive_request
-from openspec.serve.chat_prompt import RenderedChat, render_chat, tool_schemas
+from openspec.serve.chat_prompt import ChatJob, chat_job
 from openspec.serve.context import ServerContext
-from openspec.serve.job import Job, Prompt, room_for_output, sampling_params, truncated
 from openspec.serve.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.responses_api import ResponsesRequest, as_chat, check, skipped_types
 from openspec.serve.wire import json_response, sanitise, to_api_error
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
-from openspec.text.parsers.message import MessageParser
-
-logger = logging.getLogger(__name__)
-
-MAX_NOTED_TYPES = 64
 
 
 async def create_response(context: ServerContext, request: Request) -> Response:
     """Answers a conversation in the form of the Responses API."""
     arrival, body = await receive_request(context, request, ResponsesRequest)
     check(body)
-    _note_skipped(context, body)
-    info, num_bytes, pool = context.engine.info, arrival.num_bytes, context.text_pool
-    chat_request = await pool.run(num_bytes, lambda: as_chat(body))
-    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
-    chat = await unless_gone(
-        request, num_bytes, render_chat(context, chat_request, num_bytes, max_tokens=max_tokens)
+    for kind in sorted(skipped_types(body)):
+        context.note_once(f"tools of type {kind[:64]!r} are skipped: only functions are supported")
+    chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
+    limit = body.max_output_tokens
+    chat = await chat_job(
+        context, request, arrival, body, chat_request, kind="resp", limit=limit, param="input"
     )
-    token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
-    room = room_for_output(context, len(token_ids), "input")
-    fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
-    limit = fits if body.max_output_tokens is None else body.max_output_tokens
-    sampling = sampling_params(context, body, max_tokens=limit, logprobs=None, prompt_logprobs=None)
-    prompts = [Prompt(token_ids, chat.text)]
-    shown = context.answer_form.shown_ids(chat.thinking, _has_calls(chat_request))
-    job = await pool.run(
-        num_bytes, lambda: Job(context, "resp", arrival, prompts, body, sampling, shown)
-    )
-    return await _Answer(context, body, chat_request, job, chat).respond(request)
-
-
-def _has_calls(chat_request: ChatCompletionRequest) -> bool:
-    return chat_request.tools is not None and chat_request.tool_choice != "none"
-
-
-def _note_skipped(context: ServerContext, body: ResponsesRequest) -> None:
-    """Says once of each type of tools that it is skipped."""
-    noted = context.skipped_tool_types
-    for kind in sorted(skipped_types(body) - noted)[: MAX_NOTED_TYPES - len(noted)]:
-        noted.add(kind)
-        logger.info("tools of type %.64r are skipped: only functions are supported", kind)
+    return await _Answer(context, body, chat).respond(request)
 
 
 class _Answer(Answer):
@@ -65,24 +34,11 @@ class _Answer(Answer):
 
     stream_end = b""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        body: ResponsesRequest,
-        chat_request: ChatCompletionRequest,
-        job: Job,
-        chat: RenderedChat,
-    ) -> None:
-        super().__init__(context, body, job)
+    def __init__(self, context: ServerContext, body: ResponsesRequest, chat: ChatJob) -> None:
+        super().__init__(context, body, chat.job)
         self._request = body
-        self._writer = OutputWriter(job.request_id.partition("-")[2])
-        self._parser = MessageParser(
-            context.tokenizer,
-            context.answer_form,
-            thinking=chat.thinking,
-            tools=tool_schemas(chat_request.tools or ()) if _has_calls(chat_request) else None,
-            max_calls=1 if body.parallel_tool_calls is False else None,
-        )
+        self._writer = OutputWriter(chat.job.request_id.partition("-")[2])
+        self._parser = chat.parser(context, body.parallel_tool_calls)
 
     def full(self) -> Response:
         """The finished response."""

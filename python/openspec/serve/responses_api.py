@@ -124,13 +124,7 @@ def check(body: ResponsesRequest) -> None:
         )
     if body.background:
         raise RequestError("background is not supported.", "background")
-    if body.n not in (None, 1):
-        raise RequestError("n is not supported for responses.", "n")
-    if body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs is not supported for responses.", "prompt_logprobs")
-    for name in ("return_token_ids", "return_tokens_as_token_ids"):
-        if body.__dict__[name]:
-            raise RequestError(f"{name} is not supported for responses.", name)
+    refuse_choices(body, "responses")
     if body.text is not None and body.text.format is not None and body.text.format.type != "text":
         raise RequestError(
             f"text.format: type {body.text.format.type[:64]!r} is not supported yet, only 'text'.",
@@ -141,6 +135,21 @@ def check(body: ResponsesRequest) -> None:
             raise RequestError(f"include: {name[:64]!r} is not supported.", "include")
     if body.tool_choice not in (None, "none", "auto"):
         raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
+
+
+def refuse_choices(body: GenerationFields, what: str) -> None:
+    """Refuses what has no place in answers of one message without token ids.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if body.n not in (None, 1):
+        raise RequestError(f"n is not supported for {what}.", "n")
+    if body.prompt_logprobs is not None:
+        raise RequestError(f"prompt_logprobs is not supported for {what}.", "prompt_logprobs")
+    for name in ("return_token_ids", "return_tokens_as_token_ids"):
+        if body.__dict__[name]:
+            raise RequestError(f"{name} is not supported for {what}.", name)
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:

@@ -262,9 +262,27 @@ def error_bytes(error: ApiError) -> bytes:
     return encode({"error": {**body, "param": error.param, "code": error.code}})
 
 
-def error_response(error: ApiError) -> Response:
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Types of errors in Anthropic's API, by status. Other faults of a request are invalid."""
+
+
+def anthropic_error_bytes(error: ApiError) -> bytes:
+    """The JSON body that describes `error` in the shape of Anthropic's API."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = ANTHROPIC_KINDS.get(error.status, other)
+    return encode({"type": "error", "error": {"type": kind, "message": sanitise(error.message)}})
+
+
+def error_response(error: ApiError, as_anthropic: bool = False) -> Response:
     """The HTTP response for `error`."""
-    body = error_bytes(error)
+    body = anthropic_error_bytes(error) if as_anthropic else error_bytes(error)
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
