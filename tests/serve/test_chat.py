@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from openspec.config import EngineConfig
+from openspec.serve.config import ServeConfig
+from openspec.serve.server import with_default_max_tokens
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.fake_engine import CYCLE
 from tests.serve.sse import stream
@@ -372,3 +377,56 @@ def test_deeply_nested_tools_are_refused_quickly(server: RunningServer) -> None:
         deep = {"x": deep}
     tools = [{"type": "function", "function": {"name": "x", "parameters": deep}}]
     server.error(PATH, messages=HI, tools=tools)
+
+
+ONE_SYSTEM = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+"""
+
+
+def test_system_messages_are_joined_where_a_template_takes_one(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(ONE_SYSTEM)
+    server = start_server(chat_template=str(template))
+    system = [{"role": "system", "content": text} for text in ("one", "two")]
+    user = {"role": "user", "content": "hi"}
+    expected = "<|im_start|>system\none\n\ntwo<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+    for messages in ([*system, user], [system[0], user, system[1]]):
+        server.chat(messages=messages, max_tokens=1)
+        ids = server.engine.requests[-1].prompt_token_ids
+        assert server.context.tokenizer.decode(ids, skip_special_tokens=False) == expected
+    template.write_text("{{ raise_exception('nothing at all') }}")
+    server = start_server(chat_template=str(template))
+    error = server.error("/v1/chat/completions", messages=[*system, user])
+    assert "nothing at all" in error["message"]
+
+
+def test_limits_of_chats(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(default_max_tokens=7)
+    messages = [{"role": "user", "content": "hi"}]
+    assert server.chat()["usage"]["completion_tokens"] == 7
+    assert server.chat(max_tokens=9)["usage"]["completion_tokens"] == 9
+    answer = server.client.post("/v1/responses", json={"input": "hi"}).json()
+    assert answer["usage"]["output_tokens"] == 7
+    server.engine.script = lambda _: server.ids("one<|im_end|>")
+    server.chat(messages=messages, max_tokens=2**31 - 1)
+    request, info = server.engine.requests[-1], server.engine.info
+    room = min(info.max_model_len, info.num_pages * info.page_size)
+    assert request.sampling.max_tokens == room - len(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"), [(None, None, 1024), (None, 5, 5), ("folder", None, None)]
+)
+def test_the_embedded_model_has_a_limit(
+    model: str | None, given: int | None, expected: int | None
+) -> None:
+    config = with_default_max_tokens(
+        EngineConfig(model=model), ServeConfig(default_max_tokens=given)
+    )
+    assert config.default_max_tokens == expected

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -30,6 +31,14 @@ def test_models(server: RunningServer) -> None:
     assert [model.id for model in models] == [MODEL_NAME]
     assert models[0].model_extra["max_model_len"] == server.engine.info.max_model_len
     assert server.openai.models.retrieve(MODEL_NAME).owned_by == "openspec"
+    listing = server.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (listing["first_id"], listing["last_id"], listing["has_more"]) == (MODEL_NAME,) * 2 + (
+        False,
+    )
+    card = listing["data"][0]
+    assert (card["type"], card["display_name"]) == ("model", MODEL_NAME)
+    assert datetime.fromisoformat(card["created_at"]).timestamp() == card["created"]
+    assert listing["models"] == [], "Codex asks for this array"
     response = server.client.get("/v1/models/other/name")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"

@@ -28,7 +28,7 @@ from openspec.serve.job import (
     sampling_params,
     truncated,
 )
-from openspec.text.chat_template import MAX_DEPTH
+from openspec.text.chat_template import MAX_DEPTH, TEMPLATE_REFUSES
 from openspec.text.parsers.call_parser import ToolSchemas
 from openspec.text.parsers.message import MessageParser
 from openspec.text.parsers.reasoning import THINK_CLOSE, THINK_OPEN
@@ -96,6 +96,8 @@ async def chat_job(
     room = room_for_output(context, len(token_ids), param)
     # Clients declare more than there is room for, so a limit is no more than a wish.
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
+    if limit is None:
+        limit = context.config.default_max_tokens
     sampling = sampling_params(
         context,
         body,
@@ -127,7 +129,13 @@ async def render_chat(
     """
     pool, tokenizer = context.text_pool, context.tokenizer
     goes_on = bool(request.continue_final_message)
-    segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(request)))
+    try:
+        segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(request)))
+    except RequestError as error:
+        merged = _with_one_system(request)
+        if error.code != TEMPLATE_REFUSES or merged is None:
+            raise
+        segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(merged)))
     text = "".join(segment.text for segment in segments)
     if max_tokens is not None:
         await pool.run(len(text), lambda: check_length(tokenizer, text, max_tokens, "messages"))
@@ -139,6 +147,20 @@ async def render_chat(
     end = text.rstrip()
     thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
     return RenderedChat(text, tokenizer.with_prefix(token_ids), thinking)
+
+
+def _with_one_system(
+    request: ChatCompletionRequest | TokenizeRequest,
+) -> ChatCompletionRequest | TokenizeRequest | None:
+    """The same with one system message in front, as some templates demand; None if it is so."""
+    messages = request.messages or []
+    system = [message for message in messages if message.role in ("system", "developer")]
+    if not system or (len(system) == 1 and messages[0] is system[0]):
+        return None
+    content = "\n\n".join(_content(message) for message in system)
+    others = [message for message in messages if message.role not in ("system", "developer")]
+    merged = [ChatMessage(role="system", content=content), *others]
+    return request.model_copy(update={"messages": merged})
 
 
 def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:

@@ -38,6 +38,9 @@ class ServeConfig:
     template_date: str | None = None
     """Date, as YYYY-MM-DD, that chat templates are told where they ask for today's. Default: the
     day the server starts; it stays until the server ends, so that prompts stay the same."""
+    default_max_tokens: int | None = number(None, 1, 2**31 - 1)
+    """Most tokens of an answer to a chat that names no limit, in every API. Default: what the
+    context leaves, and 1024 for the embedded model."""
     max_logprobs: int = number(MAX_LOGPROBS, 0, MAX_LOGPROBS)
     """Log-probabilities that a request may ask for at each position; this build has no more."""
     enable_auto_tool_choice: bool = True

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 import msgspec
 from starlette.requests import Request
@@ -37,7 +38,10 @@ def model_card(context: ServerContext, name: str) -> JsonObject:
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": context.created,
+        "created_at": datetime.fromtimestamp(context.created, timezone.utc).isoformat(),
         "owned_by": "openspec",
         "root": context.model_name,
         "parent": None,
@@ -48,8 +52,18 @@ def model_card(context: ServerContext, name: str) -> JsonObject:
 
 async def list_models(context: ServerContext, _: Request) -> Response:
     """Names that requests may use."""
+    names = context.model_names
     return json_response(
-        {"object": "list", "data": [model_card(context, name) for name in context.model_names]}
+        {
+            "object": "list",
+            "data": [model_card(context, name) for name in names],
+            # Anthropic's clients turn pages.
+            "first_id": names[0],
+            "last_id": names[-1],
+            "has_more": False,
+            # Codex demands the array. An entry would replace its own prompts, so there is none.
+            "models": [],
+        }
     )
 
 

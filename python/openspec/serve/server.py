@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -32,6 +33,7 @@ from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+EMBEDDED_MAX_TOKENS = 1024
 CLOSE_CONNECTIONS_S = 1
 MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
@@ -45,10 +47,22 @@ def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
         EngineError: the engine did not start.
     """
     _raise_file_limit()
+    config = with_default_max_tokens(engine_config, config)
     with bound_socket(config) as sock:
         folders = engine_config.with_folders()  # may download: an address in use shows before
         names = model_names(engine_config, folders, config)
         asyncio.run(_serve(folders, config, names, sock))
+
+
+def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) -> ServeConfig:
+    """The settings with a limit for the embedded model, which may not end its answers itself."""
+    if engine_config.model is not None or config.default_max_tokens is not None:
+        return config
+    logger.info(
+        "chats that name no limit end after %d tokens; --default-max-tokens changes that",
+        EMBEDDED_MAX_TOKENS,
+    )
+    return dataclasses.replace(config, default_max_tokens=EMBEDDED_MAX_TOKENS)
 
 
 async def _serve(

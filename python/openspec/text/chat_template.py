@@ -22,6 +22,8 @@ from openspec.text.template_sandbox import compile_template
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 1 << 24
 MAX_RENDER_S = 5.0
+TEMPLATE_REFUSES = "template_refuses"
+"""Code of the error where a template itself refuses the messages."""
 MAX_DEPTH = 64
 CHAT_TEMPLATE_KWARGS = frozenset(
     {"enable_thinking", "thinking", "preserve_thinking", "tools_in_user_message"}
@@ -140,7 +142,9 @@ def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str
     except RequestError:
         raise
     except jinja2.TemplateError as error:
-        raise RequestError(f"chat template: {_one_line(error)}", "messages") from None
+        raise RequestError(
+            f"chat template: {_one_line(error)}", "messages", TEMPLATE_REFUSES
+        ) from None
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(
             f"the chat template cannot render these messages: {_one_line(error)}", "messages"

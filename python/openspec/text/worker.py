@@ -53,7 +53,7 @@ def main() -> None:
         try:
             reply = OK + work(request)
         except RequestError as error:
-            reply = REFUSED + to_json([str(error), error.param])
+            reply = REFUSED + to_json([str(error), error.param, error.code])
         except MemoryError:
             reply = REFUSED + to_json(["the chat is too large for its template", "messages"])
         signal.setitimer(signal.ITIMER_REAL, 0)
