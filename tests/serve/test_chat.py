@@ -303,6 +303,7 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("documents", [{"text": "x"}]),
         ("functions", [{"name": "x"}]),
         ("modalities", ["audio"]),
+        ("tools", [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]),
         ("prediction", {"type": "content", "content": "x"}),
         ("structured_outputs", {"json": {}}),
         ("thinking_token_budget", 5),

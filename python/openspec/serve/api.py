@@ -165,6 +165,8 @@ class FunctionDefinition(Model):
     name: Annotated[str, Field(min_length=1, max_length=MAX_CHOSEN_NAME_CHARS)]
     description: str | None = None
     parameters: dict[str, object] | None = None
+    strict: bool | None = None
+    """Must not be true."""
 
 
 class Tool(Model):

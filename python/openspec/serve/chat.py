@@ -217,6 +217,10 @@ def _check(body: ChatCompletionRequest) -> None:
             "'text'.",
             "response_format",
         )
+    if any(tool.function.strict for tool in body.tools or ()):
+        raise RequestError(
+            "tools: strict is not supported yet; leave it out or send false.", "tools"
+        )
     if body.tool_choice not in (None, "none", "auto"):
         raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
     if body.tool_choice == "auto" and not body.tools:

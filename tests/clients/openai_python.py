@@ -1,0 +1,39 @@
+"""openai for Python: chat, stream, tools, responses; argv[1] is the server's address."""
+
+import sys
+
+import openai
+
+client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="unused", max_retries=0)
+model = client.models.list().data[0].id
+messages = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+parameters = {"type": "object", "properties": {"a": {"type": "number"}}}
+function = {"name": "add", "description": "Adds", "parameters": parameters}
+tools = [{"type": "function", "function": function}]
+options = {"model": model, "messages": messages, "max_tokens": 512, "temperature": 0}
+
+whole = client.chat.completions.create(**options, tools=tools)
+assert whole.usage.completion_tokens > 0
+with client.chat.completions.stream(**options, tools=tools) as events:
+    kinds = {event.type for event in events}
+    final = events.get_final_completion()
+assert "chunk" in kinds
+assert final.choices[0].message.content == whole.choices[0].message.content
+try:
+    client.chat.completions.create(**{**options, "model": "none"})
+    raise AssertionError("a model that is not there was found")
+except openai.NotFoundError:
+    pass
+
+tools = [{"type": "function", **function, "strict": False}]
+options = {"model": model, "input": messages, "max_output_tokens": 512, "temperature": 0}
+response = client.responses.create(**options, tools=tools)
+with client.responses.stream(**options, tools=tools) as events:
+    kinds = {event.type for event in events}
+    final = events.get_final_response()
+assert "response.created" in kinds
+assert final.output_text == response.output_text
+again = [*messages, *(item.to_dict() for item in response.output), messages[0]]
+again = client.responses.create(**{**options, "input": again}, tools=tools)
+assert again.usage.input_tokens > response.usage.input_tokens
+print("openai", openai.__version__)
