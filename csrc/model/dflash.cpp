@@ -31,6 +31,8 @@ void DFlashConfig::validate() const {
   OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
                      " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
+  OPENSPEC_CHECK_ARG(sliding_is_causal || !window_follows_rows,
+                     "a window that follows the rows is for layers that are causal");
   OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers, slides.size(),
                      " layers slide or do not, there are ", num_layers);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
@@ -116,6 +118,7 @@ void DFlash::forward(const ExecContext& exec, Sight whole, Sight sliding,
   const RowBatch& rows = whole.rows;
   whole.is_causal = config_.is_causal;
   sliding.is_causal = config_.sliding_is_causal;
+  sliding.window_follows_rows = config_.window_follows_rows;
   void* residual = scratch_.residual();
   void* normed = scratch_.normed();
   ops::embedding(exec, {.token = rows.row_token,

@@ -18,11 +18,12 @@ enum class MarkovKind : uint8_t { kPlain, kGated, kRecurrent };
 /// Geometry of a DFlash or DSpark draft model.
 struct DFlashConfig : DraftModelConfig {
   int num_layers = 0;
-  bool is_causal = false;          // block rows do not see those behind them
-  bool sliding_is_causal = false;  // the same in layers that slide
-  std::vector<bool> slides = {};   // by layer: sees the last tokens of the context only; or empty
-  bool has_head = false;           // its own; else the target's
-  int markov_rank = 0;             // 0: no Markov head
+  bool is_causal = false;            // block rows do not see those behind them
+  bool sliding_is_causal = false;    // the same in layers that slide
+  bool window_follows_rows = false;  // these are causal, and their window ends with each row
+  std::vector<bool> slides = {};     // by layer: sees the last tokens of the context only; or empty
+  bool has_head = false;             // its own; else the target's
+  int markov_rank = 0;               // 0: no Markov head
   MarkovKind markov_kind = MarkovKind::kPlain;
   int conv_group = 0;     // columns that share a coefficient; 0: no convolutions
   int selector_rank = 0;  // 0: no selector of candidates

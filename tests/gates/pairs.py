@@ -20,9 +20,14 @@ Values = tuple[object, ...]
 """The drafter first, then one value for each parameter of a gate."""
 
 
+SHARED = {"peagle": "eagle3"}
+"""Methods whose model, and what it learns, is another one's: they take turns with its variants."""
+
+
 def method_of(drafter: object) -> str:
     """Of a drafter's name: `eagle3` of `eagle3 tree`; those written in Python count as one."""
-    return "python" if str(drafter).startswith("(") else str(drafter).partition(" ")[0]
+    name = "python" if str(drafter).startswith("(") else str(drafter).partition(" ")[0]
+    return SHARED.get(name, name)
 
 
 def needs_of(values: Values) -> set[object]:

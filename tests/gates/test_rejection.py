@@ -13,12 +13,18 @@ from openspec.drafters import available_drafters, get_drafter
 from openspec.messages import SamplingParams
 from tests.gates.conftest import EchoDrafter, Reference
 from tests.gates.harness import Job, Result, kv_memory, make_core, run, run_alone, texts
+from tests.gates.pairs import SHARED
+from tests.gates.random_heads import draft_model
 from tests.gates.test_statistics import Cells, chi_square_limit
 from tests.gates.workload import jobs, prompts
 
 NUM_SEEDS = 2500
 NUM_TOKENS = 4
-METHODS = [name for name in available_drafters() if get_drafter(name).supports_rejection]
+METHODS = [
+    pytest.param(name, marks=pytest.mark.full if name in SHARED else ())
+    for name in available_drafters()
+    if get_drafter(name).supports_rejection
+]
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
@@ -27,6 +33,7 @@ def settings(method: str, **others: object) -> dict[str, Any]:
     """Drafts at every step, so that nothing depends on how long steps take."""
     return {
         "method": method,
+        "draft_model": draft_model(method),
         "acceptance": "rejection",
         "num_speculative_tokens": 4,
         "adaptive_speculation": False,

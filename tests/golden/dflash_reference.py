@@ -37,6 +37,7 @@ class Format:
     slides: list[bool]  # by layer: it sees the last `window` tokens of the context only
     window: int
     sliding_is_causal: bool  # within the block, in layers that slide
+    follows_rows: bool  # whether the window ends with each row, not with the context
 
     @property
     def num_drafts(self) -> int:
@@ -80,6 +81,7 @@ def read_format(config: Config, num_target_layers: int) -> Format:
         slides=slides,
         window=window,
         sliding_is_causal=sliding_is_causal,
+        follows_rows=sliding_is_causal and "speculators_model_type" not in config,
     )
 
 
@@ -189,8 +191,9 @@ class DFlashReference:
         slides = self.format.slides[layer]
         if self.format.sliding_is_causal if slides else self.format.is_causal:
             seen = seen.tril(num_known)
-        if slides:  # the same tokens for every row
-            seen[:, : max(0, num_known - self.format.window)] = False
+        for row in range(count if slides else 0):
+            end = num_known + row + 1 if self.format.follows_rows else num_known
+            seen[row, : max(0, end - self.format.window)] = False
         return seen
 
     def block(self, context: Context, token: int, num_drafts: int) -> Tensor:

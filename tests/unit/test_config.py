@@ -219,7 +219,7 @@ def test_help_groups_the_options_of_methods() -> None:
     titles = {setting.name: group.title for group in engine_groups() for setting in group.settings}
     assert titles["method"] == "engine"
     assert titles["ngram_min"] == "method ngram"
-    assert titles["draft_top_k"] == "methods dflash, dspark, eagle3"
+    assert titles["draft_top_k"] == "methods dflash, dspark, eagle3, peagle"
     assert titles["draft_anchor"] == "methods dflash, dspark"
     for name in drafters.available_drafters():
         for option in drafters.get_drafter(name).options:

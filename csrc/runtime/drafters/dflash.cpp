@@ -48,6 +48,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     head_.num_layers = config.integer("num_layers", 0, 1, 64);
     head_.is_causal = config.flag("is_causal", false);
     head_.sliding_is_causal = config.flag("sliding_is_causal", false);
+    head_.window_follows_rows = config.flag("window_follows_rows", false);
     for (const char kind : config.text("layer_sights", "")) {
       head_.slides.push_back(kind == 's');  // else f: it sees the full context
     }

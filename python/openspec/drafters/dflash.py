@@ -93,6 +93,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         "anchor_drafts": dialect.anchor_drafts,
         "is_causal": dialect.is_causal,
         "sliding_is_causal": dialect.sliding_is_causal,
+        "window_follows_rows": dialect.window_follows_rows,
         "sliding_window": dialect.sliding.window,
         "layer_sights": dialect.layer_sights(),
         "has_head": head.has(HEAD),

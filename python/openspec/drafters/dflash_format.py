@@ -92,6 +92,15 @@ class BlockDialect(Dialect):
         layout = f"anchor-{FIRST if self.anchor_drafts else DROP}"
         return f"blocks of {self.block_size} rows, {layout}, {self.num_drafts} drafts"
 
+    @property
+    def window_follows_rows(self) -> bool:
+        """Whether a window ends with each row of a block, not with the context.
+
+        So z-lab's own code has it, where layers are causal. speculators trains all rows with the
+        window of the first, as they run here where rows see each other.
+        """
+        return self.name != "speculators" and bool(self.sliding.window) and self.sliding_is_causal
+
     def layer_sights(self) -> str:
         """A letter for each layer: "s" for one that slides, else "f"; empty where none does."""
         count = self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
