@@ -10,6 +10,7 @@ import pytest
 from openspec.messages import SpeculativeOptions
 from tests.gates.conftest import SELECTORS, TREES, Reference, drafter_settings
 from tests.gates.harness import Job, kv_memory, make_core, run, run_alone, texts
+from tests.gates.pairs import EMBEDDED
 from tests.gates.workload import jobs
 
 KINDS = ("greedy", "sampled", "mixed")
@@ -23,7 +24,12 @@ def as_jobs(kind: str, num_jobs: int) -> list[Job]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("concurrency", [1, 4, 16])
 def test_concurrency(
-    drafter_name: str, kind: str, concurrency: int, adaptive: bool, reference: Reference
+    drafter_name: str,
+    target_name: str,
+    kind: str,
+    concurrency: int,
+    adaptive: bool,
+    reference: Reference,
 ) -> None:
     """Staggered arrivals and budgets, at most so many at a time."""
     batch = as_jobs(kind, 16)
@@ -31,7 +37,9 @@ def test_concurrency(
     settings.setdefault("adaptive_speculation", adaptive)
     core = make_core(**settings, max_num_seqs=concurrency)
     assert texts(run(core, batch)) == texts(reference(batch))
-    if drafter_name not in ("none", "(garbage)") and not adaptive:
+    # Heads with a selector are random: they guess what other targets say by luck only.
+    is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
+    if drafter_name not in ("none", "(garbage)") and not (adaptive or is_lucky):
         assert core.stats().num_accepted_tokens > 0, "a gate without an accepted draft shows little"
 
 

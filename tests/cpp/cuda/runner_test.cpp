@@ -80,9 +80,8 @@ RunnerConfig config_of(const std::string& method) {
   const std::vector<double> inv_freq(config.target.inv_freq.begin(), config.target.inv_freq.end());
   config.method = method;
   if (method == "none") config.max_draft_tokens = 0;
-  if (method == "eagle3") {
+  if (method == "eagle3" || method == "peagle") {
     config.method_options = {{"capture_layers", std::string("0,1,2")},
-                             {"inv_freq", inv_freq},
                              {"num_q_heads", int64_t{4}},
                              {"num_kv_heads", int64_t{2}},
                              {"head_dim", int64_t{128}},
@@ -90,6 +89,10 @@ RunnerConfig config_of(const std::string& method) {
                              {"intermediate_size", int64_t{608}},
                              {"draft_vocab_size", int64_t{272}},
                              {"has_token_map", true}};
+  }
+  if (method == "peagle") {
+    config.method_options["num_layers"] = int64_t{2};
+    config.method_options["mask_token"] = int64_t{kVocab - 1};
   }
   if (method == "dflash" || method == "dspark") {
     config.max_draft_tokens = 7;

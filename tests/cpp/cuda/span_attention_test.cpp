@@ -416,7 +416,7 @@ TEST(unsupported_shapes_are_refused) {
     CHECK_EQ(span_attention_cuda(changed, nullptr), int{cudaErrorInvalidValue});
   };
   check_refused([](SpanAttentionParams& p) { p.dtype = DType::kF32; });
-  check_refused([](SpanAttentionParams& p) { p.kv.head_dim = 64; });
+  check_refused([](SpanAttentionParams& p) { p.kv.head_dim = 96; });
   check_refused([](SpanAttentionParams& p) { p.kv.page_size = 12; });
   check_refused([](SpanAttentionParams& p) { p.num_q_heads = 7; });
   check_refused([](SpanAttentionParams& p) { p.num_q_heads = 18; });
