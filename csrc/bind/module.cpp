@@ -133,6 +133,9 @@ std::vector<T> parts_of(Runner& runner, T Draft::* part) {
 /// Of each FinishReason.
 constexpr const char* kFinishNames[] = {"", "stop", "length"};
 
+/// Of each PageEvent::Kind.
+constexpr const char* kPageEventNames[] = {"stored", "removed", "cleared"};
+
 /// What the table says of a slot that holds a sequence.
 template <auto kGet>
 int of_slot(const Runner& runner, int slot) {
@@ -204,6 +207,13 @@ TensorShapes shapes_of(const Weights* weights) {
   return shapes;
 }
 
+/// Hashes as subscribers of events know them: 64 of the 128 bits, as vLLM's.
+std::vector<uint64_t> short_hashes(const std::vector<PageHash>& hashes) {
+  std::vector<uint64_t> shorter;
+  for (const PageHash& hash : hashes) shorter.push_back(hash.low);
+  return shorter;
+}
+
 void bind_values(py::module_& m) {
   py::class_<TargetConfig>(m, "TargetConfig")
       .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
@@ -267,6 +277,20 @@ void bind_values(py::module_& m) {
       .def_readonly("num_drafter_failures", &RunnerStats::num_drafter_failures)
       .def_readonly("last_drafter_failure", &RunnerStats::last_drafter_failure)
       .def_readonly("step_seconds", &RunnerStats::step_seconds);
+  py::class_<PageEvent>(m, "PageEvent")
+      .def_property_readonly(
+          "kind",
+          [](const PageEvent& event) { return kPageEventNames[static_cast<size_t>(event.kind)]; })
+      .def_property_readonly("hashes",
+                             [](const PageEvent& event) { return short_hashes(event.hashes); })
+      .def_property_readonly("parent",
+                             [](const PageEvent& event) {
+                               return event.parent ? std::optional(event.parent->low)
+                                                   : std::nullopt;
+                             })
+      .def_readonly("token_ids", &PageEvent::tokens)
+      .def_property_readonly("cache_salt",
+                             [](const PageEvent& event) { return py::bytes(event.salt); });
   py::class_<PythonDrafterBase>(m, "Drafter")
       .def(py::init<>())
       .def(
@@ -343,6 +367,10 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
       .def("reset_prefix_cache", &Runner::reset_prefix_cache)
+      .def("record_page_events", &Runner::record_page_events)
+      .def("take_page_events", &Runner::take_page_events)
+      .def("published_hashes",
+           [](const Runner& runner) { return short_hashes(runner.published_hashes()); })
       .def("check_integrity", &Runner::check_integrity)
       .def(
           "reserve",

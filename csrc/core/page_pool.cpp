@@ -65,17 +65,19 @@ PageId PagePool::find(const PageHash& hash) {
   return found->second;
 }
 
-void PagePool::publish(PageId page, const PageHash& hash) {
+bool PagePool::publish(PageId page, const PageHash& hash) {
   Page& state = held(page);
-  if (state.published || !index_.emplace(hash, page).second) return;
+  if (state.published || !index_.emplace(hash, page).second) return false;
   state.published = true;
   state.hash = hash;
+  return true;
 }
 
 void PagePool::forget(PageId page) {
   Page& state = pages_[static_cast<size_t>(page)];
   index_.erase(state.hash);
   state.published = false;
+  if (event_log_ != nullptr) event_log_->removed(state.hash);
 }
 
 void PagePool::reset_cache() {
@@ -83,6 +85,14 @@ void PagePool::reset_cache() {
   cached_.clear();
   index_.clear();
   for (Page& state : pages_) state.published = false;
+  if (event_log_ != nullptr) event_log_->cleared();
+}
+
+std::vector<PageHash> PagePool::published_hashes() const {
+  std::vector<PageHash> hashes;
+  hashes.reserve(index_.size());
+  for (const auto& entry : index_) hashes.push_back(entry.first);
+  return hashes;
 }
 
 int PagePool::reference_count(PageId page) const {

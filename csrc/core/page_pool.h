@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/page_events.h"
 #include "core/prefix_hash.h"
 
 namespace openspec {
@@ -38,15 +39,21 @@ class PagePool {
 
   /// Takes a reference to the page published under `hash`; -1 if there is none.
   PageId find(const PageHash& hash);
-  /// Offers a held page for reuse. If another page already stands under `hash`, that one stays.
-  void publish(PageId page, const PageHash& hash);
+  /// Offers a held page for reuse; whether it stands under `hash` from then on. If another page
+  /// already does, that one stays.
+  bool publish(PageId page, const PageHash& hash);
   /// Forgets every published page; held ones stay held.
   void reset_cache();
+  /// Tells `log` of pages that cease to be reusable; nullptr: nobody. Whoever publishes a page
+  /// tells it of that, with the tokens.
+  void set_event_log(PageEventLog* log) { event_log_ = log; }
 
   int reference_count(PageId page) const;
   /// Throws EngineError unless every page is exactly one of free, cached and held, and each is held
   /// as often as it occurs in `holders`.
   void check_integrity(std::span<const PageId> holders) const;
+  /// Of every reusable page, in no order.
+  std::vector<PageHash> published_hashes() const;
 
  private:
   struct Page {
@@ -63,6 +70,7 @@ class PagePool {
   std::vector<PageId> free_;  // used as a stack
   std::list<PageId> cached_;  // least recently used first
   std::unordered_map<PageHash, PageId, PageHashHasher> index_;
+  PageEventLog* event_log_ = nullptr;
 };
 
 /// Pages taken for one optimistic use; whatever is not kept goes back when the lease ends, last

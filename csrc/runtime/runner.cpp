@@ -191,6 +191,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
   const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
   try {
+    if (page_events_) cache_salts_[size_t(slot)].assign(cache_salt.begin(), cache_salt.end());
     enter("add");
     table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
     // Rows that score prompt tokens must run, cached or not.
@@ -203,32 +204,6 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     throw;
   }
   return slot;
-}
-
-void Runner::attach_prefix(int slot) {
-  const std::span<const int32_t> tokens = table_.tokens(slot);
-  const auto page_size = static_cast<size_t>(config_.page_size);
-  const std::span<int32_t> row = table_.page_row(slot);
-  std::vector<PageHash>& hashes = table_.page_hashes(slot);
-  // At least one known token has to run, for its logits.
-  const size_t num_full = (tokens.size() - 1) / page_size;
-  PageHash hash = table_.root(slot);
-  size_t num_found = 0;
-  for (; num_found < num_full; ++num_found) {
-    hash = hasher_.extend(hash, tokens.subspan(num_found * page_size, page_size));
-    const PageId page = pool_.find(hash);
-    if (page < 0) break;
-    row[num_found] = page;
-    hashes.push_back(hash);
-  }
-  const int num_pages = static_cast<int>(num_found);
-  const int num_cached = num_pages * config_.page_size;
-  // A drafter needs the features of the token before the first new one, so that one runs again;
-  // what it writes to its shared page are the bits that are there.
-  const bool runs_again = num_cached > 0 && num_rows_behind() > 0;
-  table_.commit(slot, {}, num_cached - (runs_again ? 1 : 0), num_pages);
-  cache_queries_ += static_cast<int64_t>(tokens.size());
-  cache_hits_ += num_cached;
 }
 
 void Runner::remove_sequence(int slot) {
@@ -418,23 +393,6 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   table_.availability(result.slot).observe(1, result.num_offered > 0 ? 1 : 0);
   table_.acceptance(result.slot).observe(result.num_judged, result.num_right);
   acceptance_.observe(result.num_judged, result.num_right);
-}
-
-void Runner::publish_pages(int slot, int num_waiting) try {
-  std::vector<PageHash>& hashes = table_.page_hashes(slot);
-  const auto page_size = static_cast<size_t>(config_.page_size);
-  const std::span<const int32_t> tokens = table_.tokens(slot);
-  const std::span<const PageId> pages = table_.pages(slot);
-  const auto num_ready = static_cast<size_t>(std::max(0, table_.kv_len(slot) - num_waiting));
-  while ((hashes.size() + 1) * page_size <= num_ready) {
-    enter("publish");
-    const size_t page = hashes.size();
-    hashes.push_back(hasher_.extend(page == 0 ? table_.root(slot) : hashes.back(),
-                                    tokens.subspan(page * page_size, page_size)));
-    pool_.publish(pages[page], hashes.back());
-  }
-} catch (const std::exception&) {
-  // Others find less in the cache. What is committed stays, and the rest of the commit must follow.
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,

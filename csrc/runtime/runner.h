@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "core/page_events.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "runtime/runner_config.h"
@@ -91,6 +92,11 @@ class Runner {
     return std::max(config_.max_draft_tokens, drafter_->needs().num_draft_entries);
   }
   void reset_prefix_cache() { pool_.reset_cache(); }
+  /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
+  void record_page_events();
+  /// Since the last call.
+  std::vector<PageEvent> take_page_events();
+  std::vector<PageHash> published_hashes() const { return pool_.published_hashes(); }
   void check_integrity() const;
 
   std::unique_ptr<StepLease> reserve(std::span<const SpanRequest> requests);
@@ -145,6 +151,8 @@ class Runner {
   std::unique_ptr<StepBackend> backend_;
   AcceptanceEstimate acceptance_;               // over all sequences: where a new one starts
   int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens
+  std::unique_ptr<PageEventLog> page_events_;   // if somebody follows the prefix cache
+  std::vector<std::string> cache_salts_;        // by slot, then
 };
 
 }  // namespace openspec

@@ -138,6 +138,21 @@ class StepLease:
         open must be closed too; every sequence is then where the last commit left it."""
 
 @final
+class PageEvent:
+    """One change of what the prefix cache holds. Hashes are 64 of a page's 128 bits."""
+
+    kind: str
+    """"stored", "removed" or "cleared"."""
+    hashes: list[int]
+    """Stored: pages of one sequence, one after another."""
+    parent: int | None
+    """Stored: the page in front of the first; None: the first begins its sequence."""
+    token_ids: list[int]
+    """Stored: of all pages."""
+    cache_salt: bytes
+    """Stored without parent: the salt of the request."""
+
+@final
 class RunnerStats:
     """Counters since the start."""
 
@@ -212,6 +227,12 @@ class Runner:
         """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
         flight are kept."""
     def reset_prefix_cache(self) -> None: ...
+    def record_page_events(self) -> None:
+        """Records what becomes of reusable pages; call before the first sequence."""
+    def take_page_events(self) -> list[PageEvent]:
+        """Since the last call, in order."""
+    def published_hashes(self) -> list[int]:
+        """Of every reusable page, in no order."""
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
 

@@ -90,6 +90,9 @@ class EngineConfig:
     """Seed of requests that bring none. Default: a random one for each."""
     max_failures_in_a_row: int = number(3, 1, 1 << 20)
     """Failed steps and admissions without a good step between them after which the engine ends."""
+    kv_events_config: dict[str, str | int | bool | None] | None = None
+    """vLLM's JSON for KV events, which tell routers what the prefix cache holds. Default: none. For
+    example {"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}."""
     stats_interval_s: float = number(10.0, 0.0, 86400.0)
     """Seconds between lines of statistics in the log while there is work; 0 for none."""
 

@@ -130,6 +130,8 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model."""
+        if self._core is not None:
+            self._core.close()
         self._core = None
 
     def __enter__(self) -> LLM:

@@ -102,6 +102,11 @@ class Setting:
         return any(typing.get_origin(kind) is list for kind in kinds)
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether it takes a JSON object."""
+        return any(typing.get_origin(kind) is dict for kind in typing.get_args(self.type))
+
+    @property
     def literals(self) -> tuple[str, ...]:
         """The only values that fit, where the type lists them."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
@@ -120,6 +125,8 @@ class Setting:
                 given = [part.strip() for part in raw.split(",") if part.strip()]
                 if raw.startswith("["):
                     given = msgspec.json.decode(raw)
+            if isinstance(raw, str) and self.is_mapping:
+                given = msgspec.json.decode(raw)
             value: Raw = msgspec.convert(given, self.type, strict=not isinstance(raw, str))
             return value
         except (msgspec.MsgspecError, ConfigError) as error:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from openspec.engine.executor import Logprobs
+from openspec.engine.executor import Logprobs, PageEvent
 from openspec.engine.request import Request, Span
 from openspec.errors import EngineError, OutOfPages
 
@@ -249,6 +249,9 @@ class FakeRunner:
         self._evictable.clear()
         self._cached.clear()
         self._contents.clear()
+
+    def take_page_events(self) -> list[PageEvent]:
+        return []
 
     def check_integrity(self) -> None:
         held = [0] * self.num_pages

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from openspec.engine import executor
 from openspec.engine.executor import Lease, Runner, SpanResult
+from openspec.engine.kv_events import KVEventPublisher
 from openspec.engine.planner import SchedulerConfig
 from openspec.engine.request import Request, StepPlan
 from openspec.engine.run_queue import NotAdmitted
@@ -50,6 +51,7 @@ class EngineCore:
         info: EngineInfo,
         stats_interval_s: float = 0.0,
         max_failures_in_a_row: int = 3,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -62,6 +64,7 @@ class EngineCore:
         self._max_failures_in_a_row = max_failures_in_a_row
         self._num_steps = 0
         self._reported: set[str] = set()
+        self._kv_events = kv_events
         self.on_launch: Callable[[int], None] | None = None
         """Told how many rows are in flight, as a step is launched."""
 
@@ -88,10 +91,12 @@ class EngineCore:
         """Launches a step, and collects one when its turn has come; news of requests."""
         outputs, self._ready = self._ready, []
         try:
-            return outputs + self._advance()
+            outputs += self._advance()
         except BaseException:
             self._give_up()
             raise
+        self._publish_kv_events()
+        return outputs
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of this moment."""
@@ -108,6 +113,12 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
         self._runner.reset_prefix_cache()
+        self._publish_kv_events()
+
+    def close(self) -> None:
+        """Closes what others are connected to; nothing may follow."""
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
@@ -133,6 +144,10 @@ class EngineCore:
         except Exception as error:
             return self._recover(plan, error)
         return self._take(plan, results)
+
+    def _publish_kv_events(self) -> None:
+        if self._kv_events is not None:
+            self._kv_events.publish(self._runner.take_page_events())
 
     def _launch(self, plan: StepPlan) -> None:
         if self.on_launch is not None:

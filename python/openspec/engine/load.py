@@ -19,6 +19,7 @@ from openspec.config import EngineConfig
 from openspec.drafters import get_drafter, plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup
 from openspec.engine.core import EngineCore
+from openspec.engine.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.memory import (
     CUDA,
     DeviceMemory,
@@ -83,6 +84,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     """
     started = time.monotonic()
     config.check()
+    kv_events = _kv_events_config(config)
     device = choose_device(config.device, _C.why_no_cuda())
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
@@ -143,7 +145,28 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         info,
         config.stats_interval_s,
         config.max_failures_in_a_row,
+        _publisher(kv_events, runner, config.page_size),
     )
+
+
+def _kv_events_config(config: EngineConfig) -> KVEventsConfig:
+    settings = KVEventsConfig.of(config.kv_events_config or {})
+    if settings.is_on and not config.enable_prefix_caching:
+        raise ConfigError(
+            "kv_events_config: events tell of the prefix cache, which is off; drop one of "
+            "--kv-events-config and --no-enable-prefix-caching"
+        )
+    return settings
+
+
+def _publisher(
+    config: KVEventsConfig, runner: CompiledRunner, page_size: int
+) -> KVEventPublisher | None:
+    if not config.is_on:
+        return None
+    publisher = KVEventPublisher(config, page_size)
+    runner.record_page_events()
+    return publisher
 
 
 def _check_weights(runner: _C.Runner) -> int:

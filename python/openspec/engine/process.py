@@ -52,10 +52,11 @@ def run(
         core = _start(channel, heartbeat, load)
         if core is None:
             return 1
-        while _exchange(channel, heartbeat, core):
-            outputs = core.step()
-            if outputs:
-                channel.send(Outputs(outputs))
+        with contextlib.closing(core):
+            while _exchange(channel, heartbeat, core):
+                outputs = core.step()
+                if outputs:
+                    channel.send(Outputs(outputs))
         return 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the client is gone, and nobody is left to work for
