@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
 from tokenizers import Tokenizer
 
 from openspec.bench.client import ClientError
 from openspec.bench.load import LoadResult, RequestSettings, run_load
+from openspec.bench.palette import INK_XTERM, POSITIONS, tint_of
 from openspec.bench.report import compare, speculation_of
 from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
@@ -42,7 +44,21 @@ def shortest_path(graph, start, goal):
     return None
 ```'''
 NUM_TURNS = 3
-_TINT, _DIM, _RESET = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_TURNS_LINES = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+OWN = 0
+"""In the place of a position: a token of the target itself."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One question, its answer as (text, position of the draft or `OWN`), and what it took."""
+
+    prompt: str
+    pieces: list[tuple[str, int]]
+    is_identical: bool
+    figures: list[str]
+    """Lines for people."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,65 +67,117 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="what to ask")
     parser.add_argument("--model", default=None, help="folder or id of the hub; default: embedded")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
+    parser.add_argument("--no-color", action="store_true", help="as NO_COLOR=1 does")
     args = parser.parse_args(argv)
     try:
-        config = EngineConfig(model=args.model)
-        config.check()
-        folder = config.with_folders().model_path
-        print("Starting a server ...", file=sys.stderr)
-        with started_server({"model": str(folder)}) as server:
-            is_identical = _demonstrate(server, folder, args.prompt, args.max_tokens)
+        shown = demonstrate(args.prompt, args.model, args.max_tokens)
     except (ConfigError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(rendered(shown, has_color=not args.no_color and takes_color()))
     print(
         "\nStart the server for real:  python -m openspec.serve"
         "\nMeasure it:                 python -m openspec.bench"
     )
-    return 0 if is_identical else 1
+    return 0 if shown.is_identical else 1
 
 
-def _demonstrate(server: ServerUnderTest, folder: Path, prompt: str, max_tokens: int) -> bool:
-    settings = RequestSettings(
-        model=server.model,
-        max_tokens=max_tokens,
-        temperature=0.0,
-        seed=0,
-        ignore_eos=False,
-        detailed=True,
-    )
-    workload = Workload("demo", [Prompt(user=prompt, thinking=False)])
-    plain, speculative = _measure(server, workload, settings)
-    answer = speculative[0].completions[0]
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        steps = answer.speculation.num_accepted_tokens_per_step if answer.speculation else []
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        print(f"{_DIM}{prompt}{_RESET}\n\n{tinted(answer.token_ids, steps, tokenizer)}\n")
-        print(f"{_TINT}Green{_RESET}: accepted drafts.")
-    else:
-        print(f"{prompt}\n\n{''.join(answer.chunk_text)}\n")
-    is_identical = compare(plain, speculative).holds
-    print(statistics_line(plain, speculative, is_identical))
-    return is_identical
+def takes_color() -> bool:
+    """Whether stdout is a terminal and nobody has asked for less (https://no-color.org)."""
+    wants_none = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not wants_none
 
 
-def tinted(
-    token_ids: Sequence[int], num_accepted_per_step: Sequence[int], tokenizer: Tokenizer
-) -> str:
-    """The text, with what came from accepted drafts in green.
+def demonstrate(
+    prompt: str = DEFAULT_PROMPT, model: str | None = None, max_tokens: int = 256
+) -> Demonstration:
+    """Start a server, ask it with and without drafts, and stop it.
 
-    A step's tokens are its accepted drafts, then one more.
+    Raises:
+        ConfigError: the model cannot be served.
+        ClientError: the server refused the request.
     """
-    is_draft = [flag for num in num_accepted_per_step for flag in (*[True] * num, False)]
-    parts: list[str] = []
+    config = EngineConfig(model=model)
+    config.check()
+    folder = config.with_folders().model_path
+    print("Starting a server ...", file=sys.stderr)
+    with started_server({"model": str(folder)}) as server:
+        settings = RequestSettings(
+            model=server.model,
+            max_tokens=max_tokens,
+            temperature=0.0,
+            seed=0,
+            ignore_eos=False,
+            detailed=True,
+        )
+        workload = Workload("demo", [Prompt(user=prompt, thinking=False)])
+        plain, speculative = _measure(server, workload, settings)
+    answer = speculative[0].completions[0]
+    steps = answer.speculation.num_accepted_tokens_per_step if answer.speculation else []
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    is_identical = compare(plain, speculative).holds
+    return Demonstration(
+        prompt=prompt,
+        pieces=pieces_of(answer.token_ids, steps, tokenizer),
+        is_identical=is_identical,
+        figures=figures_of_demo(plain, speculative, is_identical),
+    )
+
+
+def pieces_of(
+    token_ids: Sequence[int], num_accepted_per_step: Sequence[int], tokenizer: Tokenizer
+) -> list[tuple[str, int]]:
+    """The text in pieces, each with its token's position in a draft, or `OWN`.
+
+    A step's tokens are its accepted drafts, then one more. A character that is spread over several
+    tokens stands with the last of them.
+    """
+    positions = [at for num in num_accepted_per_step for at in (*range(1, num + 1), OWN)]
+    pieces: list[tuple[str, int]] = []
     shown = ""
     for end in range(1, len(token_ids) + 1):
         text: str = tokenizer.decode(list(token_ids[:end]), skip_special_tokens=True)
         if text.endswith("\ufffd") and end < len(token_ids):
-            continue  # a character is spread over several tokens
+            continue
         new, shown = text[len(shown) :], text
-        parts.append(f"{_TINT}{new}{_RESET}" if end <= len(is_draft) and is_draft[end - 1] else new)
-    return "".join(parts).replace(_RESET + _TINT, "")
+        if new:
+            pieces.append((new, positions[end - 1] if end <= len(positions) else OWN))
+    return pieces
+
+
+def rendered(shown: Demonstration, *, has_color: bool) -> str:
+    """All that the terminal shows of a demonstration."""
+    prompt, figures = printable(shown.prompt), "\n".join(shown.figures)
+    if not has_color:
+        answer = "".join(printable(text) for text, _ in shown.pieces)
+        return f"{prompt}\n\n{answer}\n\n{figures}"
+    answer = "".join(_tinted(printable(text), position) for text, position in shown.pieces)
+    legend = " ".join(
+        _tinted(f" {tint.label} ", at) for tint, at in zip(POSITIONS, (1, 2, 3, 4, 8), strict=True)
+    )
+    return (
+        f"{_DIM}{prompt}{_RESET}\n\n{answer}\n\n"
+        f"Accepted drafts, by position: {legend}  The rest is the target's own.\n\n{figures}"
+    )
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: what would steer it, or turn its lines around, shows as U+FFFD."""
+    return "".join(
+        character
+        if character in "\n\t"
+        or (unicodedata.category(character) not in {"Cc", "Cs"} and character not in _TURNS_LINES)
+        else "\ufffd"
+        for character in text
+    )
+
+
+def _tinted(text: str, position: int) -> str:
+    """On the tint of its position. Ends of lines stay bare: terminals fill the line behind them."""
+    if position == OWN:
+        return text
+    start = f"\x1b[38;5;{INK_XTERM};48;5;{tint_of(position).xterm}m"
+    return "\n".join(f"{start}{line}{_RESET}" if line else "" for line in text.split("\n"))
 
 
 def _measure(
@@ -132,16 +200,16 @@ def _measure(
     return results[False], results[True]
 
 
-def statistics_line(
+def figures_of_demo(
     plain: Sequence[LoadResult], speculative: Sequence[LoadResult], is_identical: bool
-) -> str:
+) -> list[str]:
     """What speculation did for the answer. No speed is shown for a text that is not the plain one.
 
     Speeds are medians over the turns, prompt processing included.
     """
     identical = f"identical to plain decoding: {'yes' if is_identical else 'NO'}"
     if not is_identical:
-        return identical
+        return [identical]
     counters = speculation_of(speculative[0].completions)
     speed = median(result.tokens_per_s for result in speculative)
     plain_speed = median(result.tokens_per_s for result in plain)
@@ -150,4 +218,8 @@ def statistics_line(
         parts.append(f"acceptance rate {acceptance_rate(counters):.0%}")
         parts.append(f"mean acceptance length {mean_acceptance_length(counters):.2f}")
     parts.append(f"{speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s)")
-    return ", ".join((*parts, identical))
+    return [
+        ", ".join((*parts, identical)),
+        f"{counters.num_draft_tokens} drafted, {counters.num_accepted_tokens} accepted, "
+        f"{speed / plain_speed:.2f} times plain",
+    ]
