@@ -257,7 +257,21 @@ void bind_values(py::module_& m) {
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
   py::class_<SequenceParams>(m, "SequenceParams")
       .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
-           py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1);
+           py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1,
+           py::arg("reports_steps") = false);
+  py::class_<SpanDetail>(m, "SpanDetail")
+      .def_property_readonly("draft_token_ids",
+                             [](const SpanDetail& detail) { return detail.draft.tokens; })
+      .def_property_readonly("draft_parents",
+                             [](const SpanDetail& detail) { return detail.draft.parents; })
+      .def_property_readonly("draft_scores",
+                             [](const SpanDetail& detail) { return detail.draft.scores; })
+      .def_readonly("accepted", &SpanDetail::accepted)
+      .def_readonly("num_rows", &SpanDetail::num_rows)
+      .def_readonly("num_seqs", &SpanDetail::num_seqs)
+      .def_readonly("seconds", &SpanDetail::seconds)
+      .def_readonly("device_seconds", &SpanDetail::device_seconds)
+      .def_readonly("draft_seconds", &SpanDetail::draft_seconds);
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -268,9 +282,10 @@ void bind_values(py::module_& m) {
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
       .def_property_readonly("logprobs",
                              [](const SpanResult& result) { return tuples_of(result.logprobs); })
-      .def_property_readonly("prompt_logprobs", [](const SpanResult& result) {
-        return tuples_of(result.prompt_logprobs);
-      });
+      .def_property_readonly(
+          "prompt_logprobs",
+          [](const SpanResult& result) { return tuples_of(result.prompt_logprobs); })
+      .def_readonly("detail", &SpanResult::detail);
   py::class_<RunnerStats>(m, "RunnerStats")
       .def_readonly("num_steps", &RunnerStats::num_steps)
       .def_readonly("num_rows", &RunnerStats::num_rows)

@@ -80,11 +80,12 @@ inline constexpr SamplingField kSamplingFields[] = {
 };
 
 inline SequenceParams make_sequence_params(const pybind11::object& sampling, int max_tokens,
-                                           int num_prompt_logprobs) {
+                                           int num_prompt_logprobs, bool reports_steps) {
   SequenceParams params;
   for (const SamplingField& field : kSamplingFields) field.read(params, sampling.attr(field.name));
   params.max_tokens = max_tokens;
   params.num_prompt_logprobs = num_prompt_logprobs;
+  params.reports_steps = reports_steps;
   OPENSPEC_CHECK_ARG(params.num_logprobs <= kMaxLogprobs && num_prompt_logprobs <= kMaxLogprobs,
                      "at most ", kMaxLogprobs, " logprobs");
   return params;

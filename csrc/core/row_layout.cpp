@@ -79,6 +79,19 @@ std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> 
   return path;
 }
 
+std::vector<int32_t> drafts_of_run(const Draft& draft, std::span<const int32_t> tokens) {
+  std::vector<int32_t> path;
+  int32_t at = -1;
+  for (int32_t i = 0; i < draft.size() && path.size() < tokens.size(); ++i) {
+    const auto index = static_cast<size_t>(i);
+    if (draft.parents[index] == at && draft.tokens[index] == tokens[path.size()]) {
+      path.push_back(i);
+      at = i;
+    }
+  }
+  return path;
+}
+
 DraftJudgement judge_drafts(const Draft& offered, int num_granted,
                             std::span<const int32_t> chosen) {
   DraftJudgement judgement;

@@ -70,6 +70,10 @@ struct RowLayout {
 /// drafts (indices, in order); the token chosen at the last of them ends the run.
 std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> chosen);
 
+/// The drafts (indices, in order) that a run of chosen tokens went along, as far as it did: among
+/// siblings that are equal the first.
+std::vector<int32_t> drafts_of_run(const Draft& draft, std::span<const int32_t> tokens);
+
 /// What the choices say of the drafts on offer, of which the first `num_granted` had rows: at how
 /// many depths, from the first on, a draft can be compared with the choice, and at how many of
 /// these one of the siblings is right. One depth more than had rows can be judged, for the choice

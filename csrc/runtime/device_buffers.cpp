@@ -64,6 +64,7 @@ size_t take_rings(std::byte* base, StepOutcomeArrays& outcome, std::vector<StepI
   carver.take(entries, outcome.kept_slots);
   carver.take(entries, outcome.outcomes);
   carver.take(entries * (1 + drafts_per_seq(config)), outcome.tokens, outcome.samples);
+  carver.take(entries * drafts_per_seq(config), outcome.drafts, outcome.parents, outcome.scores);
   carver.take(samples * (1 + kMaxLogprobs), outcome.logprob_ids);
   carver.take(samples * (1 + kMaxLogprobs), outcome.logprobs);
   carver.take(samples, outcome.ranks);

@@ -21,8 +21,11 @@ struct StepInputArrays {
 
 /// What steps leave for the host, in pinned memory.
 struct StepOutcomeArrays {
-  StepOutcome* outcomes = nullptr;                   // [ring, S]
-  int32_t *tokens = nullptr, *samples = nullptr;     // [ring, S, 1 + D]
+  StepOutcome* outcomes = nullptr;                // [ring, S]
+  int32_t *tokens = nullptr, *samples = nullptr;  // [ring, S, 1 + D]
+  // Of sequences that want to know: what had rows.
+  int32_t *drafts = nullptr, *parents = nullptr;     // [ring, S, D]
+  float* scores = nullptr;                           // [ring, S, D]
   int32_t *logprob_ids = nullptr, *ranks = nullptr;  // [ring, R, 1 + kMaxLogprobs], [ring, R]
   float* logprobs = nullptr;                         // [ring, R, 1 + kMaxLogprobs]
   int32_t* kept_slots = nullptr;  // [ring, S], from the host: whose kept rows are learned

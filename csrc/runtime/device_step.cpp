@@ -346,6 +346,7 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   result.num_right = outcome.num_right;
 
   const SequenceParams& params = table.params(result.slot);
+  if (params.reports_steps && outcome.first_choice >= 0) result.detail = detail_of(result, entry);
   const size_t ring_begin = index(lease.ring_index) * index(config.max_num_batched_tokens);
   const auto logprobs_of = [&](int sample, int num_best) {
     const size_t i = ring_begin + index(sample);

@@ -29,6 +29,7 @@ class DeviceStep final : public StepBackend {
   void synchronize() override { device::synchronize(stream_.handle()); }
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;
+  std::optional<double> draft_seconds(const StepLease& lease) const override;
   std::vector<StepKind> step_kinds() const override { return book_.step_kinds(); }
   int most_sized_rows() const override { return book_.most_sized_rows(); }
   double time_step(const StepKind& kind, std::span<const int> slots) override;
@@ -87,6 +88,7 @@ class DeviceStep final : public StepBackend {
   /// Starts the step whose input is the header and the ring's entry.
   void start(int ring_index, const StepHeader& header, const StepShape& shape, int num_samples);
   SpanResult result_of(const StepLease& lease, size_t span) const;
+  SpanDetail detail_of(const SpanResult& result, size_t entry) const;
   void update_slot(int slot);
   void upload_params(int slot);
   static size_t index(int i) { return static_cast<size_t>(i); }

@@ -68,6 +68,7 @@ void HostStep::launch(StepLease& lease) {
   }
   const auto begin = Clock::now();
   propose(lease);
+  lease.draft_seconds = seconds_since(begin);
   score(lease);
   choose(lease);
   accept(lease);
@@ -251,6 +252,11 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   result.num_offered = lease.offered[index].size();
   result.num_judged = judgement.num_judged;
   result.num_right = judgement.num_right;
+  if (params.reports_steps) {
+    SpanDetail& detail = result.detail.emplace();
+    detail.draft = span.draft;
+    detail.accepted = drafts_of_run(span.draft, result.token_ids);
+  }
   return result;
 }
 

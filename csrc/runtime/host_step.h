@@ -21,6 +21,9 @@ class HostStep final : public StepBackend {
   void prepare() override { context_.drafter.prepare(exec_); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
+  std::optional<double> draft_seconds(const StepLease& lease) const override {
+    return lease.draft_seconds;
+  }
   void add_sequence(int slot) override;
   void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;

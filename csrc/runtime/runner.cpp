@@ -331,6 +331,7 @@ void Runner::launch(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kReserved, "a lease is launched once");
   // From here on the device may have changed lengths, even if launching fails half-way.
   lease.state = StepLease::State::kLaunched;
+  lease.launched_at = Clock::now();
   backend_->launch(lease);
 }
 
@@ -342,7 +343,17 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     const std::lock_guard lock(stats_mutex_);
     stats_.step_seconds += lease.seconds;
   }
-  backend_->observe_time(lease, seconds_since(std::exchange(last_collected_, Clock::now())));
+  const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
+  const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
+  backend_->observe_time(lease, seconds);
+  for (SpanResult& result : lease.results) {
+    if (!result.detail) continue;
+    result.detail->num_rows = lease.num_rows;
+    result.detail->num_seqs = static_cast<int>(lease.requests.size());
+    result.detail->seconds = std::chrono::duration<double>(last_collected_ - begun).count();
+    result.detail->device_seconds = lease.seconds;
+    result.detail->draft_seconds = backend_->draft_seconds(lease);
+  }
   return lease.results;
 }
 

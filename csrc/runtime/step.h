@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,17 @@ struct TokenLogprobs {
 
 enum class FinishReason : uint8_t { kRunning, kStop, kLength };
 
+/// What a step did for a sequence, and what it took.
+struct SpanDetail {
+  Draft draft;                    // what had rows
+  std::vector<int32_t> accepted;  // of these, the drafts among the chosen tokens, in order
+  // Of the whole step:
+  int num_rows = 0, num_seqs = 0;
+  double seconds = 0.0;  // since the step before it was collected, or since its launch
+  double device_seconds = 0.0;
+  std::optional<double> draft_seconds;  // of these, for proposing; none: not known
+};
+
 /// What one sequence gets from a step.
 struct SpanResult {
   int slot = 0;
@@ -47,7 +60,8 @@ struct SpanResult {
   int num_offered = 0, num_judged = 0, num_right = 0;
   std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
   std::vector<TokenLogprobs>
-      prompt_logprobs;  // of the prompt tokens after the chunk's rows, if asked for
+      prompt_logprobs;               // of the prompt tokens after the chunk's rows, if asked for
+  std::optional<SpanDetail> detail;  // of a step that chose tokens, if asked for
 };
 
 /// One optimistic transaction: pages for the worst case, the rows, and what came of them. Nothing
@@ -82,8 +96,10 @@ struct StepLease {
   };
   Plan plan;
 
-  int num_rows = 0;      // laid out, at most
-  double seconds = 0.0;  // that the device worked on it
+  int num_rows = 0;            // laid out, at most
+  double seconds = 0.0;        // that the device worked on it
+  double draft_seconds = 0.0;  // of these, for proposing; the host's own step
+  std::chrono::steady_clock::time_point launched_at;
   // Steps up to this one, each with a row of a sequence at most, from whose rows the drafter has
   // yet to learn.
   int num_waiting = 0;

@@ -71,6 +71,12 @@ bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offer
       .opens(rate, without.tokens_per_second, with.seconds / without.seconds);
 }
 
+std::optional<double> StepBackend::expected_draft_seconds(int num_seqs, int num_rows) const {
+  if (plain_times_.empty() || proposing_times_.empty()) return std::nullopt;
+  const double proposing = proposing_times_.of(num_seqs).seconds(num_rows);
+  return std::max(0.0, proposing - plain_times_.of(num_seqs).seconds(num_rows));
+}
+
 void StepBackend::observe_time(const StepLease& lease, double seconds) {
   if (lease.plan.seconds <= 0.0) return;
   double num_tokens = 0.0;

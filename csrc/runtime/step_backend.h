@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,6 +52,8 @@ class StepBackend {
   virtual void launch(StepLease& lease) = 0;
   /// Fills lease.results.
   virtual void collect(StepLease& lease) = 0;
+  /// Seconds of a collected step that went into proposing; none: not known.
+  virtual std::optional<double> draft_seconds(const StepLease& lease) const = 0;
   /// After the table has taken the results.
   virtual void teach_drafter(const StepLease& /*lease*/) {}
 
@@ -91,6 +94,8 @@ class StepBackend {
   /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
   static int expected_depths(const StepContext& context);
   bool has_step_times() const { return !plain_times_.empty(); }
+  /// What a costly drafter adds to a step, as the timed steps have it; none: they were not timed.
+  std::optional<double> expected_draft_seconds(int num_seqs, int num_rows) const;
   /// How many of the drafts on offer, one offer a request, a step is to have that costs
   /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.
   RowBudget plan_drafts(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,

@@ -99,11 +99,36 @@ class SequenceParams:
     """
 
     def __init__(
-        self, sampling: SamplingParams, *, max_tokens: int, num_prompt_logprobs: int = -1
+        self,
+        sampling: SamplingParams,
+        *,
+        max_tokens: int,
+        num_prompt_logprobs: int = -1,
+        reports_steps: bool = False,
     ) -> None: ...
 
 TokenLogprobs = tuple[list[int], list[float], int]
 """(token ids, log-probabilities, rank) at one token, which is entry 0; then the best, falling."""
+
+@final
+class SpanDetail:
+    """What a step did for a sequence, and what the whole step took."""
+
+    draft_token_ids: list[int]
+    """Drafts that had rows."""
+    draft_parents: list[int]
+    """By draft, the number of the draft that it follows; -1: the last known token."""
+    draft_scores: list[float]
+    """By draft; empty: the drafter gave none."""
+    accepted: list[int]
+    """Numbers of the drafts among the chosen tokens, in order."""
+    num_rows: int
+    num_seqs: int
+    seconds: float
+    """Since the step before it was collected, or since its launch if that is later."""
+    device_seconds: float
+    draft_seconds: float | None
+    """Of these, for proposing; on CUDA as steps timed at the start have it, None: not known."""
 
 @final
 class SpanResult:
@@ -125,6 +150,8 @@ class SpanResult:
     """One for each of token_ids if asked for, else empty."""
     prompt_logprobs: list[TokenLogprobs]
     """For the prompt tokens behind this chunk's rows if asked for, else empty."""
+    detail: SpanDetail | None
+    """Of a step that chose tokens, for a sequence with `reports_steps`."""
 
 @final
 class StepLease:

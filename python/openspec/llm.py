@@ -22,6 +22,7 @@ from openspec.messages import (
     EngineRequest,
     EngineStats,
     SamplingParams,
+    SpeculativeOptions,
     engine_request,
     fan_out,
     mean_acceptance_length,
@@ -77,8 +78,11 @@ class LLM:
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        speculative: SpeculativeOptions | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts (texts or token ids), batched; results in the order of the prompts.
+
+        `speculative` is the requests' own say in speculation, as in `chat`.
 
         Raises:
             RequestError: for a request that cannot be served; nothing has run then.
@@ -95,7 +99,7 @@ class LLM:
                 self.tokenizer.check_token_ids(prompt)
                 texts.append(None)
                 token_ids.append(prompt)
-        return self._generate(texts, token_ids, sampling_params, use_tqdm)
+        return self._generate(texts, token_ids, sampling_params, use_tqdm, speculative)
 
     def chat(
         self,
@@ -103,6 +107,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         chat_template_kwargs: Mapping[str, JsonValue] | None = None,
+        speculative: SpeculativeOptions | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, through the model's chat template.
 
@@ -118,6 +123,7 @@ class LLM:
             [prompt.token_ids for prompt in rendered],
             sampling_params,
             use_tqdm,
+            speculative,
         )
 
     def default_sampling_params(self) -> SamplingParams:
@@ -151,6 +157,7 @@ class LLM:
         token_ids: Sequence[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        speculative: SpeculativeOptions | None,
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -162,7 +169,7 @@ class LLM:
             )
         with self._alone():
             groups = [
-                self._processors(prompt, sampling.typed())
+                self._processors(prompt, sampling.typed(), speculative)
                 for prompt, sampling in zip(token_ids, sampling_params, strict=True)
             ]
             by_id = {one.request.request_id: one for group in groups for one in group}
@@ -185,7 +192,10 @@ class LLM:
                 self._user = None
 
     def _processors(
-        self, prompt: list[int], sampling: SamplingParams
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        speculative: SpeculativeOptions | None,
     ) -> list[RequestOutputProcessor]:
         """The sequences of one request."""
         self._num_requests += 1
@@ -198,6 +208,7 @@ class LLM:
             self.model_config.eos_token_ids,
             bad_word_ids=self.tokenizer.ids_of_bad_words(sampling.bad_words),
             default_seed=self.config.seed,
+            speculative=speculative,
         )
         return [
             RequestOutputProcessor(

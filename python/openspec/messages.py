@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from openspec.errors import RequestError
+from openspec.step_detail import StepDetail
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -29,8 +30,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_BAD_WORDS = 1024
 MAX_N = 128
-MAX_ALLOWED_IDS_OF_ALL = 1 << 21
-"""`allowed_token_ids` times `n`."""
+MAX_ALLOWED_IDS_OF_ALL = 1 << 21  # `allowed_token_ids` times `n`
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     num_speculative_tokens: int | None = None
     detailed: bool = False
-    """Record acceptance step by step."""
+    """Report every step: `StepDetail`."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,8 +210,7 @@ class SpecDecodeStats(SpecCounters, kw_only=True):
     num_steps: int = 0
     """Steps that produced at least one output token, drafted or not."""
     num_accepted_tokens_per_step: list[int] = msgspec.field(default_factory=list)
-    """If asked for: of these steps, in order. A step's output is its accepted drafts and then one
-    token more, unless the answer ended with a draft."""
+    """If asked for: of these steps, in order; see `StepDetail`."""
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):
@@ -226,8 +225,9 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """None, "stop" (a stop id, the last of token_ids), "length", "abort" or "error"."""
     num_cached_tokens: int = 0
     spec_decode: SpecDecodeStats | None = None
-    """So far. Set on the last output, and on every one if there are stop strings: the front may end
-    the request at any of those."""
+    """So far. On the last output; with stop strings on each, for the front may end any there."""
+    steps: list[StepDetail] | None = None
+    """What brought `token_ids`, if asked for."""
     error: str | None = None
 
 
@@ -396,5 +396,5 @@ def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
     total = SpecDecodeStats(num_steps=sum(part.num_steps for part in parts))
     add_counters(total, parts)
     if len(parts) == 1:
-        total.num_accepted_tokens_per_step = list(parts[0].num_accepted_tokens_per_step)
+        total.num_accepted_tokens_per_step += parts[0].num_accepted_tokens_per_step
     return total

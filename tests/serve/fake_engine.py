@@ -23,6 +23,7 @@ from openspec.messages import (
     fan_out,
     record_draft,
 )
+from openspec.step_detail import StepDetail
 from tests.serve.fake_model import MAX_POSITIONS, vocab_size
 
 NUM_DRAFTS = 4
@@ -169,6 +170,9 @@ class FakeEngineClient:
             sequence.spec.num_accepted_tokens_per_step.append(
                 0 if first else min(accepted, len(tokens))
             )
+        detail = None
+        if request.speculative.detailed:
+            detail = [self._detail(request, tokens, 0 if first else accepted, drafts)]
         if reason is None and len(tokens) == budget:
             reason = "length"
         prompt_logprobs = None
@@ -193,7 +197,28 @@ class FakeEngineClient:
                 finish_reason=reason,
                 num_cached_tokens=len(request.prompt_token_ids) // 16 * 16 if first else 0,
                 spec_decode=sequence.spec if reason is not None else None,
+                steps=detail,
             )
+        )
+
+    def _detail(
+        self, request: EngineRequest, tokens: list[int], accepted: int, drafts: int
+    ) -> StepDetail:
+        """A chain of drafts that are right as often as was drawn; later ones are one too high."""
+        accepted = min(accepted, len(tokens))
+        count = drafts if accepted and request.speculative.enabled else 0
+        wrong = [(token + 1) % 300 for token in range(accepted, count)]
+        return StepDetail(
+            token_ids=tokens,
+            draft_token_ids=tokens[:accepted] + wrong,
+            draft_parents=list(range(-1, count - 1)),
+            draft_scores=None,
+            accepted=list(range(accepted)),
+            num_rows=1 + count,
+            num_seqs=1,
+            seconds=0.002,
+            device_seconds=0.001,
+            draft_seconds=0.0005,
         )
 
     def _room(self, request: EngineRequest) -> int:

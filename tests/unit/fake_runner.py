@@ -31,6 +31,7 @@ class FakeParams:
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
     max_draft_tokens: int = 0
+    reports_steps: bool = False
 
 
 def fake_params(request: Request) -> FakeParams:
@@ -45,6 +46,7 @@ def fake_params(request: Request) -> FakeParams:
         if request.needs_prompt_logprobs
         else -1,
         max_draft_tokens=request.draft_limit,
+        reports_steps=request.source.speculative.detailed,
     )
 
 
@@ -82,6 +84,20 @@ class FakeSpanResult:
     num_accepted_tokens: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    detail: FakeSpanDetail | None = None
+
+
+@dataclass
+class FakeSpanDetail:
+    draft_token_ids: list[int]
+    draft_parents: list[int]
+    accepted: list[int]
+    draft_scores: list[float] = field(default_factory=list)
+    num_rows: int = 1
+    num_seqs: int = 1
+    seconds: float = 0.0
+    device_seconds: float = 0.0
+    draft_seconds: float | None = None
 
 
 @dataclass
@@ -452,6 +468,10 @@ class FakeRunner:
                 result.finish_reason = "length"
             if result.finish_reason or not is_accepted:
                 break
+        if params.reports_steps:
+            parents = list(range(-1, len(drafts) - 1))
+            accepted = list(range(result.num_accepted_tokens))
+            result.detail = FakeSpanDetail(drafts, parents, accepted)
         sequence.device_tokens = known
         sequence.device_kv_len = len(known) - 1
         sequence.is_finished = bool(result.finish_reason)

@@ -35,23 +35,42 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
 PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "settings": ("errors",),
-    "messages": ("errors",),
+    "step_detail": (),
+    "messages": ("errors", "step_detail"),
     "_C": ("messages",),
     "ops": ("_C",),
     "checkpoint": ("_C", "errors"),
     "drafters": ("_C", "errors", "settings", "checkpoint"),
     "config": ("errors", "settings", "checkpoint", "drafters"),
-    "text": ("errors", "messages", "checkpoint"),
-    "engine": ("_C", "errors", "settings", "messages", "checkpoint", "drafters", "config"),
+    "text": ("errors", "step_detail", "messages", "checkpoint"),
+    "engine": (
+        "_C",
+        "errors",
+        "step_detail",
+        "settings",
+        "messages",
+        "checkpoint",
+        "drafters",
+        "config",
+    ),
     "llm": ("_C", "errors", "settings", "messages", "checkpoint", "config", "text", "engine"),
-    "serve": ("errors", "settings", "messages", "checkpoint", "config", "text", "engine"),
+    "serve": (
+        "errors",
+        "step_detail",
+        "settings",
+        "messages",
+        "checkpoint",
+        "config",
+        "text",
+        "engine",
+    ),
     "bench": ("errors", "settings", "messages", "drafters", "config"),
     "tools": ("errors", "settings", "messages", "checkpoint", "drafters", "config", "llm", "bench"),
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),
 }
-MAX_ROOT_MODULES = 10
+MAX_ROOT_MODULES = 11
 
 
 def cpp_files(*layers: str) -> list[Path]:

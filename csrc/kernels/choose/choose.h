@@ -36,6 +36,7 @@ struct SamplingParams {
   int32_t num_logprobs = -1;         // -1: none; 0: the chosen token's only; n: and the n best
   bool raw_logprobs = true;          // of the model's logits; false: of the distribution drawn from
   int32_t num_prompt_logprobs = -1;  // as num_logprobs, for rows that score prompt tokens
+  bool reports_steps = false;        // wants to know each step's drafts
 };
 
 inline constexpr int kMaxLogprobs = 20;

@@ -140,6 +140,17 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
       outcome.num_tokens += count;
       if (ends != 0) outcome.finish = __shfl_sync(kAllLanes, is_stop, count - 1) ? kStop : kLength;
     }
+    if (sampling.reports_steps) {
+      outcome.has_scores = params.scores != nullptr;
+      const int64_t first_out = entry * params.max_drafts;
+      for (int i = lane; i < granted; i += 32) {
+        params.out_drafts[first_out + i] = drafts[i];
+        params.out_parents[first_out + i] = has_tree ? params.parents[first_draft + i] : i - 1;
+        if (params.scores != nullptr) {
+          params.out_scores[first_out + i] = params.scores[first_draft + i];
+        }
+      }
+    }
     outcome.num_accepted = min(outcome.num_tokens, verdict.num_accepted);
     outcome.num_computed += outcome.num_tokens - 1;
   }

@@ -123,7 +123,7 @@ struct StepOutcome {
   int32_t num_judged = 0;  // see DraftJudgement
   int32_t num_right = 0;
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
-  int32_t reserved = 0;
+  int32_t has_scores = 0;  // whether the drafts in the ring have scores
 };
 
 /// Accepts the longest run of drafts that equal the choices (accept_drafts), stops at stop ids and
@@ -134,6 +134,7 @@ struct CommitRowsParams {
   bool keeps_rows = false;              // for the drafter, which else learns from them now
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
   const int32_t* parents = nullptr;     // likewise; null: chains
+  const float* scores = nullptr;        // likewise; null: none
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;
   const int32_t* num_granted = nullptr;
@@ -152,9 +153,12 @@ struct CommitRowsParams {
   // out [num_rows] with parents: which rows count, see ExtendRowsParams
   int32_t* committed_row = nullptr;
   // out, each [ring, ...], pinned
-  StepOutcome* outcomes = nullptr;     // [ring, max_spans]
-  int32_t* tokens = nullptr;           // [ring, max_spans, 1 + max_drafts], as the next
-  int32_t* samples = nullptr;          // where each was chosen
+  StepOutcome* outcomes = nullptr;  // [ring, max_spans]
+  int32_t* tokens = nullptr;        // [ring, max_spans, 1 + max_drafts], as the next
+  int32_t* samples = nullptr;       // where each was chosen
+  // [ring, max_spans, max_drafts] drafts that had rows, for sequences with reports_steps
+  int32_t *out_drafts = nullptr, *out_parents = nullptr;
+  float* out_scores = nullptr;
   int32_t* out_logprob_ids = nullptr;  // [ring, max_samples, 1 + kMaxLogprobs], as the next
   float* out_logprobs = nullptr;
   int32_t* out_ranks = nullptr;  // [ring, max_samples]

@@ -71,6 +71,7 @@ def sequence_params(request: Request) -> _C.SequenceParams:
         num_prompt_logprobs=(sampling.prompt_logprobs or 0)
         if request.needs_prompt_logprobs
         else -1,
+        reports_steps=request.source.speculative.detailed,
     )
 
 

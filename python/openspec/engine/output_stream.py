@@ -82,6 +82,7 @@ def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
     first, last = outputs[0], outputs[-1]
     logprobs = [entry for output in outputs for entry in output.logprobs or ()]
     has_logprobs = any(output.logprobs is not None for output in outputs)
+    steps = [step for output in outputs for step in output.steps or ()]
     return EngineOutput(
         request_id=last.request_id,
         token_ids=[token for output in outputs for token in output.token_ids],
@@ -90,5 +91,6 @@ def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
         finish_reason=last.finish_reason,
         num_cached_tokens=last.num_cached_tokens,
         spec_decode=last.spec_decode,
+        steps=steps or None,
         error=last.error,
     )

@@ -28,6 +28,7 @@ from openspec.messages import (
     fan_out,
     record_draft,
 )
+from openspec.step_detail import StepDetail
 
 
 class Scheduler:
@@ -212,6 +213,8 @@ class Scheduler:
         else:
             request.append(token_ids)
             self._count(request, len(token_ids), result)
+            if request.source.speculative.detailed:
+                output.steps = [_step_detail(token_ids, result)]
             if request.source.sampling.logprobs is not None:
                 output.logprobs = _logprobs(result.logprobs)
             output.finish_reason = result.finish_reason or None
@@ -235,6 +238,24 @@ class Scheduler:
         if num_drafts > 0:
             for counters in (request.spec_decode, self._stats):
                 record_draft(counters, num_drafts, result.num_accepted_tokens, self._depth)
+
+
+def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
+    detail = result.detail
+    if detail is None:
+        raise EngineError(f"slot {result.slot} did not report its step")
+    return StepDetail(
+        token_ids=token_ids,
+        draft_token_ids=detail.draft_token_ids,
+        draft_parents=detail.draft_parents,
+        draft_scores=detail.draft_scores or None,
+        accepted=detail.accepted,
+        num_rows=detail.num_rows,
+        num_seqs=detail.num_seqs,
+        seconds=detail.seconds,
+        device_seconds=detail.device_seconds,
+        draft_seconds=detail.draft_seconds,
+    )
 
 
 def _logprobs(entries: Sequence[Logprobs]) -> list[TokenLogprobs]:

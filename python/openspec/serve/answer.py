@@ -139,6 +139,8 @@ class Answer(ABC):
 
     def _output_size(self, num_tokens: int) -> int:
         num_logprobs = self.job.sampling.logprobs
+        if self.job.is_detailed:
+            num_tokens *= 16
         return num_tokens if num_logprobs is None else num_tokens * (8 + 4 * num_logprobs)
 
     def _prompt_size(self, prompt: Prompt) -> int:

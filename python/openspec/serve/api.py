@@ -49,7 +49,7 @@ class SpeculativeField(Model):
     num_speculative_tokens: Annotated[int, Field(ge=0, le=1024)] | None = None
     """At most this many draft tokens per step; the server's setting caps it."""
     detailed: bool | None = None
-    """Report acceptance step by step, for requests of one sequence."""
+    """Report every step of each choice in its `steps`."""
 
 
 class GenerationFields(Model):

@@ -17,6 +17,7 @@ from openspec.serve.body import receive_request
 from openspec.serve.chat_prompt import ChatJob, chat_job
 from openspec.serve.context import ServerContext
 from openspec.serve.logprobs import chat_logprobs, prompt_logprobs
+from openspec.serve.steps import shown_steps
 from openspec.serve.wire import (
     AssistantMessage,
     ChatChoice,
@@ -144,6 +145,7 @@ class _Answer(ChunkedAnswer):
         )
         if self._request.return_token_ids:
             choice.token_ids = output.token_ids
+        choice.steps = shown_steps(self.context.tokenizer, output.steps, output.token_texts)
         return choice
 
     def _chunk_choices(
@@ -159,7 +161,9 @@ class _Answer(ChunkedAnswer):
             out.reasoning_content = out.reasoning = added.reasoning
         if added.calls:
             out.tool_calls = added.calls
-        wants_tokens = self._request.return_token_ids or delta.logprobs is not None
+        wants_tokens = (
+            self._request.return_token_ids or delta.logprobs is not None or delta.steps is not None
+        )
         is_empty = not (added.content or added.reasoning or added.calls)
         if is_empty and not delta.finished and not (wants_tokens and delta.token_ids):
             return []
@@ -167,6 +171,7 @@ class _Answer(ChunkedAnswer):
         choices = [ChatChunkChoice(processor.index, out, logprobs, None)]
         if self._request.return_token_ids:
             choices[0].token_ids = list(delta.token_ids)
+        choices[0].steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
         if delta.finished:
             if added.calls:
                 # The openai client ends a call only at a chunk that follows it.

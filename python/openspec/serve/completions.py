@@ -21,6 +21,7 @@ from openspec.serve.job import (
     truncated,
 )
 from openspec.serve.logprobs import completion_logprobs, prompt_logprobs
+from openspec.serve.steps import shown_steps
 from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
@@ -108,6 +109,8 @@ class _Answer(ChunkedAnswer):
                 token_ids=output.token_ids,
                 logprobs=output.logprobs,
                 text_offsets=output.text_offsets,
+                steps=output.steps,
+                token_texts=output.token_texts,
                 finish_reason=output.finish_reason,
                 stop_reason=output.stop_reason,
             ),
@@ -129,6 +132,7 @@ class _Answer(ChunkedAnswer):
         )
         if body.logprobs is not None:
             choice.logprobs = self._logprobs(processor, delta, echo, with_prompt)
+        choice.steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
         if body.return_token_ids:
             choice.token_ids = list(delta.token_ids)
             if with_prompt:

@@ -70,6 +70,7 @@ class Job:
         self._is_aborted = self._is_gone = False
         stops = StopStrings(sampling.stop) if sampling.stop else None
         speculative = _speculative(context, body.speculative)
+        self.is_detailed = speculative.detailed
         bad_word_ids = context.tokenizer.ids_of_bad_words(sampling.bad_words)
         self._requests = [
             engine_request(

@@ -84,6 +84,25 @@ class SpeculationMetrics(msgspec.Struct):
     """If asked for: of these steps, in order."""
 
 
+class Step(msgspec.Struct, kw_only=True):
+    """A step of a choice, in requests that ask for details. Terms as in openspec.messages."""
+
+    token_ids: list[int]
+    tokens: list[str]
+    """What each of them adds to the text; empty for a part of a character and for hidden ones."""
+    draft_token_ids: list[int]
+    draft_tokens: list[str]
+    """Each as it reads alone."""
+    draft_parents: list[int]
+    draft_scores: list[float] | UnsetType = UNSET
+    accepted: list[int]
+    num_rows: int
+    num_sequences: int
+    time_ms: float
+    device_time_ms: float
+    draft_time_ms: float | None
+
+
 class RequestMetrics(msgspec.Struct):
     """`metrics` of an answer."""
 
@@ -122,6 +141,7 @@ class CompletionChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    steps: list[Step] | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, Generic[ChoiceT], kw_only=True):
@@ -210,6 +230,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    steps: list[Step] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -221,6 +242,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    steps: list[Step] | UnsetType = UNSET
 
 
 class ChatCompletion(Answer[ChatChoice], kw_only=True):

@@ -15,6 +15,7 @@ from openspec.messages import (
     mean_acceptance_length,
     total_speculation,
 )
+from openspec.step_detail import StepDetail, steps_of
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
@@ -80,6 +81,10 @@ class CompletionOutput:
     stop_reason: int | str | None
     """The stop string or stop id that ended it; None for the model's own end of sequence."""
     metrics: RequestMetrics
+    steps: list[StepDetail] | None
+    """What brought these tokens, step by step, if asked for."""
+    token_texts: list[str]
+    """With steps: what each of token_ids adds to the text, stop strings left in."""
 
     @property
     def finished(self) -> bool:
@@ -110,6 +115,8 @@ class OutputDelta:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[PositionLogprobs] | None = None
     text_offsets: Sequence[int] = ()
+    steps: Sequence[StepDetail] | None = None
+    token_texts: Sequence[str] = ()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     abort: bool = False
@@ -167,6 +174,9 @@ class RequestOutputProcessor:
         self._logprobs: list[PositionLogprobs] = []
         self._text_offsets: list[int] = []
         self._cumulative_logprob = 0.0
+        self._wants_steps = request.speculative.detailed
+        self._steps: list[StepDetail] = []
+        self._token_texts: list[str] = []
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
         self._spec_decode: SpecDecodeStats | None = None
@@ -208,7 +218,7 @@ class RequestOutputProcessor:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             self._prompt_entries = output.prompt_logprobs
-        first = len(self._token_ids)
+        first, first_step = len(self._token_ids), len(self._steps)
         text, stop = self._read_tokens(output)
         finish_reason = output.finish_reason
         if stop is not None:
@@ -221,6 +231,8 @@ class RequestOutputProcessor:
                 self._stop_reason = None if last in self._eos_token_ids else last
         if text:
             self._texts.append(text)
+        if self._wants_steps:
+            self._steps += steps_of(output.steps or (), len(self._token_ids) - first)
         now = self._clock()
         if len(self._token_ids) > first:
             self._last_token_time = now
@@ -234,6 +246,8 @@ class RequestOutputProcessor:
             token_ids=self._token_ids[first:],
             logprobs=self._logprobs[first:] if self._wants_logprobs else None,
             text_offsets=self._text_offsets[first:],
+            steps=self._steps[first_step:] if self._wants_steps else None,
+            token_texts=self._token_texts[first:],
             finish_reason=finish_reason,
             stop_reason=self._stop_reason,
             abort=stop is not None and output.finish_reason is None,
@@ -252,6 +266,8 @@ class RequestOutputProcessor:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             metrics=self.metrics(),
+            steps=list(self._steps) if self._wants_steps else None,
+            token_texts=list(self._token_texts),
         )
 
     def metrics(self) -> RequestMetrics:
@@ -285,6 +301,8 @@ class RequestOutputProcessor:
                 piece += self._detokenizer.finish()
             self._token_ids.append(token_id)
             self._text_offsets.append(self._num_chars)
+            if self._wants_steps:
+                self._token_texts.append(piece)
             if self._wants_logprobs and output.logprobs is not None:
                 entry = output.logprobs[position]
                 self._logprobs.append(self._describe(entry))

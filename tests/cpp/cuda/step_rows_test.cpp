@@ -121,6 +121,7 @@ struct OnDevice {
       p.num_stop_ids = static_cast<int32_t>(sequence.stop_ids.size());
       p.stop_ids = stop_ids.as<int32_t>() + slot * 4;
       p.num_prompt_logprobs = sequence.scores_prompt ? 1 : -1;
+      p.reports_steps = slot % 2 == 1;
       slots.push_back({.slot = slot,
                        .num_tokens = static_cast<int32_t>(sequence.tokens.size()),
                        .kv_len = sequence.kv_len,
@@ -363,33 +364,42 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
   const DeviceBuffer num_computed_rows(kSeqs * sizeof(int32_t)),
       outcomes(size_t{kRing} * kSeqs * sizeof(StepOutcome)),
       out_tokens(size_t{kRing} * kSeqs * (1 + kDrafts) * 4), out_samples(out_tokens.bytes()),
-      committed_row(rows);
-  CHECK_CUDA(commit_rows_cuda({.input = device.input(),
-                               .table = device.table(),
-                               .drafts = drafts.as<int32_t>(),
-                               .parents = has_trees ? parents.as<int32_t>() : nullptr,
-                               .span_begin = span_begin.as<int32_t>(),
-                               .num_offered = num_usable.as<int32_t>(),
-                               .num_granted = num_granted.as<int32_t>(),
-                               .first_choice = first_choice.as<int32_t>(),
-                               .sample_begin = sample_begin.as<int32_t>(),
-                               .chosen = chosen.as<int32_t>(),
-                               .num_spans = kSeqs,
-                               .max_spans = kSeqs,
-                               .max_drafts = kDrafts,
-                               .max_samples = num_samples,
-                               .num_computed = num_computed_rows.as<int32_t>(),
-                               .committed_row = committed_row.as<int32_t>(),
-                               .outcomes = outcomes.as<StepOutcome>(),
-                               .tokens = out_tokens.as<int32_t>(),
-                               .samples = out_samples.as<int32_t>()},
-                              nullptr));
+      out_drafts(size_t{kRing} * kSeqs * kDrafts * 4), out_parents(out_drafts.bytes()),
+      out_scores(out_drafts.bytes()), committed_row(rows);
+  CHECK_CUDA(
+      commit_rows_cuda({.input = device.input(),
+                        .table = device.table(),
+                        .drafts = drafts.as<int32_t>(),
+                        .parents = has_trees ? parents.as<int32_t>() : nullptr,
+                        .scores = kind == Drafts::kScoredTrees ? scores.as<float>() : nullptr,
+                        .span_begin = span_begin.as<int32_t>(),
+                        .num_offered = num_usable.as<int32_t>(),
+                        .num_granted = num_granted.as<int32_t>(),
+                        .first_choice = first_choice.as<int32_t>(),
+                        .sample_begin = sample_begin.as<int32_t>(),
+                        .chosen = chosen.as<int32_t>(),
+                        .num_spans = kSeqs,
+                        .max_spans = kSeqs,
+                        .max_drafts = kDrafts,
+                        .max_samples = num_samples,
+                        .num_computed = num_computed_rows.as<int32_t>(),
+                        .committed_row = committed_row.as<int32_t>(),
+                        .outcomes = outcomes.as<StepOutcome>(),
+                        .tokens = out_tokens.as<int32_t>(),
+                        .samples = out_samples.as<int32_t>(),
+                        .out_drafts = out_drafts.as<int32_t>(),
+                        .out_parents = out_parents.as<int32_t>(),
+                        .out_scores = out_scores.as<float>()},
+                       nullptr));
   const auto all_outcomes = outcomes.download<StepOutcome>();
   const Ids all_tokens = out_tokens.download<int32_t>(),
             all_samples = out_samples.download<int32_t>(),
+            all_drafts = out_drafts.download<int32_t>(),
+            all_parents = out_parents.download<int32_t>(),
             history = device.tokens.download<int32_t>(),
             committed_rows = committed_row.download<int32_t>();
   const Ids numbers = device.numbers.download<int32_t>();
+  const Floats all_scores = out_scores.download<float>();
   for (size_t s = 0; s < num_spans; ++s) {
     const StepSpan& of = at.step.spans[s];
     const Sequence& sequence = at.sequences[static_cast<size_t>(of.slot)];
@@ -426,6 +436,16 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
     CHECK_EQ(outcome.finish, finish);
     CHECK_EQ(outcome.num_accepted, num_accepted);
     CHECK_EQ(outcome.num_drafts, first < 0 ? 0 : granted[s]);
+    if (of.slot % 2 == 1 && first >= 0) {
+      const Draft& draft = at.step.drafts[s];
+      CHECK_EQ(outcome.has_scores, kind == Drafts::kScoredTrees ? 1 : 0);
+      for (size_t i = 0; i < static_cast<size_t>(granted[s]); ++i) {
+        const size_t entry = (kSeqs + s) * kDrafts + i;
+        CHECK_EQ(all_drafts[entry], draft.tokens[i]);
+        CHECK_EQ(all_parents[entry], draft.parents[i]);
+        if (outcome.has_scores != 0) CHECK_EQ(all_scores[entry], draft.scores[i]);
+      }
+    }
     CHECK_EQ(outcome.num_judged, judgement.num_judged);
     CHECK_EQ(outcome.num_right, judgement.num_right);
     CHECK_EQ(outcome.first_choice, first);
@@ -450,8 +470,8 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
   }
   for (const DeviceBuffer* buffer :
        {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
-        &score_token, &out_tokens, &out_samples, &committed_row, &outcomes, &device.tokens,
-        &device.numbers}) {
+        &score_token, &out_tokens, &out_samples, &out_drafts, &out_parents, &out_scores,
+        &committed_row, &outcomes, &device.tokens, &device.numbers}) {
     CHECK(buffer->guard_is_whole());
   }
 }

@@ -1,0 +1,120 @@
+"""`"speculative": {"detailed": true}`: the same steps in every kind of answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from openspec import LLM, SamplingParams
+from openspec.messages import SpeculativeOptions
+from tests.serve.conftest import RunningServer
+from tests.serve.real_server import RealServer, real_server
+from tests.serve.sse import stream
+
+DETAILED = {"detailed": True}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "Repeat: one two three four five six seven eight nine."}]
+
+
+def steps_of(chunks: list[dict], index: int = 0) -> list[dict]:
+    return [
+        step
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
+        for step in choice.get("steps", ())
+    ]
+
+
+def joined(steps: list[dict], field: str) -> list:
+    return [value for step in steps for value in step[field]]
+
+
+def without_times(steps: list[dict]) -> list[dict]:
+    return [{k: v for k, v in step.items() if not k.endswith("time_ms")} for step in steps]
+
+
+def test_completions(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 50, "speculative": DETAILED, "return_token_ids": True}
+    choice = server.complete(**body)["choices"][0]
+    assert joined(choice["steps"], "token_ids") == choice["token_ids"]
+    assert "".join(joined(choice["steps"], "tokens")) == choice["text"]
+    for step in choice["steps"]:
+        assert len(step["tokens"]) == len(step["token_ids"])
+        tokenizer = server.context.tokenizer
+        assert step["draft_tokens"] == [tokenizer.token_text(t) for t in step["draft_token_ids"]]
+        assert "draft_scores" not in step
+        assert step["accepted"] == list(range(len(step["accepted"])))
+    assert any(step["accepted"] for step in choice["steps"])
+    plain = server.complete(**{**body, "speculative": None})["choices"][0]
+    assert "steps" not in plain and plain["text"] == choice["text"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_streams_of_several_choices(server: RunningServer, path: str) -> None:
+    prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": QUESTION}
+    body = {**prompt, "n": 3, "max_tokens": 40, "speculative": DETAILED, "return_token_ids": True}
+    chunks = stream(server.client, path, body)
+    for index in range(3):
+        ids = [
+            token
+            for chunk in chunks
+            for choice in chunk["choices"]
+            if choice["index"] == index
+            for token in choice.get("token_ids", ())
+        ]
+        assert joined(steps_of(chunks, index), "token_ids") == ids and len(ids) == 40
+
+
+def test_a_stop_string_cuts_the_last_step(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "stop": ["lazy"], "return_token_ids": True}
+    for _ in range(8):  # a step ends at the stop string by chance
+        choice = server.complete(**body, speculative=DETAILED)["choices"][0]
+        assert choice["stop_reason"] == "lazy"
+        assert joined(choice["steps"], "token_ids") == choice["token_ids"]
+        last = choice["steps"][-1]
+        assert len(last["token_ids"]) > 0 and len(last["accepted"]) <= len(last["token_ids"])
+        assert "".join(joined(choice["steps"], "tokens")).startswith(choice["text"])
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealServer]:
+    arguments = ("--kv-cache-memory", "64MiB", "--no-adaptive-speculation", "--method", "eagle3")
+    with real_server(*arguments, "--draft-top-k", "3") as server:
+        yield server
+
+
+def test_the_same_everywhere(real: RealServer) -> None:
+    """Trees with scores: stream, whole answer and LLM agree but for the times."""
+    body = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "speculative": DETAILED}
+    streamed = steps_of(stream(real.client, CHAT, body))
+    response = real.client.post(CHAT, json=body).json()
+    whole = response["choices"][0]["steps"]
+    # The first step has more rows where nothing of the prompt was cached.
+    streamed[0]["num_rows"] = whole[0]["num_rows"] = 0
+    assert without_times(whole) == without_times(streamed)
+    assert any(step["draft_parents"] != sorted(set(step["draft_parents"])) for step in whole)
+    assert all(len(step["draft_scores"]) == len(step["draft_tokens"]) for step in whole[1:])
+    for step in whole:
+        assert 0 <= step["draft_time_ms"] <= step["device_time_ms"] <= step["time_ms"]
+        assert step["num_sequences"] == 1
+    usage = response["usage"]["completion_tokens"]
+    assert len(joined(whole, "token_ids")) == usage
+    stats = response["metrics"]["speculative_decoding"]
+    assert [len(step["accepted"]) for step in whole] == stats["num_accepted_tokens_per_step"]
+    off = real.client.post(CHAT, json={**body, "speculative": {}}).json()["choices"][0]
+    assert off["message"] == response["choices"][0]["message"]
+
+    settings = {"kv_cache_memory": "64MiB", "adaptive_speculation": False, "method": "eagle3"}
+    with LLM(**settings, draft_top_k=3) as llm:
+        output = llm.chat(
+            QUESTION,
+            SamplingParams(max_tokens=40, temperature=0.0),
+            use_tqdm=False,
+            speculative=SpeculativeOptions(detailed=True),
+        )[0].outputs[0]
+    assert output.steps is not None
+    for field in ("token_ids", "draft_token_ids", "draft_parents", "accepted"):
+        assert [getattr(step, field) for step in output.steps] == [step[field] for step in whole]
+    assert output.token_texts == joined(whole, "tokens")
