@@ -353,7 +353,14 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
       .def(
           "measure_step_times",
-          [](Runner& runner, double budget_s) { runner.measure_step_times(budget_s); },
+          [](Runner& runner, double budget_s) {
+            std::vector<std::tuple<int, int, bool, double>> measured;
+            for (const TimedStep& step : runner.measure_step_times(budget_s)) {
+              const auto& [num_seqs, num_rows, proposes] = step.kind;
+              measured.emplace_back(num_seqs, num_rows, proposes, step.seconds);
+            }
+            return measured;
+          },
           py::arg("budget_s"), Nogil())
       .def(
           "add_sequence",

@@ -447,7 +447,7 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   return best;
 }
 
-StepTimes Runner::measure_step_times(double budget) {
+std::vector<TimedStep> Runner::measure_step_times(double budget) {
   // Long enough that attention is not free.
   const int context =
       std::min(256, std::min(config_.max_model_len, pool_.num_pages() * config_.page_size) / 2);
@@ -455,15 +455,17 @@ StepTimes Runner::measure_step_times(double budget) {
   if (context < 2 || kinds.empty()) return {};
   const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
   std::vector<StepTable::Point> plain, proposing;
+  std::vector<TimedStep> measured;
   for (size_t i = 0; i < seconds.size(); ++i) {
     if (seconds[i] == 0.0) continue;
     const StepTable::Point point{kinds[i].num_seqs, kinds[i].num_rows, seconds[i]};
     (kinds[i].proposes ? proposing : plain).push_back(point);
+    measured.push_back({kinds[i], seconds[i]});
   }
   const int most_sized_rows = backend_->most_sized_rows();
-  const StepTable times(std::move(plain), most_sized_rows);
-  backend_->set_step_times(times, StepTable(std::move(proposing), most_sized_rows));
-  return times.of(1);
+  backend_->set_step_times(StepTable(std::move(plain), most_sized_rows),
+                           StepTable(std::move(proposing), most_sized_rows));
+  return measured;
 }
 
 }  // namespace openspec

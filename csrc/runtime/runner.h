@@ -71,8 +71,8 @@ class Runner {
   const SequenceTable& table() const { return table_; }
 
   /// Times steps over made-up sequences, for the row budget; stops after about `budget` seconds.
-  /// Call before the first sequence. Returns those of one sequence without drafting.
-  StepTimes measure_step_times(double budget);
+  /// Call before the first sequence. Returns what was measured.
+  std::vector<TimedStep> measure_step_times(double budget);
   /// Seconds of each step over sequences of `context` tokens, the least of several; 0: past
   /// `budget`, or it does not fit.
   std::vector<double> time_steps(std::span<const StepKind> kinds, int context, int num_repeats,

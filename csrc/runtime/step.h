@@ -27,6 +27,12 @@ struct StepKind {
   bool operator==(const StepKind&) const = default;
 };
 
+/// What a step of one kind took.
+struct TimedStep {
+  StepKind kind;
+  double seconds = 0.0;
+};
+
 /// Log-probabilities of one token: entry 0 is the token itself, then the best in falling order.
 struct TokenLogprobs {
   std::vector<int32_t> token_ids;

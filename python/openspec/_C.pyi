@@ -219,8 +219,10 @@ class Runner:
         """Closes the loading of target and drafter."""
     def non_finite_tensors(self) -> tuple[list[str], list[str]]:
         """Tensors of target and drafter that hold NaN or infinity, in one read of the weights."""
-    def measure_step_times(self, budget_s: float) -> None:
-        """Fills the cost table that adaptive drafting uses; stops after about so many seconds."""
+    def measure_step_times(self, budget_s: float) -> list[tuple[int, int, bool, float]]:
+        """Fills the cost table that adaptive drafting uses; stops after about so many seconds.
+
+        Returns (sequences, rows, whether the drafter runs, seconds) of each kind of step."""
 
     # Sequences.
     def add_sequence(

@@ -251,6 +251,17 @@ class EngineStats(SpecCounters, kw_only=True):
     """Sequences that were given no slot, though one was free."""
 
 
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of step took when the engine timed it at its start."""
+
+    num_seqs: int
+    num_rows: int
+    """Token positions of all sequences together: one each, and drafts."""
+    proposes: bool
+    """Whether a drafter that costs time ran as well."""
+    milliseconds: float
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine core tells the front once it is ready."""
 
@@ -269,6 +280,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     startup_seconds: float
     num_non_finite_draft_tensors: int = 0
     """Tensors of the draft model with NaN or infinity, which cost drafts."""
+    step_times: list[StepTime] = msgspec.field(default_factory=list)
+    """What adaptive drafting reckons with; empty where it is off."""
 
 
 def engine_request(

@@ -23,6 +23,16 @@ class FakeServer:
     """Position from which speculative answers are wrong."""
     drops_last_token: bool = False
     error_status: int | None = None
+    owner: str | None = "openspec"
+    """Whose server it claims to be; another's counts tokens in `usage` alone, and always drafts."""
+    refuses: tuple[str, ...] = ()
+    """Fields of a body that it answers with 400."""
+    has_metrics: bool = False
+    """Whether it counts speculation for Prometheus, as vLLM does."""
+    api_key: str | None = None
+    prefix: str = ""
+    num_drafts: int = 0
+    num_accepted: int = 0
     split_writes: bool = False
     bodies: list[dict] = field(default_factory=list)
     clock_s: float = 0.0
@@ -43,7 +53,12 @@ class FakeServer:
                     if line.lower().startswith("content-length:"):
                         length = int(line.split(":")[1])
                 payload = await reader.readexactly(length)
-                await self.respond(head.split(" ")[1], payload, writer)
+                path = head.split(" ")[1]
+                has_key = f"authorization: bearer {self.api_key}".lower() in head.lower()
+                if not path.startswith(self.prefix) or (self.api_key and not has_key):
+                    self.json(writer, 401 if self.api_key else 404, {"error": {"message": "no"}})
+                    continue
+                await self.respond(path.removeprefix(self.prefix), payload, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -51,11 +66,19 @@ class FakeServer:
 
     async def respond(self, path: str, payload: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            return self.json(writer, 200, {"data": [{"id": "fake"}]})
-        if path == "/server_info":
-            return self.json(writer, 200, {"vocab_size": 1000})
+            models = [{"id": name, "owned_by": self.owner} for name in ("fake", "other")]
+            return self.json(writer, 200, {"data": models})
+        if path == "/server_info" and self.owner == "openspec":
+            return self.json(writer, 200, {"vocab_size": 1000, "method": "ngram"})
+        if path == "/metrics" and self.has_metrics:
+            return self.text(writer, self.metrics())
+        if not payload:
+            return self.json(writer, 404, {"error": {"message": "no"}})
         body = json.loads(payload)
         self.bodies.append(body)
+        if refused := [name for name in self.refuses if name in body]:
+            message = f"Unrecognized request argument supplied: {refused[0]}"
+            return self.json(writer, 400, {"error": {"message": message}})
         if self.error_status is not None:
             return self.json(writer, self.error_status, {"error": {"message": "no"}})
         writer.write(
@@ -77,6 +100,13 @@ class FakeServer:
             drafts += not is_plain
             accepted += len(piece) - 1
             await self.event(writer, body, piece, "length" if at >= len(tokens) else None)
+        self.num_drafts += drafts
+        self.num_accepted += accepted
+        if self.owner != "openspec":
+            last = {"choices": [], "usage": {"completion_tokens": len(tokens)}}
+            await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))
+            await self.write(writer, self.chunk("data: [DONE]\n\n") + b"0\r\n\r\n")
+            return None
         stats = {
             "method": "fake",
             "num_drafts": drafts,
@@ -87,17 +117,40 @@ class FakeServer:
         last = {"choices": [], "metrics": {"speculative_decoding": stats}}
         await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))
         await self.write(writer, self.chunk(": keep-alive\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
+        return None
+
+    def metrics(self) -> str:
+        labels = 'engine="0",model_name="fake"'
+        lines = [
+            f"vllm:spec_decode_num_drafts_total{{{labels}}} {self.num_drafts}.0",
+            f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} {self.num_drafts * 3}.0",
+            f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} {self.num_accepted}.0",
+            "vllm:num_requests_running 3",
+        ]
+        lines += [
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{at}"}} '
+            f"{self.num_drafts - at}.0"
+            for at in range(3)
+        ]
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def text(writer: asyncio.StreamWriter, content: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.write((head + content).encode())
 
     async def event(
         self, writer: asyncio.StreamWriter, body: dict, piece: list[int], finish: str | None
     ) -> None:
         text = "".join(f" {token}" for token in piece)
-        choice: dict = {"index": 0, "token_ids": piece, "finish_reason": finish}
+        choice: dict = {"index": 0, "finish_reason": finish}
+        if self.owner == "openspec":
+            choice["token_ids"] = piece
         if "messages" in body:
             choice["delta"] = {"content": text}
         else:
             choice["text"] = text
-        message = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
+        message = {"choices": [choice], "prompt_token_ids": [1, 2, 3], "usage": None}
         await self.write(writer, self.chunk(f"data: {json.dumps(message)}\n\n"))
 
     async def write(self, writer: asyncio.StreamWriter, data: bytes) -> None:

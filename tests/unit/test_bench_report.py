@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from openspec.bench.client import Completion
+from openspec.bench.document import Run, as_document, read_document
 from openspec.bench.load import LoadResult
 from openspec.bench.report import (
     Divergence,
@@ -15,7 +16,7 @@ from openspec.bench.report import (
     figures_of,
     speculation_of,
 )
-from openspec.bench.results import MethodReport, report_cell, total_identity, write_json
+from openspec.bench.results import MethodReport, document_of, json_text, report_cell, total_identity
 from openspec.bench.run import Cell
 from openspec.bench.table import render_identity, render_positions, render_table
 from openspec.bench.workloads import Prompt, Workload
@@ -48,6 +49,8 @@ def result(*answers: list[int], wall_s: float = 1.0) -> LoadResult:
 def test_percentiles() -> None:
     assert Latency.of([]) == Latency(0, 0)
     assert Latency.of([3.0]) == Latency(3000, 3000)
+    found = Latency.of(range(101)).percentiles
+    assert found == {str(level): 1000 * level for level in (0, 5, 25, 50, 75, 95, 99, 100)}
     assert Latency.of([4, 1, 3, 2]).p50 == 2500
     assert Latency.of(range(101)).p99 == 99000
     assert Latency.of([0.001, 0.003]).p50 == pytest.approx(2)
@@ -134,20 +137,24 @@ def reports_of(method_answer: list[int]) -> list[MethodReport]:
     return report_cell(cell, ["none", "copying"])
 
 
+def runs_of(reports: list[MethodReport]) -> list[Run]:
+    return as_document(document_of({}, reports)).runs
+
+
 def test_table_shows_speed_and_equality() -> None:
     reports = reports_of([1, 2, 3])
-    table = render_table(reports)
+    table = render_table(runs_of(reports))
     assert "2.00x (2.00-2.00)" in table
     assert "0.50x" in table  # another engine may differ; its speed is shown with 0/1 identical
     identity = total_identity(reports)
     assert render_identity(identity, []) == "1/1 identical to plain"
-    assert "Accepted by position, copying, repeat c=4" in render_positions(reports)
-    assert "100.0%" in render_positions(reports)
+    assert "Accepted by position, copying, repeat c=4" in render_positions(runs_of(reports))
+    assert "100.0%" in render_positions(runs_of(reports))
 
 
 def test_table_hides_the_speed_of_wrong_text() -> None:
     reports = reports_of([1, 2, 8])
-    table = render_table(reports)
+    table = render_table(runs_of(reports))
     assert "2.00x" not in table
     failures = [report for report in reports if report.is_gated and not report.identity.holds]
     text = render_identity(total_identity(reports), failures)
@@ -172,7 +179,9 @@ RUN_KEYS = {
 
 def test_json(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    write_json(path, {"cpu": "x"}, reports_of([1, 2, 3]))
+    content = document_of({"cpu": "x"}, reports_of([1, 2, 3]))
+    path.write_text(json_text(content))
+    assert read_document(path).runs == as_document(content).runs
     document = json.loads(path.read_text())
     assert set(document) == {"environment", "runs"}
     assert [run["method"] for run in document["runs"]] == ["none", "copying", "transformers"]

@@ -8,6 +8,7 @@ import pytest
 
 from openspec.bench.__main__ import main
 from openspec.bench.bench_config import parse_arguments
+from openspec.bench.run import methods_of, server_of
 from openspec.errors import ConfigError
 from tests.unit.fake_openai_server import FakeServer, fake_server
 
@@ -22,7 +23,6 @@ def bench(server: FakeServer, *arguments: str) -> int:
     return main(
         [
             f"--server=http://127.0.0.1:{server.port}",
-            "--model=.",
             "--num-prompts=6",
             "--max-tokens=20",
             "--repeats=2",
@@ -48,7 +48,7 @@ def test_interleaved_run(
     document = json.loads(out.read_text())
     assert len(document["runs"]) == 2 * 2 * 2
     assert {run["method"] for run in document["runs"]} == {"none", "ngram"}
-    assert document["environment"]["server"] == {"vocab_size": 1000}
+    assert document["environment"]["server"] == {"vocab_size": 1000, "method": "ngram"}
     speedups = [run["speedup"] for run in document["runs"] if run["method"] == "ngram"]
     # Four tokens a step; a few answers are a token or two shorter.
     assert speedups == pytest.approx([4.0] * 4, rel=0.1)
@@ -107,7 +107,7 @@ def test_dataset(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--server=http://127.0.0.1:9", "--model=."]) == 2
+    assert main(["--server=http://127.0.0.1:9"]) == 2
     assert "no OpenAI server" in capsys.readouterr().err
 
 
@@ -120,6 +120,9 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         ["--num-prompts=0"],
         ["--temperature=-1"],
         ["--json=/nowhere/at/all.json"],
+        ["--html=/nowhere/at/all.html"],
+        ["--html=/"],
+        ["--compare", "a.json", "b.json", "c.json"],
         ["--method=telepathy"],
         ["--metod=ngram"],
     ],
@@ -147,3 +150,95 @@ def test_engine_settings_reach_the_server() -> None:
         "num_speculative_tokens": 7,
         "ngram_min": 3,
     }
+
+
+PEER_FIELDS = ("cache_salt", "return_token_ids", "chat_template_kwargs", "speculative")
+
+
+def test_a_peer_that_takes_and_tells_nothing_more(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.owner, server.refuses = None, PEER_FIELDS
+    out, html = tmp_path / "peer.json", tmp_path / "peer.html"
+    status = bench(server, "--workload=chat", "--concurrency=2", f"--json={out}", f"--html={html}")
+    assert status == 0
+    assert "8/8 the same in every turn" in capsys.readouterr().out
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["method"] == "server" and "speedup" not in run and run["may_differ"]
+    assert 8 * 17 < run["output_tokens"] <= 8 * 20 and run["tpot_ms"] > 0 and run["ttft_ms"] > 0
+    assert run["acceptance_rate"] is None and len(run["answers"]) == 8
+    assert "8</span> of <span" in html.read_text()
+    for body in server.bodies[4:]:  # the first four ask what it takes
+        assert not set(PEER_FIELDS) & set(body)
+
+
+def test_a_peer_that_counts_its_speculation(server: FakeServer, tmp_path: Path) -> None:
+    server.owner, server.refuses, server.has_metrics = "vllm", ("chat_template_kwargs",), True
+    out = tmp_path / "peer.json"
+    assert bench(server, "--workload=chat", "--concurrency=2", f"--json={out}") == 0
+    document = json.loads(out.read_text())
+    (run,) = document["runs"]
+    assert run["method"] == document["environment"]["server"]["owned_by"] == "vllm"
+    # Of the two measured turns: five steps an answer, 16 answers, fewer where one is shorter.
+    assert 70 <= run["num_drafts"] <= 80 and run["num_draft_tokens"] == 3 * run["num_drafts"]
+    assert run["acceptance_per_position"] == [1, 1, 1]
+    assert 0.9 < run["acceptance_rate"] <= 1
+    for body in server.bodies[4:]:
+        assert {"cache_salt", "return_token_ids"} <= set(body)
+        assert not {"speculative", "chat_template_kwargs"} & set(body)
+
+
+def test_a_peer_whose_texts_vary(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.owner, server.wrong_from = "vllm", 3
+    original, count = server.answer, iter(range(1000))
+    server.answer = lambda body: [t + next(count) % 7 for t in original(body)]  # type: ignore[method-assign]
+    assert bench(server, "--workload=chat", "--concurrency=1") == 0
+    printed = capsys.readouterr().out
+    assert "the same in every turn" in printed and "6/6" not in printed and "tok/s" in printed
+
+
+def test_key_prefix_and_model_of_a_server(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.prefix, server.api_key = "/openai", "sesame"
+    url = f"--server=http://127.0.0.1:{server.port}/openai/v1/"
+    out = tmp_path / "out.json"
+    rest = ["--num-prompts=2", "--repeats=1", "--concurrency=1", "--workload=chat"]
+    assert main([url, *rest]) == 2
+    assert "--api-key has the key to send" in capsys.readouterr().err
+    assert main([url, *rest, "--api-key=sesame", "--model=third"]) == 2
+    assert "serves fake, other" in capsys.readouterr().err
+    assert main([url, *rest, "--api-key=sesame", "--model=other", f"--json={out}"]) == 0
+    assert {body["model"] for body in server.bodies} == {"other"}
+    assert "sesame" not in out.read_text() + capsys.readouterr().out
+
+
+def test_the_method_is_the_servers_own(server: FakeServer) -> None:
+    with pytest.raises(ConfigError, match="runs ngram; start it with --method"):
+        plan = parse_arguments([f"--server=http://127.0.0.1:{server.port}", "--method=eagle3"])
+        with server_of(plan) as found:
+            methods_of(plan, found)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://x:1", "ftp://x", "http://", "http://x:port", "http://x:0"]
+)
+def test_bad_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--server={url}"]) == 2
+    assert "expected http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_own_and_peer_beside_each_other(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "own.json", tmp_path / "peer.json"]
+    for owner, path in zip(("openspec", "vllm"), files, strict=True):
+        server.owner = owner
+        assert bench(server, "--workload=chat", "--concurrency=1", f"--json={path}") == 0
+    capsys.readouterr()
+    html = tmp_path / "both.html"
+    assert main(["--compare", *map(str, files), f"--html={html}"]) == 0
+    printed = capsys.readouterr().out
+    assert "none / vllm" in printed and "ngram / vllm" in printed
+    assert printed.count("6/6\n") + printed.count("6/6") >= 2  # the fake's texts are the same
+    assert "none / vllm" in html.read_text()

@@ -297,6 +297,9 @@ def test_engine_process(plain: list[object]) -> None:
         client = await EngineClient.start(EngineConfig(max_num_seqs=4))
         try:
             assert client.info.num_speculative_tokens > 0 and client.info.startup_seconds < 60
+            kinds = [(step.num_seqs, step.num_rows) for step in client.info.step_times]
+            assert kinds[0] == (1, 1) and all(rows >= seqs for seqs, rows in kinds)
+            assert all(step.milliseconds > 0 for step in client.info.step_times)
             return await asyncio.gather(
                 *(tokens_of(client, str(i), ids) for i, ids in enumerate(prompts))
             )

@@ -48,11 +48,19 @@ class BenchConfig:
     repeats: int = number(3, 1, 1000)
     """Runs of each kind. They take turns, and the figures are medians."""
     server: str | None = None
-    """A running openspec server, such as http://127.0.0.1:8000, instead of one of our own."""
+    """A running OpenAI server, such as http://127.0.0.1:8000, instead of one of our own. Of
+    openspec's, plain decoding and its method take turns; another is measured as it runs. --model
+    names one of its models."""
+    api_key: str | None = None
+    """Sent to `server`."""
     baseline: Literal["none", "transformers"] = "none"
     """Also time Hugging Face's generate in float32 on the same prompts, with as many threads."""
     json: str | None = None
     """Write environment and figures to this file."""
+    html: str | None = None
+    """Write a report with charts to this file; it needs no other file and no network."""
+    compare: list[str] | None = field(default=None, metadata={"words": True})
+    """Measure nothing: show these files of --json. One is shown alone, two beside each other."""
 
     @property
     def workloads(self) -> list[str]:
@@ -77,14 +85,22 @@ class BenchConfig:
                 raise ConfigError(
                     f"workload: there is no {name!r}; choose from {', '.join(workload_names())}"
                 )
-        if self.json is not None:
-            folder = Path(self.json).absolute().parent
-            if Path(self.json).is_dir():
-                raise ConfigError(f"json: {self.json} is a folder; name a file in it")
-            if not folder.is_dir():
-                raise ConfigError(f"json: the folder of {self.json} does not exist")
-            if not os.access(folder, os.W_OK):
-                raise ConfigError(f"json: the folder of {self.json} cannot be written")
+        if self.compare is not None and not 1 <= len(self.compare) <= 2:
+            raise ConfigError(f"compare: one file or two, got {len(self.compare)}")
+        _check_output("json", self.json)
+        _check_output("html", self.html)
+
+
+def _check_output(name: str, path: str | None) -> None:
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir():
+        raise ConfigError(f"{name}: {path} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise ConfigError(f"{name}: the folder of {path} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{name}: the folder of {path} cannot be written")
 
 
 @dataclass(frozen=True)
@@ -95,10 +111,12 @@ class BenchPlan:
     engine: EngineConfig
     server_settings: dict[str, Raw]
     """What was set about the engine, by name; goes to the server as it is."""
+    served_model: str | None = None
+    """The name to ask a running server for; None: its first."""
 
     @property
     def methods(self) -> list[str]:
-        """What is run in turns: plain decoding, and the method unless that is plain too."""
+        """What a server of our own runs in turns: plain decoding, and the method unless plain."""
         plain = plain_method()
         return [plain] if self.engine.method == plain else [plain, self.engine.method]
 
@@ -125,12 +143,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
         for name, value in values.items()
         if name in names and name not in _NOT_THE_SERVERS
     }
-    engine = engine_config(settings)
+    # Of a running server `model` is one of the names it serves.
+    is_named = bench.server is not None and bench.baseline == "none"
+    engine = engine_config({k: v for k, v in settings.items() if k != "model" or not is_named})
     if engine.acceptance != "match" and bench.temperature > 0.0:
         raise ConfigError(
             f"--acceptance {engine.acceptance}: sampled texts are not plain decoding's, and no "
             "speed is shown for others; use --temperature 0 or bench.draft_acceptance"
         )
-    if bench.server is None or bench.baseline != "none":
+    if not is_named and bench.compare is None:
         engine = engine.with_folders()  # here, where a download has time and shows its progress
-    return BenchPlan(bench, engine, settings)
+    named = settings.get("model") if is_named else None
+    return BenchPlan(bench, engine, settings, None if named is None else str(named))

@@ -27,6 +27,27 @@ class ClientError(RuntimeError):
     """The server refused a request or broke off its answer."""
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    """In front of every path, such as /openai; without a slash at its end."""
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.prefix}"
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
 @dataclass
 class HttpResponse:
     """An answer with the time at which each stretch of its body had arrived."""
@@ -54,17 +75,19 @@ class Connection:
     The socket blocks: send, wait for it to become readable (by a selector, or not at all), receive.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, address: Address) -> None:
         """Connect.
 
         Raises:
             ClientError: nobody listens there.
         """
-        self._host = f"{host}:{port}"
+        self._prefix = address.prefix
+        headers = {"host": f"{address.host}:{address.port}", **address.headers()}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
-            self._socket = socket.create_connection((host, port))
+            self._socket = socket.create_connection((address.host, address.port))
         except OSError as error:
-            raise ClientError(f"cannot connect to {host}:{port}: {error}") from error
+            raise ClientError(f"cannot connect to {address.url}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reset()
 
@@ -88,8 +111,8 @@ class Connection:
         """
         self._reset()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
+            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         try:
             self._socket.sendall(head.encode() + body)
@@ -173,24 +196,32 @@ class _Metrics(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, as newer servers call it; some send both."""
 
 
 class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
-    text: str = ""
+    text: str | None = ""
     delta: _Delta | None = None
 
     def content(self) -> str:
         """New text, thought or said."""
         if self.delta is None:
-            return self.text
-        return (self.delta.reasoning_content or "") + (self.delta.content or "")
+            return self.text or ""
+        delta = self.delta
+        return (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = msgspec.field(default_factory=list)
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
     metrics: _Metrics | None = None
     error: object = None
@@ -206,9 +237,22 @@ class Completion:
     chunk_s: list[float] = field(default_factory=list)
     """When each chunk with tokens came."""
     chunk_tokens: list[int] = field(default_factory=list)
+    """Zeros, if the server sends no ids."""
     chunk_text: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    usage_tokens: int | None = None
+    """What the server says at the end."""
     speculation: SpecDecodeStats | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens: those that came, or the server's own count if it sends no ids."""
+        return len(self.token_ids) or self.usage_tokens or 0
+
+    @property
+    def text(self) -> str:
+        """The answer, thoughts included."""
+        return "".join(self.chunk_text)
 
 
 _CHUNK_DECODER = msgspec.json.Decoder(_Chunk)
@@ -218,7 +262,7 @@ def read_completion(sent_s: float, response: HttpResponse) -> Completion:
     """The answer in a streamed response.
 
     Raises:
-        ClientError: the server answered with an error, or without token ids.
+        ClientError: the server answered with an error, or without a number of tokens.
     """
     if response.status != 200:
         raise ClientError(f"HTTP {response.status}: {response.body[:500].decode(errors='replace')}")
@@ -232,8 +276,8 @@ def read_completion(sent_s: float, response: HttpResponse) -> Completion:
         _take(chunk, time, completion)
     if completion.finish_reason is None:
         raise ClientError("the stream ended without a finish reason")
-    if completion.chunk_text and any(completion.chunk_text) and not completion.token_ids:
-        raise ClientError("the server does not return token ids; nothing could be compared")
+    if any(completion.chunk_text) and not completion.num_tokens:
+        raise ClientError("the server sends neither token ids nor usage; no speed can be told")
     return completion
 
 
@@ -242,7 +286,9 @@ def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
         completion.speculation = chunk.metrics.speculative_decoding
     if chunk.prompt_token_ids:
         completion.prompt_token_ids = chunk.prompt_token_ids
-    for choice in chunk.choices:
+    if chunk.usage is not None and chunk.usage.completion_tokens is not None:
+        completion.usage_tokens = chunk.usage.completion_tokens
+    for choice in chunk.choices or ():
         completion.finish_reason = choice.finish_reason or completion.finish_reason
         if choice.prompt_token_ids:
             completion.prompt_token_ids = choice.prompt_token_ids
@@ -255,9 +301,21 @@ def _take(chunk: _Chunk, time: float, completion: Completion) -> None:
         completion.chunk_text.append(text)
 
 
-def split_url(url: str) -> tuple[str, int]:
-    """Host and port of a base URL such as `http://127.0.0.1:8000`."""
+def split_url(url: str, api_key: str | None = None) -> Address:
+    """The address in a base URL such as `http://127.0.0.1:8000`, also as `.../v1`.
+
+    Raises:
+        ClientError: it is no http URL.
+    """
     parts = urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme != "http" or parts.hostname is None:
-        raise ClientError(f"--server: expected http://HOST:PORT, got {url}")
-    return parts.hostname, parts.port or 80
+    try:
+        port = 80 if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme != "http" or not parts.hostname or port == 0:
+        raise ClientError(
+            f"--server: expected http://HOST:PORT, got {url}; for https put a proxy such as "
+            "stunnel in front"
+        )
+    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Address(parts.hostname, port, prefix, api_key)

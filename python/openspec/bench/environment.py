@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _CHANGES_WHILE_IT_RUNS = ("spec_decode", "internal_states")
 def environment(flags: dict[str, object], server_info: dict[str, object]) -> dict[str, object]:
     """Machine, versions, commit, server and flags, as the JSON report holds them."""
     return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": gpu_models(),

@@ -11,8 +11,12 @@ from time import perf_counter
 
 import msgspec
 
-from openspec.bench.client import ClientError, Completion, Connection, read_completion
+from openspec.bench.client import Address, ClientError, Completion, Connection, read_completion
 from openspec.bench.workloads import Prompt, Workload
+from openspec.messages import SpecDecodeStats
+
+EXTENSIONS = frozenset({"cache_salt", "return_token_ids", "chat_template_kwargs", "speculative"})
+"""Fields beside OpenAI's own that a request may have."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class RequestSettings:
     ignore_eos: bool
     detailed: bool = False
     """Ask for acceptance step by step."""
+    extensions: frozenset[str] = EXTENSIONS
+    """Those of `EXTENSIONS` that the server takes."""
     timeout_s: float = 600.0
 
 
@@ -35,11 +41,13 @@ class LoadResult:
 
     completions: list[Completion]
     wall_s: float
+    speculation: SpecDecodeStats | None = None
+    """Of all answers together, if the server counts it but does not tell it with each."""
 
     @property
     def output_tokens(self) -> int:
         """Tokens of all answers together."""
-        return sum(len(completion.token_ids) for completion in self.completions)
+        return sum(completion.num_tokens for completion in self.completions)
 
     @property
     def tokens_per_s(self) -> float:
@@ -68,11 +76,12 @@ def request_body(
         body["speculative"] = {"enabled": False}
     elif settings.detailed:
         body["speculative"] = {"detailed": True}
-    return msgspec.json.encode(body)
+    unwanted = EXTENSIONS - settings.extensions
+    return msgspec.json.encode({name: body[name] for name in body if name not in unwanted})
 
 
 def run_load(
-    address: tuple[str, int],
+    address: Address,
     workload: Workload,
     concurrency: int,
     settings: RequestSettings,
@@ -92,7 +101,7 @@ def run_load(
         for index, prompt in enumerate(prompts)
     ]
     answers: dict[int, Completion] = {}
-    lanes = [_Lane(Connection(*address)) for _ in range(min(concurrency, len(bodies)))]
+    lanes = [_Lane(Connection(address)) for _ in range(min(concurrency, len(bodies)))]
     waiting = iter(range(len(bodies)))
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -9,13 +9,15 @@ between two chunks, which under speculation carry several tokens. Acceptance is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median, quantiles
 
 from openspec.bench.client import Completion
 from openspec.bench.load import LoadResult
 from openspec.messages import SpecDecodeStats, total_speculation
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,21 @@ class Latency:
 
     p50: float
     p99: float
+    percentiles: dict[str, float] = field(default_factory=dict, compare=False)
+    """By "0", "5" ... "100", the least and the largest value included."""
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Latency:
         """Percentiles of values in seconds."""
         if not seconds:
             return Latency(0.0, 0.0)
-        several = seconds if len(seconds) > 1 else [*seconds, *seconds]
-        p99 = quantiles(several, n=100, method="inclusive")[98]
-        return Latency(1000 * median(seconds), 1000 * p99)
+        values = [1000 * value for value in seconds]
+        cuts = quantiles(
+            [*values, *values] if len(values) == 1 else values, n=100, method="inclusive"
+        )
+        levels = [min(values), *cuts, max(values)]
+        found = {str(level): levels[level] for level in PERCENTILES}
+        return Latency(median(values), levels[99], found)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ def figures_of(results: Sequence[LoadResult]) -> Figures:
         gap=Latency.of(
             [b - a for c in completions for a, b in zip(c.chunk_s, c.chunk_s[1:], strict=False)]
         ),
-        speculation=speculation_of(completions),
+        speculation=_speculation_of_runs(results, completions),
         num_requests=len(results[0].completions),
         output_tokens=results[0].output_tokens,
     )
@@ -76,8 +84,18 @@ def speculation_of(completions: Sequence[Completion]) -> SpecDecodeStats:
     return total_speculation([part for part in parts if part is not None])
 
 
+def _speculation_of_runs(
+    results: Sequence[LoadResult], completions: Sequence[Completion]
+) -> SpecDecodeStats:
+    counted = [result.speculation for result in results if result.speculation is not None]
+    return total_speculation(counted) if counted else speculation_of(completions)
+
+
 def _time_per_token(completion: Completion) -> float | None:
+    """Where the server sends no ids, the first chunk counts as one token."""
     later = sum(completion.chunk_tokens[1:])
+    if not completion.token_ids and len(completion.chunk_s) > 1:
+        later = completion.num_tokens - 1
     return (completion.chunk_s[-1] - completion.chunk_s[0]) / later if later else None
 
 
@@ -104,11 +122,13 @@ class Divergence:
     position: int
     expected: int | str | None
     found: int | str | None
+    unit: str = "token"
+    """What `position` counts: "character" where a server sends no token ids."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whether answers equal the plain ones: ids, number of ids and the reason to finish."""
+    """Whether answers equal the plain ones: ids (or text) and the reason to finish."""
 
     num_requests: int
     num_identical: int
@@ -134,10 +154,15 @@ def compare(plain: Sequence[LoadResult], other: Sequence[LoadResult]) -> Identit
 
 
 def _divergence(index: int, expected: Completion, found: Completion) -> Divergence | None:
-    for position, (a, b) in enumerate(zip_longest(expected.token_ids, found.token_ids)):
-        if a != b:
-            return Divergence(index, position, a, b)
+    if expected.token_ids or found.token_ids:
+        for position, (a, b) in enumerate(zip_longest(expected.token_ids, found.token_ids)):
+            if a != b:
+                return Divergence(index, position, a, b)
+    elif expected.text != found.text:
+        for position, (c, d) in enumerate(zip_longest(expected.text, found.text)):
+            if c != d:
+                return Divergence(index, position, c, d, "character")
     if expected.finish_reason == found.finish_reason:
         return None
-    end = len(found.token_ids)
+    end = found.num_tokens
     return Divergence(index, end, expected.finish_reason, found.finish_reason)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -26,6 +26,8 @@ class MethodReport:
     """None for plain decoding itself."""
     is_gated: bool
     """Must equal plain decoding. Other engines need not: their arithmetic differs."""
+    answers: list[str] = field(default_factory=list)
+    """A digest of each answer's text in the first turn; none where there is no text."""
 
     @property
     def is_shown(self) -> bool:
@@ -33,8 +35,11 @@ class MethodReport:
         return self.identity.holds or not self.is_gated
 
 
-def report_cell(cell: Cell, methods: Sequence[str]) -> list[MethodReport]:
-    """Plain decoding first, then the method, then a baseline if there is one."""
+def report_cell(cell: Cell, methods: Sequence[str], *, is_peer: bool = False) -> list[MethodReport]:
+    """Plain decoding first, then the method, then a baseline if there is one.
+
+    A server of another engine is alone, and compared with its own first turn.
+    """
     plain = cell.results[methods[0]]
     reports = []
     for method in sorted(cell.results, key=[*methods, *cell.results].index):
@@ -52,15 +57,20 @@ def report_cell(cell: Cell, methods: Sequence[str]) -> list[MethodReport]:
                 figures=figures_of(results),
                 identity=compare(plain, results),
                 speedup=speedup,
-                is_gated=method in methods,
+                is_gated=method in methods and not is_peer,
+                answers=[_digest(completion.text) for completion in results[0].completions],
             )
         )
     return reports
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
 def total_identity(reports: Sequence[MethodReport]) -> Identity:
     """Over all answers that must equal plain decoding's; plain itself counts if it stands alone."""
-    gated = [report for report in reports if report.is_gated]
+    gated = [report for report in reports if report.is_gated] or reports
     counted = [report for report in gated if report.speedup is not None] or gated
     return Identity(
         sum(report.identity.num_requests for report in counted),
@@ -68,10 +78,16 @@ def total_identity(reports: Sequence[MethodReport]) -> Identity:
     )
 
 
-def write_json(path: Path, environment: dict[str, object], reports: Sequence[MethodReport]) -> None:
-    """Write environment and runs; times are in milliseconds."""
-    document = {"environment": environment, "runs": [_run(report) for report in reports]}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+def document_of(
+    environment: dict[str, object], reports: Sequence[MethodReport]
+) -> dict[str, object]:
+    """Environment and runs as the JSON file has them; times are in milliseconds."""
+    return {"environment": environment, "runs": [_run(report) for report in reports]}
+
+
+def json_text(document: dict[str, object]) -> str:
+    """A document for people and programs."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
 
 
 def _run(report: MethodReport) -> dict[str, object]:
@@ -94,12 +110,19 @@ def _run(report: MethodReport) -> dict[str, object]:
         "output_tokens_per_s_repeats": figures.repeats_tokens_per_s,
         "ttft_ms_p99": figures.ttft.p99,
         "tpot_ms_p99": figures.tpot.p99,
+        "ttft_ms_percentiles": figures.ttft.percentiles,
+        "tpot_ms_percentiles": figures.tpot.percentiles,
         "chunk_gap_ms": figures.gap.p50,
         "chunk_gap_ms_p99": figures.gap.p99,
         "num_drafts": speculation.num_drafts,
         "num_draft_tokens": speculation.num_draft_tokens,
         "num_accepted_tokens": speculation.num_accepted_tokens,
+        "may_differ": not report.is_gated,
+        "answers": report.answers,
     }
+    if num_steps := speculation.num_steps:
+        run["draft_tokens_per_step"] = speculation.num_draft_tokens / num_steps
+        run["steps_with_drafts"] = speculation.num_drafts / num_steps
     if report.speedup is not None:
         run["speedup"] = report.speedup.median
         run["speedup_range"] = [report.speedup.low, report.speedup.high]

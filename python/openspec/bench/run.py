@@ -12,12 +12,14 @@ from time import perf_counter
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from openspec.bench import peer
 from openspec.bench.bench_config import BenchConfig, BenchPlan
 from openspec.bench.client import Completion, split_url
-from openspec.bench.load import LoadResult, RequestSettings, run_load
+from openspec.bench.load import EXTENSIONS, LoadResult, RequestSettings, run_load
 from openspec.bench.server import ServerUnderTest, describe, started_server
 from openspec.bench.transformers_baseline import TransformersBaseline
 from openspec.bench.workloads import Workload, build_workload, load_dataset
+from openspec.errors import ConfigError
 
 WARM_UP_TOKENS = 16
 
@@ -36,10 +38,30 @@ class Cell:
 def server_of(plan: BenchPlan) -> Iterator[ServerUnderTest]:
     """The server to measure: the one named, or one of our own for the time being."""
     if plan.bench.server is not None:
-        yield describe(*split_url(plan.bench.server))
+        address = split_url(plan.bench.server, plan.bench.api_key)
+        yield describe(address, plan.served_model)
         return
     with started_server(plan.server_settings) as server:
         yield server
+
+
+def methods_of(plan: BenchPlan, server: ServerUnderTest) -> list[str]:
+    """What is run in turns: plain decoding and the server's method; of a peer, what it does.
+
+    Raises:
+        ConfigError: the server runs another method than the one that was asked for.
+    """
+    if plan.bench.server is None:
+        return plan.methods
+    if not server.is_openspec:
+        return [server.owner or peer.NAME]
+    wanted, plain = plan.server_settings.get("method"), plan.methods[0]
+    if wanted not in (None, plain, server.method):
+        raise ConfigError(
+            f"--method {wanted}: the server at {server.address.url} runs {server.method}; start it "
+            f"with --method {wanted}, or leave the flag out"
+        )
+    return [plain] if plain in (wanted, server.method) else [plain, server.method or peer.NAME]
 
 
 def make_workloads(config: BenchConfig, vocab_size: int) -> list[Workload]:
@@ -62,7 +84,8 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
     """
     config = plan.bench
     workloads = make_workloads(config, server.vocab_size)
-    num_methods = len(plan.methods) + (config.baseline != "none")
+    methods = methods_of(plan, server)
+    num_methods = len(methods) + (config.baseline != "none")
     num_prompts = len(workloads) * sum(map(config.prompts_at, config.concurrency))
     progress = _Progress(num_prompts * num_methods * config.repeats)
     with contextlib.ExitStack() as stack:
@@ -71,12 +94,15 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
         if config.baseline == "transformers":
             baseline = TransformersBaseline(plan.engine.model_path, plan.engine.num_threads)
             stack.callback(baseline.close)
+        extensions = EXTENSIONS
+        if not server.is_openspec:
+            extensions = peer.accepted_extensions(server.address, server.model)
         cells = []
         for workload in workloads:
             for concurrency in config.concurrency:
                 prompts = workload.prompts[: config.prompts_at(concurrency)]
                 cell = Cell(replace(workload, prompts=prompts), concurrency)
-                runner = _CellRunner(plan, server, cell, progress)
+                runner = _CellRunner(plan, server, methods, extensions, cell, progress)
                 runner.run(baseline)
                 cells.append(cell)
     return cells
@@ -86,9 +112,16 @@ class _CellRunner:
     """Runs of one cell, in turns."""
 
     def __init__(
-        self, plan: BenchPlan, server: ServerUnderTest, cell: Cell, progress: _Progress
+        self,
+        plan: BenchPlan,
+        server: ServerUnderTest,
+        methods: list[str],
+        extensions: frozenset[str],
+        cell: Cell,
+        progress: _Progress,
     ) -> None:
-        self._methods = plan.methods
+        self._methods = methods
+        self._is_peer = not server.is_openspec
         self._repeats = plan.bench.repeats
         self._address = server.address
         self._cell = cell
@@ -99,6 +132,7 @@ class _CellRunner:
             temperature=plan.bench.temperature,
             seed=plan.bench.seed,
             ignore_eos=plan.bench.ignore_eos or cell.workload.ignore_eos,
+            extensions=extensions,
         )
 
     def run(self, baseline: TransformersBaseline | None) -> None:
@@ -141,16 +175,20 @@ class _CellRunner:
         settings: RequestSettings,
         on_completion: Callable[[Completion], None] = lambda _: None,
     ) -> LoadResult:
-        return run_load(
+        before = peer.counters(self._address) if self._is_peer else None
+        result = run_load(
             self._address,
             workload,
             self._cell.concurrency,
             settings,
-            speculative=method != self._methods[0],
+            speculative=self._is_peer or method != self._methods[0],
             # Its own for every run, so that no run finds the prompts of another in the cache.
             cache_salt=secrets.token_hex(8),
             on_completion=on_completion,
         )
+        if self._is_peer:
+            result.speculation = peer.difference(before, peer.counters(self._address))
+        return result
 
     def _begin(self, method: str) -> None:
         self._progress.begin(f"{self._cell.workload.name} c={self._cell.concurrency} {method}")
@@ -172,7 +210,7 @@ class _Progress:
         self._tokens = self._drafted = self._accepted = 0
 
     def advance(self, completion: Completion) -> None:
-        self._tokens += len(completion.token_ids)
+        self._tokens += completion.num_tokens
         if completion.speculation is not None:
             self._drafted += completion.speculation.num_draft_tokens
             self._accepted += completion.speculation.num_accepted_tokens

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from openspec.bench.client import Address
 from openspec.errors import ConfigError
 from openspec.settings import ENV_PREFIX, Raw
 
@@ -29,15 +30,22 @@ DEFAULT_VOCAB_SIZE = 4096
 class ServerUnderTest:
     """Where a server listens and what it says about itself."""
 
-    host: str
-    port: int
+    address: Address
     model: str
     info: dict[str, object]
+    owner: str = ""
+    """Whose server it is, by its list of models: openspec, vllm, ..."""
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        return self.host, self.port
+    def is_openspec(self) -> bool:
+        """Whether a request can choose between plain decoding and the server's method."""
+        return self.owner == "openspec"
+
+    @property
+    def method(self) -> str | None:
+        """The method that an openspec server runs."""
+        method = self.info.get("method")
+        return method if self.is_openspec and isinstance(method, str) else None
 
     @property
     def vocab_size(self) -> int:
@@ -65,7 +73,7 @@ def started_server(settings: Mapping[str, Raw]) -> Iterator[ServerUnderTest]:
             )
         try:
             _wait_until_ready(port, process, log)
-            yield describe("127.0.0.1", port)
+            yield describe(Address("127.0.0.1", port))
         finally:
             _stop(process)
 
@@ -85,24 +93,36 @@ def _without(settings: Mapping[str, Raw]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in taken}
 
 
-def describe(host: str, port: int) -> ServerUnderTest:
+def describe(address: Address, model: str | None = None) -> ServerUnderTest:
     """Ask a running server for its model and engine.
 
+    `model` is one of those it serves, or None: the first.
+
     Raises:
-        ConfigError: nothing there answers as an OpenAI server does.
+        ConfigError: nothing there answers as an OpenAI server does, or it has no such model.
     """
-    base = f"http://{host}:{port}"
     try:
-        models = msgspec.json.decode(_get(f"{base}/v1/models"), type=_Models)
+        models = msgspec.json.decode(get(address, "/v1/models"), type=_Models).data
+    except urllib.error.HTTPError as error:
+        key = "; --api-key has the key to send" if error.code in {401, 403} else ""
+        raise ConfigError(f"no OpenAI server at {address.url}: {error}{key}") from error
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"no OpenAI server at {base}: {error}") from error
-    if not models.data:
-        raise ConfigError(f"{base} serves no model")
+        raise ConfigError(f"no OpenAI server at {address.url}: {error}") from error
+    if not models:
+        raise ConfigError(f"{address.url} serves no model")
+    chosen = next((entry for entry in models if model in (None, entry.id)), None)
+    if chosen is None:
+        names = ", ".join(entry.id for entry in models)
+        raise ConfigError(f"--model {model}: {address.url} serves {names}")
+    owner = chosen.owned_by or ""
     info: dict[str, object] = {}
-    for path in ("/model_info", "/server_info"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            info |= msgspec.json.decode(_get(base + path), type=dict[str, object])
-    return ServerUnderTest(host, port, models.data[0].id, info)
+    if owner == "openspec":
+        for path in ("/model_info", "/server_info"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                info |= msgspec.json.decode(get(address, path), type=dict[str, object])
+    else:
+        info = {"model": chosen.id, "owned_by": owner}
+    return ServerUnderTest(address, chosen.id, info, owner)
 
 
 def free_port() -> int:
@@ -115,16 +135,23 @@ def free_port() -> int:
 
 class _Model(msgspec.Struct):
     id: str
+    owned_by: str | None = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def _get(url: str) -> bytes:
+def get(address: Address, path: str) -> bytes:
+    """The body at a path.
+
+    Raises:
+        OSError: there is none.
+    """
     # A proxy configured for the outside is no way to a server on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=10) as response:
+    request = urllib.request.Request(address.url + path, headers=address.headers())
+    with opener.open(request, timeout=10) as response:
         body: bytes = response.read()
         return body
 
@@ -135,7 +162,7 @@ def _wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) ->
         if process.poll() is not None:
             raise ConfigError(f"the server ended with status {process.returncode}:\n{_tail(log)}")
         with contextlib.suppress(OSError, urllib.error.URLError):
-            _get(f"http://127.0.0.1:{port}/ready")
+            get(Address("127.0.0.1", port), "/ready")
             return
         time.sleep(0.05)
     raise ConfigError(f"the server was not ready within {READY_TIMEOUT_S:g} s:\n{_tail(log)}")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from openspec.bench.report import Identity, Latency, Speedup
+from openspec.bench.document import Run
+from openspec.bench.report import Identity
 from openspec.bench.results import MethodReport
-from openspec.messages import (
-    SpecDecodeStats,
-    acceptance_per_position,
-    acceptance_rate,
-    mean_acceptance_length,
-)
 
 _HEADINGS = (
     "workload",
@@ -31,71 +26,72 @@ _BAR_WIDTH = 20
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
-def render_table(reports: Sequence[MethodReport]) -> str:
+def render_table(runs: Sequence[Run]) -> str:
     """One line per method and cell; latencies are median / 99th percentile."""
     rows: list[tuple[str, ...]] = [_HEADINGS]
     previous: tuple[str, int] | None = None
-    for report in reports:
-        cell = (report.workload, report.concurrency)
-        names = (report.workload, str(report.concurrency)) if cell != previous else ("", "")
-        rows.append((*names, report.method, *_figures(report)))
-        previous = cell
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for run in runs:
+        names = (run.workload, str(run.concurrency)) if run.cell != previous else ("", "")
+        rows.append((*names, run.method, *_figures(run)))
+        previous = run.cell
+    return aligned(rows, _LEFT)
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: Container[str]) -> str:
+    """Columns under the headings of the first row; those named in `left` begin at the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = (
-            text.ljust(width) if heading in _LEFT else text.rjust(width)
-            for text, width, heading in zip(row, widths, _HEADINGS, strict=True)
+            text.ljust(width) if heading in left else text.rjust(width)
+            for text, width, heading in zip(row, widths, rows[0], strict=True)
         )
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
 
 
-def _figures(report: MethodReport) -> tuple[str, ...]:
-    identity = f"{report.identity.num_identical}/{report.identity.num_requests}"
-    if not report.is_shown:
+def _figures(run: Run) -> tuple[str, ...]:
+    identity = f"{run.num_identical_to_plain}/{run.num_requests}"
+    if not run.is_shown:
         return ("-",) * 7 + (identity,)
-    figures = report.figures
     return (
-        f"{figures.tokens_per_s:.1f}",
-        _speedup(report.speedup),
-        _latency(figures.ttft),
-        _latency(figures.tpot),
-        _latency(figures.gap),
-        *_acceptance(figures.speculation),
+        f"{run.output_tokens_per_s:.1f}",
+        _speedup(run),
+        _latency(run.ttft_ms, run.ttft_ms_p99),
+        _latency(run.tpot_ms, run.tpot_ms_p99),
+        _latency(run.chunk_gap_ms, run.chunk_gap_ms_p99),
+        "" if run.acceptance_rate is None else f"{run.acceptance_rate:.1%}",
+        "" if run.mean_acceptance_length is None else f"{run.mean_acceptance_length:.2f}",
         identity,
     )
 
 
-def _speedup(speedup: Speedup | None) -> str:
-    if speedup is None:
+def _speedup(run: Run) -> str:
+    if run.speedup is None:
         return ""
-    return f"{speedup.median:.2f}x ({speedup.low:.2f}-{speedup.high:.2f})"
+    low, high = run.speedup_range
+    return f"{run.speedup:.2f}x ({low:.2f}-{high:.2f})"
 
 
-def _latency(latency: Latency) -> str:
-    if latency.p99 == 0:
+def _latency(p50: float | None, p99: float | None) -> str:
+    if not p50 or not p99:
         return ""
-    digits = 2 if latency.p50 < 10 else 1
-    return f"{latency.p50:.{digits}f} / {latency.p99:.{digits}f}"
+    digits = 2 if p50 < 10 else 1
+    return f"{p50:.{digits}f} / {p99:.{digits}f}"
 
 
-def _acceptance(speculation: SpecDecodeStats) -> tuple[str, str]:
-    if not speculation.num_drafts:
-        return "", ""
-    return f"{acceptance_rate(speculation):.1%}", f"{mean_acceptance_length(speculation):.2f}"
-
-
-def render_positions(reports: Sequence[MethodReport]) -> str:
+def render_positions(runs: Sequence[Run]) -> str:
     """Bars: the share of drafts whose token at each position was accepted, per cell."""
     blocks = []
-    for report in reports:
-        per_position = acceptance_per_position(report.figures.speculation)
-        if not per_position:
+    for run in runs:
+        if not run.num_drafts or not run.is_shown:
             continue
-        title = f"Accepted by position, {report.method}, {report.workload} c={report.concurrency}:"
-        bars = [f"  {at:>2} {_bar(share)} {share:6.1%}" for at, share in enumerate(per_position)]
+        title = f"Accepted by position, {run.method}, {run.workload} c={run.concurrency}:"
+        bars = [
+            f"  {at:>2} {_bar(share)} {share:6.1%}"
+            for at, share in enumerate(run.acceptance_per_position)
+        ]
         blocks.append("\n".join((title, *bars)))
     return "\n".join(blocks)
 
@@ -106,15 +102,18 @@ def _bar(share: float) -> str:
     return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(_BAR_WIDTH)
 
 
-def render_identity(identity: Identity, failures: Sequence[MethodReport]) -> str:
+def render_identity(
+    identity: Identity, failures: Sequence[MethodReport], *, is_peer: bool = False
+) -> str:
     """The line that makes the speeds worth reading, and where texts part if they do."""
-    lines = [f"{identity.num_identical}/{identity.num_requests} identical to plain"]
+    what = "the same in every turn" if is_peer else "identical to plain"
+    lines = [f"{identity.num_identical}/{identity.num_requests} {what}"]
     for report in failures:
         divergence = report.identity.first_divergence
         if divergence is not None:
             lines.append(
                 f"  {report.method}, {report.workload} c={report.concurrency}: request "
-                f"{divergence.request} parts at token {divergence.position}: expected "
+                f"{divergence.request} parts at {divergence.unit} {divergence.position}: expected "
                 f"{divergence.expected}, found {divergence.found}"
             )
     return "\n".join(lines)

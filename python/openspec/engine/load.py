@@ -33,7 +33,7 @@ from openspec.engine.memory import (
 from openspec.engine.planner import SchedulerConfig
 from openspec.engine.request import Request
 from openspec.errors import ConfigError
-from openspec.messages import EngineInfo
+from openspec.messages import EngineInfo, StepTime
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +119,22 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
     runner = CompiledRunner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path, draft_model=draft_model)
     num_non_finite = _check_weights(runner) if config.check_weights else 0
+    step_times = []
     if config.adaptive_speculation and config.draft_depth > 0:
-        runner.measure_step_times(STEP_TIMING_BUDGET_S)
+        step_times = [
+            StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
+            for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
+        ]
 
-    info = _info(config, device, model_config, plan, time.monotonic() - started, num_non_finite)
+    info = _info(
+        config,
+        device,
+        model_config,
+        plan,
+        startup_seconds=time.monotonic() - started,
+        num_non_finite_draft_tensors=num_non_finite,
+        step_times=step_times,
+    )
     logger.info(
         "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
         info.startup_seconds,
@@ -263,8 +275,10 @@ def _info(
     device: DeviceTraits,
     model_config: ModelConfig,
     plan: MemoryPlan,
+    *,
     startup_seconds: float,
     num_non_finite_draft_tensors: int,
+    step_times: list[StepTime],
 ) -> EngineInfo:
     return EngineInfo(
         model=str(config.model_path),
@@ -281,4 +295,5 @@ def _info(
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
         num_non_finite_draft_tensors=num_non_finite_draft_tensors,
+        step_times=step_times,
     )

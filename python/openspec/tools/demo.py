@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from openspec.bench.client import ClientError
 from openspec.bench.load import LoadResult, RequestSettings, run_load
 from openspec.bench.palette import INK_XTERM, POSITIONS, tint_of
+from openspec.bench.printable import printable
 from openspec.bench.report import compare, speculation_of
 from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
@@ -45,7 +45,6 @@ def shortest_path(graph, start, goal):
 ```'''
 NUM_TURNS = 3
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
-_TURNS_LINES = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 OWN = 0
 """In the place of a position: a token of the target itself."""
 
@@ -158,17 +157,6 @@ def rendered(shown: Demonstration, *, has_color: bool) -> str:
     return (
         f"{_DIM}{prompt}{_RESET}\n\n{answer}\n\n"
         f"Accepted drafts, by position: {legend}  The rest is the target's own.\n\n{figures}"
-    )
-
-
-def printable(text: str) -> str:
-    """A text for a terminal: what would steer it, or turn its lines around, shows as U+FFFD."""
-    return "".join(
-        character
-        if character in "\n\t"
-        or (unicodedata.category(character) not in {"Cc", "Cs"} and character not in _TURNS_LINES)
-        else "\ufffd"
-        for character in text
     )
 
 

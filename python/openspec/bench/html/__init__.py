@@ -1,0 +1,1 @@
+"""`--html`: a benchmark as one HTML file. `page.report_page` makes it."""
