@@ -1,4 +1,4 @@
-"""The pages' tables and the README's chart, from the results in bench/results.
+"""The pages' tables and charts, from the results in bench/results.
 
     python -m bench.make_tables            # after new results: rewrites what they change
     python -m bench.make_tables --check    # exit status 1 if a page differs from its results
@@ -15,11 +15,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.chart import Series, line_chart
+from openspec.bench.html.svg import (
+    Axes,
+    Series,
+    Value,
+    beside,
+    line_chart,
+    position_bars,
+    standalone,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-CHART = "docs/images/speedup.svg"
 REGION = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- /table -->)", re.S)
 
 # File, and what its drafts are called.
@@ -181,7 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def chart() -> str:
+def speedup() -> str:
     """Speed against plain decoding by requests at a time: GSM8K, and n-gram's best workload."""
     series = []
     for (name, label), workload in (
@@ -191,13 +198,37 @@ def chart() -> str:
         (DSPARK[1], "gsm8k_test"),
     ):
         runs = [run for run in drafted_runs(load(name)) if run["workload"] == workload]
-        points = {run["concurrency"]: run["speedup"] for run in runs if run["concurrency"] <= 32}
-        series.append(Series(label, points))
-    return line_chart(
+        points = {
+            run["concurrency"]: Value(run["speedup"]) for run in runs if run["concurrency"] <= 32
+        }
+        series.append(Series(label, points, colour=1 + len(series)))
+    axes = Axes(
         "Speed against plain decoding on one H200: GSM8K, greedy, over HTTP",
         "requests at a time",
-        series,
+        "x",
+        one="plain decoding",
     )
+    return standalone(line_chart(axes, series))
+
+
+def acceptance() -> str:
+    """Acceptance by position at one request."""
+    charts = []
+    for name, label in (NGRAM, EAGLE3[0], DFLASH[0]):
+        run = next(
+            run
+            for run in drafted_runs(load(name))
+            if (run["workload"], run["concurrency"]) == ("gsm8k_test", 1)
+        )
+        shares = [Value(share) for share in run["acceptance_per_position"]]
+        charts.append(position_bars(label, shares, 460 if len(shares) > 8 else 190))
+    return standalone(beside("Accepted by position: GSM8K, one request, one H200", charts))
+
+
+CHARTS: dict[str, Callable[[], str]] = {
+    "docs/images/speedup.svg": speedup,
+    "docs/images/acceptance.svg": acceptance,
+}
 
 
 def rewritten(page: str) -> str:
@@ -214,7 +245,7 @@ def generated() -> dict[str, str]:
         for page, text in found.items()
         if REGION.search(text)
     }
-    return {**files, CHART: chart()}
+    return {**files, **{name: chart() for name, chart in CHARTS.items()}}
 
 
 def stale() -> list[str]:

@@ -16,6 +16,7 @@ from openspec.bench.html.tables import comparison, tables
 from openspec.bench.palette import INK
 
 _PAGE_STYLE = """
+:root { color-scheme: light dark }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 3rem 1.5rem 4rem; max-width: 66rem; background: var(--ground);
   color: var(--ink); font: 15px/1.55 system-ui, "Segoe UI", sans-serif;

@@ -26,7 +26,7 @@ def _variables(names: Mapping[str, str], series: Sequence[str]) -> str:
 
 
 STYLE = f"""
-:root {{ color-scheme: light dark; {_variables(_LIGHT, SERIES)} }}
+:root {{ {_variables(_LIGHT, SERIES)} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(_DARK, _DARK_SERIES)} }} }}
 .chart text {{ font: 12px system-ui, "Segoe UI", sans-serif; fill: var(--ink);
   font-variant-numeric: tabular-nums }}
@@ -103,12 +103,29 @@ def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     )
 
 
+_SIDES = ("width", "height")
+
+
+def _size(chart: str) -> tuple[float, float]:
+    head = chart.partition(">")[0]
+    width, height = (float(head.split(f' {side}="')[1].split('"')[0]) for side in _SIDES)
+    return width, height
+
+
+def beside(label: str, charts: Sequence[str], gap: float = 28) -> str:
+    """Charts in a row as one."""
+    parts, x, height = [], 0.0, 0.0
+    for chart in charts:
+        width, own_height = _size(chart)
+        parts.append(chart.replace("<svg ", f'<svg x="{x:g}" ', 1))
+        x, height = x + width + gap, max(height, own_height)
+    return _svg(x - gap, height, label, parts)
+
+
 def standalone(chart: str, margin: float = 16) -> str:
     """A chart as a file of its own, on a card that is legible on light and dark pages."""
     head, _, rest = chart.partition(">\n")
-    width, height = (
-        float(head.split(f' {side}="')[1].split('"')[0]) for side in ("width", "height")
-    )
+    width, height = _size(chart)
     outer_width, outer_height = width + 2 * margin, height + 2 * margin
     label = head.split('aria-label="')[1].split('"')[0]
     card = (
