@@ -207,7 +207,7 @@ TensorShapes shapes_of(const Weights* weights) {
   return shapes;
 }
 
-/// Hashes as subscribers of events know them: 64 of the 128 bits, as vLLM's.
+/// Hashes as subscribers of events know them: 64 of the 128 bits, as vLLM's are.
 std::vector<uint64_t> short_hashes(const std::vector<PageHash>& hashes) {
   std::vector<uint64_t> shorter;
   for (const PageHash& hash : hashes) shorter.push_back(hash.low);

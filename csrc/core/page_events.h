@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,7 @@
 
 namespace openspec {
 
-/// One change of what the prefix cache holds.
+/// One change of what the prefix cache holds. Its hashes are the log's: see PageEventLog.
 struct PageEvent {
   enum class Kind { kStored, kRemoved, kCleared };
   Kind kind = Kind::kCleared;
@@ -27,38 +28,35 @@ struct PageEvent {
 
 /// What happened to reusable pages since somebody last took it, in order. Whoever applies all
 /// events to an empty set has the pages that PagePool::find() finds.
+///
+/// Its hashes are not the pool's, which are keyed by a secret. They depend on contents alone, so
+/// that equal pages of two engines have equal hashes: subscribers who follow several rely on that.
 class PageEventLog {
  public:
-  void stored(const PageHash& hash, const std::optional<PageHash>& parent,
-              std::span<const int32_t> tokens, const std::string& salt) {
-    const bool continues =
-        continues_last(PageEvent::Kind::kStored) && parent == events_.back().hashes.back();
-    if (!continues) {
-      begin(PageEvent::Kind::kStored);
-      events_.back().parent = parent;
-      if (!parent) events_.back().salt = salt;
-    }
-    PageEvent& event = events_.back();
-    event.hashes.push_back(hash);
-    event.tokens.insert(event.tokens.end(), tokens.begin(), tokens.end());
-  }
+  explicit PageEventLog(int page_size) : page_size_(static_cast<size_t>(page_size)) {}
 
-  void removed(const PageHash& hash) {
-    if (!continues_last(PageEvent::Kind::kRemoved)) begin(PageEvent::Kind::kRemoved);
-    events_.back().hashes.push_back(hash);
-  }
+  /// A sequence's page became reusable: the last one of `tokens`, which begin with the sequence.
+  /// `hash` and `parent` are the pool's.
+  void stored(const PageHash& hash, const PageHash& parent, std::span<const int32_t> tokens,
+              const std::string& salt);
+  void removed(const PageHash& hash);
+  void cleared();
 
-  void cleared() { begin(PageEvent::Kind::kCleared); }
+  /// The log's hash of a page that is reusable.
+  const PageHash& hash_of(const PageHash& hash) const { return hashes_.at(hash); }
 
   std::vector<PageEvent> take() { return std::exchange(events_, {}); }
 
  private:
-  void begin(PageEvent::Kind kind) { events_.emplace_back().kind = kind; }
-
+  PageEvent& begin(PageEvent::Kind kind);
   bool continues_last(PageEvent::Kind kind) const {
     return !events_.empty() && events_.back().kind == kind;
   }
 
+  size_t page_size_;
+  PrefixHasher hasher_{PrefixHasher::Key{}};
+  std::unordered_map<PageHash, PageHash, PageHashHasher>
+      hashes_;  // of reusable pages, by the pool's
   std::vector<PageEvent> events_;
 };
 

@@ -96,7 +96,8 @@ class Runner {
   void record_page_events();
   /// Since the last call.
   std::vector<PageEvent> take_page_events();
-  std::vector<PageHash> published_hashes() const { return pool_.published_hashes(); }
+  /// Of every reusable page, as events have them where they are recorded.
+  std::vector<PageHash> published_hashes() const;
   void check_integrity() const;
 
   std::unique_ptr<StepLease> reserve(std::span<const SpanRequest> requests);

@@ -1,7 +1,6 @@
 // Runner's side of the prefix cache: a new sequence takes the pages that are there, a step offers
 // those that it filled.
 #include <algorithm>
-#include <optional>
 
 #include "runtime/runner.h"
 
@@ -43,10 +42,9 @@ void Runner::publish_pages(int slot, int num_waiting) try {
     enter("publish");
     const size_t page = hashes.size();
     const PageHash parent = page == 0 ? table_.root(slot) : hashes.back();
-    const std::span<const int32_t> own = tokens.subspan(page * page_size, page_size);
-    hashes.push_back(hasher_.extend(parent, own));
+    hashes.push_back(hasher_.extend(parent, tokens.subspan(page * page_size, page_size)));
     if (pool_.publish(pages[page], hashes.back()) && page_events_) {
-      page_events_->stored(hashes.back(), page == 0 ? std::nullopt : std::optional(parent), own,
+      page_events_->stored(hashes.back(), parent, tokens.first((page + 1) * page_size),
                            cache_salts_[size_t(slot)]);
     }
   }
@@ -55,9 +53,17 @@ void Runner::publish_pages(int slot, int num_waiting) try {
 }
 
 void Runner::record_page_events() {
-  page_events_ = std::make_unique<PageEventLog>();
+  page_events_ = std::make_unique<PageEventLog>(config_.page_size);
   cache_salts_.resize(static_cast<size_t>(table_.num_slots()));
   pool_.set_event_log(page_events_.get());
+}
+
+std::vector<PageHash> Runner::published_hashes() const {
+  std::vector<PageHash> hashes = pool_.published_hashes();
+  if (page_events_) {
+    for (PageHash& hash : hashes) hash = page_events_->hash_of(hash);
+  }
+  return hashes;
 }
 
 std::vector<PageEvent> Runner::take_page_events() {

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -383,8 +384,7 @@ class _Connection(asyncio.Protocol):
         self._decoder = msgspec.msgpack.Decoder(ToClient)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._client.connected(transport)
+        self._client.connected(cast(asyncio.Transport, transport))  # uvloop's is of another class
 
     def pause_writing(self) -> None:
         self._client.set_writable(False)

@@ -12,6 +12,7 @@ using namespace openspec;
 namespace {
 
 const PrefixHasher kHasher({1, 2});
+const PrefixHasher kPublic({0, 0});
 
 /// What a subscriber knows, made from events alone.
 struct Follower {
@@ -46,27 +47,49 @@ struct Follower {
 }  // namespace
 
 TEST(pages_of_one_sequence_make_one_event) {
-  PageEventLog log;
-  const std::vector<int32_t> tokens{1, 2};
-  const PageHash first = kHasher.extend({}, tokens), second = kHasher.extend(first, tokens);
-  log.stored(first, std::nullopt, tokens, "salt");
-  log.stored(second, first, tokens, "salt");
-  log.stored(first, second, tokens, "salt");
-  log.stored(second, second, tokens, "salt");
-  log.removed(first);
-  log.removed(second);
+  PageEventLog log(2);
+  const std::vector<int32_t> tokens{1, 2, 3, 4, 5, 6};
+  const std::span<const int32_t> all(tokens);
+  const PageHash hashes[] = {{1, 1}, {2, 2}, {3, 3}};
+  log.stored(hashes[0], {}, all.first(2), "salt");
+  log.stored(hashes[1], hashes[0], all.first(4), "salt");
+  log.removed(hashes[0]);
+  log.removed(hashes[1]);
+  log.stored(hashes[2], hashes[1], all, "salt");  // its parent is gone
+  log.stored(hashes[0], {}, all.first(2), "");
   log.cleared();
   const std::vector<PageEvent> events = log.take();
-  CHECK_EQ(events.size(), 4u);
-  CHECK_EQ(events[0].hashes.size(), 3u);
+  CHECK_EQ(events.size(), 5u);
+  CHECK_EQ(events[0].hashes.size(), 2u);
   CHECK(!events[0].parent);
   CHECK_EQ(events[0].salt, "salt");
-  CHECK_EQ(events[0].tokens.size(), 6u);
-  CHECK(events[1].parent == second);
-  CHECK_EQ(events[1].salt, "");
-  CHECK_EQ(events[2].hashes.size(), 2u);
-  CHECK(events[3].kind == PageEvent::Kind::kCleared);
+  CHECK(events[0].tokens == std::vector<int32_t>({1, 2, 3, 4}));
+  CHECK_EQ(events[1].hashes.size(), 2u);
+  CHECK(events[1].hashes == events[0].hashes);
+  CHECK(events[2].parent == events[0].hashes[1]);
+  CHECK_EQ(events[2].salt, "");
+  CHECK(events[2].tokens == std::vector<int32_t>({5, 6}));
+  CHECK(!(events[3].hashes[0] == events[0].hashes[0]));  // another salt
+  CHECK(events[4].kind == PageEvent::Kind::kCleared);
   CHECK(log.take().empty());
+}
+
+TEST(equal_pages_of_two_engines_have_equal_hashes) {
+  const std::vector<int32_t> tokens{1, 2, 3, 4};
+  std::vector<std::vector<PageEvent>> events;
+  for (uint64_t key = 0; key < 2; ++key) {
+    const PrefixHasher hasher({key, 7});
+    PageEventLog log(4);
+    log.stored(hasher.extend({}, tokens), {}, tokens, "");
+    events.push_back(log.take());
+  }
+  CHECK(events[0][0].hashes == events[1][0].hashes);
+}
+
+TEST(a_page_that_was_never_stored_is_an_error) {
+  PageEventLog log(4);
+  CHECK_THROWS(log.removed({1, 2}), EngineError, "never stored");
+  CHECK_THROWS(log.stored({1, 2}, {}, std::vector<int32_t>{1, 2}, ""), EngineError, "whole pages");
 }
 
 TEST(without_a_log_nothing_is_recorded) {
@@ -82,12 +105,13 @@ TEST(whoever_follows_the_events_knows_the_cache) {
   constexpr size_t kPageSize = 4;
   std::mt19937 random(3);
   PagePool pool(24);
-  PageEventLog log;
+  PageEventLog log(kPageSize);
   pool.set_event_log(&log);
   Follower follower;
   struct Sequence {
     std::vector<PageId> pages;
     std::vector<PageHash> hashes;
+    std::vector<int32_t> tokens;
   };
   std::vector<Sequence> sequences;
   for (int i = 0; i < 20000; ++i) {
@@ -105,20 +129,20 @@ TEST(whoever_follows_the_events_knows_the_cache) {
         if (sequences.empty()) break;
         Sequence& sequence = sequences[which];
         const std::vector<int32_t> tokens(kPageSize, static_cast<int32_t>(random() % 3));
-        const bool is_first = sequence.hashes.empty();
-        const PageHash parent = is_first ? PageHash{} : sequence.hashes.back();
+        const PageHash parent = sequence.hashes.empty() ? PageHash{} : sequence.hashes.back();
         const PageHash hash = kHasher.extend(parent, tokens);
+        std::vector<int32_t> known = sequence.tokens;
+        known.insert(known.end(), tokens.begin(), tokens.end());
         PageId page = random() % 2 == 0 ? pool.find(hash) : -1;
         if (page < 0) {
           std::vector<PageId> fresh;
           if (!pool.allocate(1, &fresh)) break;
           page = fresh[0];
-          if (pool.publish(page, hash)) {
-            log.stored(hash, is_first ? std::nullopt : std::optional(parent), tokens, "");
-          }
+          if (pool.publish(page, hash)) log.stored(hash, parent, known, "");
         }
         sequence.pages.push_back(page);
         sequence.hashes.push_back(hash);
+        sequence.tokens = std::move(known);
       }
     }
     if (i % 3000 == 2999) pool.reset_cache();
@@ -127,10 +151,11 @@ TEST(whoever_follows_the_events_knows_the_cache) {
     const std::vector<PageHash> published = pool.published_hashes();
     CHECK_EQ(published.size(), follower.pages.size());
     for (const PageHash& hash : published) {
-      const auto found = follower.pages.find(Follower::key(hash));
+      const auto found = follower.pages.find(Follower::key(log.hash_of(hash)));
       CHECK(found != follower.pages.end());
       const Follower::Page& page = found->second;
-      CHECK(hash == kHasher.extend(page.parent.value_or(PageHash{}), page.tokens));
+      CHECK(log.hash_of(hash) ==
+            kPublic.extend(page.parent.value_or(kPublic.root({})), page.tokens));
     }
   }
   for (const Sequence& sequence : sequences) {
