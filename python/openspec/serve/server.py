@@ -70,7 +70,7 @@ async def _serve(
 ) -> None:
     signals = _Signals()
     with signals.installed():
-        context = await signals.unless_stopped(_load(engine_config, config, names))
+        context = await signals.unless_stopped(load(engine_config, config, names))
         if context is None:
             return
         try:
@@ -80,9 +80,13 @@ async def _serve(
             await context.supervisor.close()
 
 
-async def _load(
-    engine_config: EngineConfig, config: ServeConfig, names: list[str]
-) -> ServerContext:
+async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str]) -> ServerContext:
+    """Starts an engine and reads the tokenizer: what `build_app` needs.
+
+    Raises:
+        ConfigError: what is wrong with the settings or the model.
+        EngineError: the engine did not start.
+    """
     model = ModelConfig.from_folder(engine_config.model_path)
 
     def start() -> Coroutine[None, None, EngineClient]:
