@@ -14,7 +14,9 @@
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
 # build/gpu/cmake), ARCHS the architectures (default: those of the GPUs present), PROBLEMS the gsm8k_test.jsonl of
-# openai/grade-school-math, which the methods are then measured on as well.
+# openai/grade-school-math, which the methods are then measured on as well. OPENSPEC_XGRAMMAR_SOURCE names the sdist of
+# the grammar library, which the build cannot download without a network (third_party/xgrammar/source.cmake); by default
+# the one that tests/run downloaded, build/xgrammar/xgrammar-source/*.tar.gz.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,6 +29,9 @@ WIDENED=${WIDENED:-$PWD/build/gpu/qwen3-4b}
 ARCHS=${ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d ' .' | sort -u |
   sed 's/^90$/90a/' | paste -sd ';')}
 mkdir -p "$RESULTS" "$SITE"
+for source in "$PWD"/build/xgrammar/xgrammar-source/*.tar.gz; do
+  [[ ! -f $source ]] || export OPENSPEC_XGRAMMAR_SOURCE=${OPENSPEC_XGRAMMAR_SOURCE:-$source}
+done
 export PYTHONPATH=$SITE${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 say() { printf '\n==== %s (at %s s)\n' "$*" "$SECONDS"; }

@@ -1,6 +1,7 @@
-"""`_C.pyi` says what the extension has: names, parameters, defaults, and types as far as both do.
+"""`_C.pyi` and `_grammar.pyi` say what the extensions have: names, parameters, defaults, and types.
 
-pybind11 writes each signature into the docstring; both sides become text of one form.
+Types as far as both say them. pybind11 writes each signature into the docstring; both sides become
+text of one form.
 """
 
 from __future__ import annotations
@@ -8,15 +9,23 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import openspec
-from openspec import _C
+from openspec import _C, _grammar
 
-Members = dict[str, str]
-STUB = ast.parse(Path(openspec.__file__).with_name("_C.pyi").read_text())
+
+def stub_of(module: ModuleType) -> ast.Module:
+    name = module.__name__.rpartition(".")[2]
+    return ast.parse(Path(openspec.__file__).with_name(f"{name}.pyi").read_text())
+
+
+MODULES = pytest.mark.parametrize("module", [_C, _grammar])
 ALIASES = {
     target.id: ast.unparse(node.value)
-    for node in STUB.body
+    for node in stub_of(_C).body
     if isinstance(node, ast.Assign)
     for target in node.targets
     if isinstance(target, ast.Name)
@@ -26,7 +35,7 @@ NOT_TYPED = {"object", "list"}
 SPELLINGS = (
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "int"),
     (r"typing\.SupportsFloat \| typing\.SupportsIndex", "float"),
-    (r"(openspec\._C|collections\.abc|typing|typing_extensions)\.", ""),
+    (r"(openspec\._C|openspec\._grammar|collections\.abc|typing|typing_extensions)\.", ""),
     (r"\bMapping\b", "dict"),
     (r"\bbytes\b", "str"),  # std::string takes both
     (r"\bb''", "''"),
@@ -90,20 +99,23 @@ def members_of(owner: type) -> set[str]:
     return hidden | {name for name in vars(owner) if not name.startswith("_")}
 
 
-def test_every_name_is_bound_and_documented() -> None:
-    functions = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
-    classes = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
-    names = {name for name in dir(_C) if not name.startswith("_")}
+@MODULES
+def test_every_name_is_bound_and_documented(module: ModuleType) -> None:
+    stub_body = stub_of(module).body
+    functions = {node.name: node for node in stub_body if isinstance(node, ast.FunctionDef)}
+    classes = {node.name: node for node in stub_body if isinstance(node, ast.ClassDef)}
+    names = {name for name in dir(module) if not name.startswith("_")}
     assert {*functions, *classes} == names - {"torch_version"}
     for name, stub in functions.items():
-        compare(name, getattr(_C, name).__doc__, stub)
+        compare(name, getattr(module, name).__doc__, stub)
 
 
-def test_every_member_is_as_the_stub_says() -> None:
-    for stub in STUB.body:
+@MODULES
+def test_every_member_is_as_the_stub_says(module: ModuleType) -> None:
+    for stub in stub_of(module).body:
         if not isinstance(stub, ast.ClassDef) or stub.name == "OutOfPages":
             continue
-        owner: type = getattr(_C, stub.name)
+        owner: type = getattr(module, stub.name)
         methods = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
         fields = {
             node.target.id: one_form(ast.unparse(node.annotation))

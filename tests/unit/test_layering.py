@@ -16,7 +16,7 @@ PACKAGE = ROOT / "python" / "openspec"
 
 # ---- Layers: each may use itself and the ones before it -----------------------------------------
 
-CPP_LAYERS = ("core", "kernels", "model", "runtime", "bind")
+CPP_LAYERS = ("core", "kernels", "model", "grammar", "runtime", "bind")
 
 # What a family of kernels may use besides core, common and its own folder; only families above it.
 KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
@@ -38,6 +38,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "step_detail": (),
     "messages": ("errors", "step_detail"),
     "_C": ("messages",),
+    "_grammar": (),
     "ops": ("_C",),
     "checkpoint": ("_C", "errors"),
     "drafters": ("_C", "errors", "settings", "checkpoint"),
@@ -135,10 +136,24 @@ def test_core_includes_only_the_standard_library() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_grammar_stands_on_core_and_hides_the_library() -> None:
+    wrong = []
+    for layer in CPP_LAYERS:
+        for path in cpp_files(layer):
+            for is_quoted, name in includes(path):
+                if layer == "grammar" and is_quoted and name.split("/")[0] not in ("core", layer):
+                    wrong.append(f'{relative(path)}: "{name}" is not of core')
+                if layer != "grammar" and re.match(r"(xgrammar|dlpack|support)/", name):
+                    wrong.append(f"{relative(path)}: <{name}> is for csrc/grammar alone")
+                if layer != "grammar" and name.endswith("_library.h"):
+                    wrong.append(f'{relative(path)}: "{name}" is for csrc/grammar alone')
+    assert not wrong, "\n".join(wrong)
+
+
 def test_torch_and_python_stay_in_bind() -> None:
     wrong = [
         f"{relative(path)}: {name}"
-        for path in cpp_files("core", "kernels", "model", "runtime")
+        for path in cpp_files("core", "kernels", "model", "grammar", "runtime")
         for _, name in includes(path)
         if re.match(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h", name)
     ]

@@ -1,0 +1,119 @@
+#include "grammar/compiled_grammar.h"
+
+#include <optional>
+#include <regex>
+#include <sstream>
+#include <utility>
+#include <variant>
+
+#include "grammar/compiled_grammar_library.h"
+#include "grammar/library.h"
+#include "grammar/vocabulary_library.h"
+
+namespace openspec {
+
+namespace {
+
+/// Rules with attributes that make a mask depend on how the text came about, or change more than
+/// the mask. The library prints them behind a rule's name, at the beginning of a line, and line
+/// breaks within strings as escapes.
+void check_attributes(const xgrammar::Grammar& grammar) {
+  static const std::regex kRule(
+      R"(^([A-Za-z_0-9.-]+)\[[^\n"]*(max_tokens|max_chars|temperature)=)");
+  std::istringstream lines(grammar.ToString());
+  for (std::string line; std::getline(lines, line);) {
+    // Names and attributes are short: the search must not walk through a long rule.
+    const std::string head = line.substr(0, line.find("::="));
+    std::smatch match;
+    if (head.size() > 1000 || !std::regex_search(head, match, kRule)) continue;
+    throw ArgumentError("the rule " + match[1].str() + " has " + match[2].str() +
+                        ", which is not supported: leave it out");
+  }
+}
+
+xgrammar::GrammarCompiler compiler_of(const Vocabulary& vocabulary, int num_threads) {
+  return {vocabulary.library().info, num_threads, /*cache_enabled=*/false};
+}
+
+}  // namespace
+
+CompiledGrammar::CompiledGrammar(std::shared_ptr<const Vocabulary> vocabulary,
+                                 std::unique_ptr<Library> library)
+    : vocabulary_(std::move(vocabulary)), library_(std::move(library)) {}
+
+CompiledGrammar::~CompiledGrammar() = default;
+
+template <typename Make>
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::make(
+    std::shared_ptr<const Vocabulary> vocabulary, const Make& make) {
+  auto library = library::checked([&] { return std::make_unique<Library>(Library{make()}); });
+  return std::shared_ptr<const CompiledGrammar>(
+      new CompiledGrammar(std::move(vocabulary), std::move(library)));
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::json_schema(
+    std::shared_ptr<const Vocabulary> vocabulary, const std::string& schema,
+    const JsonOptions& options, int num_threads) {
+  return make(vocabulary, [&] {
+    std::optional<int> max_whitespace;
+    if (options.max_whitespace >= 0) max_whitespace = options.max_whitespace;
+    return compiler_of(*vocabulary, num_threads)
+        .CompileJSONSchema(schema, options.any_whitespace, /*indent=*/std::nullopt,
+                           /*separators=*/std::nullopt, options.strict, max_whitespace,
+                           options.any_order);
+  });
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::json_object(
+    std::shared_ptr<const Vocabulary> vocabulary, int num_threads) {
+  return json_schema(std::move(vocabulary), R"({"type": "object"})", {.strict = false},
+                     num_threads);
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::regex(
+    std::shared_ptr<const Vocabulary> vocabulary, const std::string& pattern, int num_threads) {
+  return make(vocabulary,
+              [&] { return compiler_of(*vocabulary, num_threads).CompileRegex(pattern); });
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::ebnf(
+    std::shared_ptr<const Vocabulary> vocabulary, const std::string& text, int num_threads) {
+  return make(vocabulary, [&] {
+    const xgrammar::Grammar grammar = xgrammar::Grammar::FromEBNF(text);
+    check_attributes(grammar);
+    return compiler_of(*vocabulary, num_threads).CompileGrammar(grammar);
+  });
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
+    std::shared_ptr<const Vocabulary> vocabulary, const std::string& json, int num_threads) {
+  return make(vocabulary, [&] {
+    const auto made = xgrammar::Grammar::FromStructuralTag(json, vocabulary->library().info);
+    if (const auto* error = std::get_if<xgrammar::StructuralTagError>(&made)) {
+      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+    }
+    const auto& grammar = std::get<xgrammar::Grammar>(made);
+    check_attributes(grammar);
+    return compiler_of(*vocabulary, num_threads).CompileGrammar(grammar);
+  });
+}
+
+std::shared_ptr<const CompiledGrammar> CompiledGrammar::deserialize(
+    std::shared_ptr<const Vocabulary> vocabulary, std::string_view data) {
+  return make(vocabulary, [&] {
+    auto made =
+        xgrammar::CompiledGrammar::DeserializeJSON(std::string(data), vocabulary->library().info);
+    if (const auto* error = std::get_if<xgrammar::SerializationError>(&made)) {
+      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+    }
+    return std::get<xgrammar::CompiledGrammar>(std::move(made));
+  });
+}
+
+std::string CompiledGrammar::serialize() const {
+  return library::checked([&] { return library_->grammar.SerializeJSON(); });
+}
+
+size_t CompiledGrammar::num_bytes() const { return library_->grammar.MemorySizeBytes(); }
+
+}  // namespace openspec

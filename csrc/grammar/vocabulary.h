@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace openspec {
+
+/// The tokens of a model as grammars see them. Immutable, shared by all grammars of an engine.
+class Vocabulary {
+ public:
+  /// `tokens` are the bytes of each id; empty ones no grammar can produce. The model has
+  /// `vocab_size` ids, `stop_ids` of which end an answer. Throws ArgumentError where sizes or ids
+  /// do not fit.
+  Vocabulary(std::vector<std::string> tokens, int vocab_size, std::vector<int32_t> stop_ids);
+  ~Vocabulary();
+  Vocabulary(const Vocabulary&) = delete;
+  Vocabulary& operator=(const Vocabulary&) = delete;
+
+  int size() const;
+  std::span<const int32_t> stop_ids() const { return stop_ids_; }
+  bool is_stop(int32_t id) const;
+  /// Whether a grammar can produce the token: it has bytes or ends the answer.
+  bool is_usable(int32_t id) const;
+  /// 32-bit words of a mask, one bit a token.
+  int num_mask_words() const { return (size() + 31) / 32; }
+
+  /// The bytes as tokens, the longest that fits first; at most `most` of them.
+  std::vector<int32_t> tokenize(std::string_view bytes, int most) const;
+
+  /// What only csrc/grammar knows.
+  struct Library;
+  const Library& library() const { return *library_; }
+
+ private:
+  std::unique_ptr<Library> library_;
+  std::vector<int32_t> stop_ids_;
+};
+
+}  // namespace openspec

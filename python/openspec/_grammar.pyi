@@ -1,0 +1,70 @@
+"""Grammars: compiled for a vocabulary, and matched. Loads without torch."""
+
+from collections.abc import Sequence
+from typing import final
+
+@final
+class Vocabulary:
+    """The bytes of each token id, as grammars see them.
+
+    Ids with no bytes, and those from `len(tokens)` to `vocab_size`, no grammar can produce.
+    `stop_ids` end an answer. Raises ValueError where sizes or ids do not fit.
+    """
+
+    def __init__(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
+    ) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def tokenize(self, text: bytes, most: int) -> list[int]:
+        """The bytes as tokens, the longest that fits first; at most `most`."""
+
+# Each returns what the engine loads and `Matcher` takes. It releases the GIL, and raises ValueError
+# with the library's message where the grammar is refused.
+
+def compile_json_schema(
+    vocabulary: Vocabulary,
+    schema: str,
+    *,
+    any_whitespace: bool = True,
+    strict: bool = True,
+    any_order: bool = False,
+    max_whitespace: int = -1,
+    num_threads: int = 1,
+) -> bytes:
+    """`strict`: nothing that the schema does not name, unless it says so.
+
+    `any_order`: of an object's properties; else they come as the schema has them.
+    `max_whitespace`: characters in a row between tokens of JSON; -1: any number.
+    """
+
+def compile_json_object(vocabulary: Vocabulary, *, num_threads: int = 1) -> bytes:
+    """Any JSON object."""
+
+def compile_regex(vocabulary: Vocabulary, pattern: str, *, num_threads: int = 1) -> bytes: ...
+def compile_ebnf(vocabulary: Vocabulary, text: str, *, num_threads: int = 1) -> bytes:
+    """Begins with the rule `root`."""
+
+def compile_structural_tag(vocabulary: Vocabulary, json: str, *, num_threads: int = 1) -> bytes: ...
+
+@final
+class Matcher:
+    """Where one text stands in a grammar, for tests."""
+
+    def __init__(self, vocabulary: Vocabulary, data: bytes) -> None: ...
+    def accept(self, token_id: int) -> bool:
+        """Whether the token may be next; if so the matcher is behind it."""
+
+    def rollback(self, num_tokens: int) -> None: ...
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the token that ends the answer is out."""
+
+    def bitmask(self) -> bytes:
+        """32-bit words, bit i for token i; all ones where nothing is masked or the text ended."""
+
+    def allowed(self) -> list[int]:
+        """The ids that may be next; all where nothing is masked."""
+
+    def forced(self, most: int) -> list[int]:
+        """At most `most` tokens that the grammar leaves no choice of, spelled as long tokens."""

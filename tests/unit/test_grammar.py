@@ -1,0 +1,192 @@
+"""`openspec._grammar`: what it compiles, refuses and forces, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jsonschema_rs
+import pytest
+
+from openspec import _grammar
+
+END = 256
+TOKENS = [bytes([byte]) for byte in range(256)] + [b"", b'{"', b"name", b'": "', b'"}', b""]
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> _grammar.Vocabulary:
+    return _grammar.Vocabulary(TOKENS, 300, [END])
+
+
+def accepts(vocabulary: _grammar.Vocabulary, data: bytes, text: bytes) -> bool:
+    """Whether the text, byte by byte, and then the end pass; each token also by its mask."""
+    matcher = _grammar.Matcher(vocabulary, data)
+    for token in [*text, END]:
+        is_allowed = token in matcher.allowed()
+        assert matcher.accept(token) == is_allowed
+        if not is_allowed:
+            return False
+    assert matcher.is_terminated
+    return True
+
+
+def test_loads_without_torch() -> None:
+    code = "import sys; from openspec import _grammar; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "good", "bad"),
+    [
+        (
+            lambda v: _grammar.compile_json_schema(v, SCHEMA),
+            b'{ "name": "a{b" }',
+            b'{"name": 1}',
+        ),
+        (lambda v: _grammar.compile_json_object(v), b'{"a": [1, null]}', b"[1]"),
+        (lambda v: _grammar.compile_regex(v, "a(bc)*[0-9]{2}"), b"abcbc07", b"ab07"),
+        (lambda v: _grammar.compile_ebnf(v, 'root ::= "yes" | "no"'), b"no", b"maybe"),
+        (
+            lambda v: _grammar.compile_structural_tag(
+                v,
+                json.dumps(
+                    {
+                        "type": "structural_tag",
+                        "format": {
+                            "type": "triggered_tags",
+                            "triggers": ["<t>"],
+                            "tags": [
+                                {
+                                    "begin": "<t>",
+                                    "content": {
+                                        "type": "json_schema",
+                                        "json_schema": {"type": "integer"},
+                                    },
+                                    "end": "</t>",
+                                }
+                            ],
+                        },
+                    }
+                ),
+            ),
+            b"so <t>42</t>.",
+            b"so <t>x</t>",
+        ),
+    ],
+    ids=["json_schema", "json_object", "regex", "ebnf", "structural_tag"],
+)
+def test_masks_and_matches(
+    vocabulary: _grammar.Vocabulary,
+    compiled: Callable[[_grammar.Vocabulary], bytes],
+    good: bytes,
+    bad: bytes,
+) -> None:
+    data = compiled(vocabulary)
+    assert accepts(vocabulary, data, good)
+    assert not accepts(vocabulary, data, bad)
+
+
+def test_answers_validate(vocabulary: _grammar.Vocabulary) -> None:
+    """Whichever way the masks leave, what comes out is what another validator accepts."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "minimum": 3, "maximum": 12},
+            "kind": {"enum": ["a", "b"]},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["id", "kind"],
+        "additionalProperties": False,
+    }
+    data = _grammar.compile_json_schema(vocabulary, json.dumps(schema), any_whitespace=False)
+    for seed in range(30):
+        matcher = _grammar.Matcher(vocabulary, data)
+        text = b""
+        for step in range(200):
+            allowed = [token for token in matcher.allowed() if token < END] or [END]
+            if END in matcher.allowed():
+                break
+            token = allowed[(seed * 7919 + step * 104729) % len(allowed)]
+            assert matcher.accept(token)
+            text += TOKENS[token]
+        assert jsonschema_rs.is_valid(schema, json.loads(text)), text
+
+
+def test_forced_tokens_are_the_longest(vocabulary: _grammar.Vocabulary) -> None:
+    data = _grammar.compile_json_schema(vocabulary, SCHEMA, any_whitespace=False)
+    matcher = _grammar.Matcher(vocabulary, data)
+    assert matcher.forced(8) == [257, 258, 259]
+    assert matcher.forced(2) == [257, 258]
+    assert ord("{") in matcher.allowed()  # it asked, and stayed where it was
+    for token in b'{"name": "x"}':
+        assert matcher.accept(token)
+    assert matcher.forced(8) == [END]
+    assert matcher.accept(END)
+    assert matcher.is_terminated
+    assert matcher.forced(8) == []
+    assert not matcher.accept(END)
+    assert matcher.bitmask() == b"\xff" * 40
+
+
+def test_goes_back(vocabulary: _grammar.Vocabulary) -> None:
+    matcher = _grammar.Matcher(vocabulary, _grammar.compile_regex(vocabulary, "ab*c"))
+    before = matcher.bitmask()
+    for token in b"abc":
+        assert matcher.accept(token)
+    assert matcher.accept(END)
+    matcher.rollback(4)
+    assert not matcher.is_terminated
+    assert matcher.bitmask() == before
+
+
+def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) -> None:
+    matcher = _grammar.Matcher(
+        vocabulary, _grammar.compile_regex(vocabulary, "[\\x00-\\U0010ffff]*")
+    )
+    assert not {261, 262, 299} & set(matcher.allowed())
+    assert END in matcher.allowed()
+    for token in (-1, 261, 299, 300, 1 << 30):
+        assert not matcher.accept(token)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "message"),
+    [
+        (lambda v: _grammar.compile_json_schema(v, '{"type": "foo"}'), 'Unsupported type "foo"'),
+        (lambda v: _grammar.compile_json_schema(v, "{"), "JSON"),
+        (lambda v: _grammar.compile_regex(v, "a(b"), "parenthesis is not closed"),
+        (lambda v: _grammar.compile_ebnf(v, "root ::= foo"), 'Rule "foo" is not defined'),
+        (lambda v: _grammar.compile_structural_tag(v, "{}"), "format field"),
+        (
+            lambda v: _grammar.compile_ebnf(v, "root[max_tokens=4] ::= [a-z]*"),
+            "root has max_tokens",
+        ),
+        (lambda v: _grammar.Matcher(v, b"{}"), "not a compiled grammar"),
+        (lambda v: _grammar.Vocabulary([b"a"], 1, []), "token that ends"),
+        (lambda v: _grammar.Vocabulary([b"a"], 1, [1]), "outside the vocabulary of 1"),
+        (
+            lambda v: _grammar.Matcher(
+                _grammar.Vocabulary([b"a", b"b"], 2, [1]), _grammar.compile_regex(v, "a")
+            ),
+            "metadata mismatch",
+        ),
+    ],
+)
+def test_refuses(
+    vocabulary: _grammar.Vocabulary,
+    compiled: Callable[[_grammar.Vocabulary], object],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        compiled(vocabulary)
