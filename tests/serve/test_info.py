@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 import openspec
@@ -17,6 +18,7 @@ from openspec.errors import ConfigError
 from openspec.serve.app import shown_path
 from openspec.serve.config import ServeConfig
 from tests.serve.conftest import MODEL_NAME, RunningServer
+from tests.serve.fake_model import MAX_POSITIONS
 from tests.serve.waiting import PATIENCE_S, wait_until
 
 
@@ -297,3 +299,42 @@ def test_template_and_date_of_ones_own(
     assert server.context.tokenizer.decode(ids) == "01 Mar 2026: x"
     info = server.client.get("/tokenizer_info").json()
     assert (info["tokenizer_class"], info["add_bos_token"]) == ("Qwen2Tokenizer", False)
+
+
+def test_what_routers_read(server: RunningServer) -> None:
+    """Recorded from SMG 1.13, vllm-router 0.1.17, llm-d's endpoint picker: see docs/scale.md."""
+    [card] = get(server, "/v1/models")["data"]
+    assert card["owned_by"] == "openspec" and card["max_model_len"] == MAX_POSITIONS
+    assert card["id"] == card["root"] == MODEL_NAME
+    info = get(server, "/server_info")
+    expected = {
+        "model": MODEL_NAME,
+        "served_model_name": MODEL_NAME,
+        "context_length": MAX_POSITIONS,
+        "max_total_tokens": 1024 * 16,
+        "max_running_requests": 16,
+        "kv_block_size": 16,
+        "tp_size": 1,
+        "dp_size": 1,
+    }
+    assert {name: info[name] for name in expected} == expected
+    lines = server.client.get("/metrics").text.splitlines()
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        [sample] = [line for line in lines if line.startswith(f"vllm:{name}{{")]
+        assert float(sample.rpartition(" ")[2]) == 0
+    [cache] = [line for line in lines if line.startswith("vllm:cache_config_info{")]
+    assert 'block_size="16"' in cache and 'num_gpu_blocks="1024"' in cache
+
+
+def test_where_kv_events_are(server: RunningServer) -> None:
+    assert get(server, "/kv_event_sources") == {}
+    source: dict[str, str | int | None] = {
+        "data_parallel_rank": 2,
+        "endpoint": "tcp://127.0.0.1:5559",
+        "replay_endpoint": None,
+        "topic": "",
+    }
+    plain = server.engine.info
+    server.engine.info = msgspec.structs.replace(plain, kv_events=source)
+    assert get(server, "/kv_event_sources") == {"2": source}
+    server.engine.info = plain

@@ -197,6 +197,18 @@ class KVEventPublisher:
         # Whoever followed the engine that had this address learns that its pages are gone.
         self._send([AllBlocksCleared()])
 
+    @property
+    def source(self) -> dict[str, str | int | None]:
+        """What a subscriber needs, under vLLM's names."""
+        return {
+            "data_parallel_rank": self._rank,
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "topic": self._topic.decode(),
+            "publisher": "zmq",
+            "buffer_steps": self._buffer.maxlen,
+        }
+
     def publish(self, events: Sequence[PageEvent]) -> None:
         """Sends the news of one step, if there are any."""
         if events:

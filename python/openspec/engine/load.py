@@ -6,6 +6,8 @@ import logging
 import os
 import time
 
+import msgspec
+
 try:
     from openspec import _C
 except ImportError as error:
@@ -145,6 +147,9 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         info.num_speculative_tokens,
         info.max_model_len,
     )
+    publisher = _publisher(kv_events, runner, config.page_size)
+    if publisher is not None:
+        info = msgspec.structs.replace(info, kv_events=publisher.source)
     return EngineCore(
         runner,
         SchedulerConfig(
@@ -158,7 +163,7 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
         info,
         config.stats_interval_s,
         config.max_failures_in_a_row,
-        _publisher(kv_events, runner, config.page_size),
+        publisher,
     )
 
 

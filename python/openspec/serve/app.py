@@ -111,6 +111,7 @@ GET_ROUTES: dict[str, Handler] = {
     "/get_model_info": info.model_info,
     "/load": info.load,
     "/v1/loads": info.loads,
+    "/kv_event_sources": info.kv_event_sources,
     "/tokenizer_info": info.tokenizer_info,
     "/openapi.json": openapi,
     "/docs": docs,

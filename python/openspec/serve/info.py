@@ -114,6 +114,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "max_num_queued_reqs": context.config.max_num_queued_reqs,
             "max_num_queued_tokens": context.config.max_num_queued_tokens,
             "enable_prefix_caching": config.enable_prefix_caching,
+            **_for_routers(context),
             "spec_decode": _speculation(stats),
             # Under this name benchmark clients look for the acceptance length.
             "internal_states": [
@@ -124,6 +125,27 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             ],
         }
     )
+
+
+def _for_routers(context: ServerContext) -> JsonObject:
+    """The names under which routers look for what is said elsewhere in other words."""
+    info = context.engine.info
+    return {
+        "served_model_name": context.model_name,
+        "context_length": info.max_model_len,
+        "max_total_tokens": info.num_pages * info.page_size,
+        "max_running_requests": info.max_num_seqs,
+        "kv_block_size": info.page_size,
+        "tp_size": 1,
+        "dp_size": 1,
+    }
+
+
+async def kv_event_sources(context: ServerContext, _: Request) -> Response:
+    """Where KV events are, by rank; nothing where they are off."""
+    source = context.engine.info.kv_events
+    by_rank = {} if source is None else {str(source["data_parallel_rank"]): dict(source)}
+    return json_response(by_rank)
 
 
 async def model_info(context: ServerContext, _: Request) -> Response:
