@@ -16,7 +16,7 @@ import pytest
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.engine.supervisor import Supervisor
+from openspec.engine.replicas import Replicas
 from openspec.serve.config import ServeConfig
 from openspec.serve.context import ServerContext
 from openspec.serve.server import http_server, read_tokenizer
@@ -34,9 +34,14 @@ class RunningServer:
 
     url: str
     context: ServerContext
-    engine: FakeEngineClient
+    engines: list[FakeEngineClient]
+    """All that were started."""
     loop: asyncio.AbstractEventLoop
     client: httpx.Client
+
+    @property
+    def engine(self) -> FakeEngineClient:
+        return self.engines[0]
 
     @property
     def openai(self) -> openai.OpenAI:
@@ -78,7 +83,7 @@ class RunningServer:
 
 @contextmanager
 def run_fake_server(
-    model: Path, engine_options: dict | None = None, **config: object
+    model: Path, engine_options: dict | None = None, num_engines: int = 1, **config: object
 ) -> Iterator[RunningServer]:
     # As `bound_socket` does it.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -88,20 +93,27 @@ def run_fake_server(
     is_started = threading.Event()
 
     async def main() -> None:
-        engine = FakeEngineClient(model, **(engine_options or {}))
+        engines: list[FakeEngineClient] = []
+
+        async def start_engine() -> FakeEngineClient:
+            engines.append(FakeEngineClient(model, **(engine_options or {})))
+            return engines[-1]
+
+        replicas = Replicas([start_engine] * num_engines)
+        await replicas.start()
         settings = ServeConfig(**config)
         tokenizer = read_tokenizer(model, settings)
         context = ServerContext(
             config=settings,
             engine_config=EngineConfig(model=str(model)),
-            supervisor=Supervisor(engine),
+            engine=replicas,
             model=ModelConfig.from_folder(model),
             tokenizer=tokenizer,
             model_names=[MODEL_NAME],
             text_pool=TextPool(settings.num_text_threads, tokenizer, model),
         )
         server = http_server(context)
-        started.update(engine=engine, context=context, server=server)
+        started.update(engines=engines, context=context, server=server)
         started["loop"] = asyncio.get_running_loop()
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
@@ -109,13 +121,13 @@ def run_fake_server(
         is_started.set()
         await serving
         context.text_pool.close()
-        await engine.close()
+        await replicas.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert is_started.wait(PATIENCE_S)
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        yield RunningServer(url, started["context"], started["engine"], started["loop"], client)
+        yield RunningServer(url, started["context"], started["engines"], started["loop"], client)
     started["server"].should_exit = True
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"

@@ -66,6 +66,7 @@ class FakeEngineClient:
         self._running: dict[str, _Sequence] = {}
         self._waiting: dict[str, _Sequence] = {}
         self._work = asyncio.Event()
+        self._ended = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     def forget(self) -> None:
@@ -80,11 +81,16 @@ class FakeEngineClient:
     def num_unfinished(self) -> int:
         return len(self._running) + len(self._waiting)
 
-    def submit(self, *requests: EngineRequest) -> OutputStream:
+    @property
+    def sequence_ids(self) -> list[str]:
+        return [*self._running, *self._waiting]
+
+    def submit(self, *requests: EngineRequest, stream: OutputStream | None = None) -> OutputStream:
         if not self.is_alive:
             raise EngineError("the engine is gone")
         sequences = [sequence for request in requests for sequence in fan_out(request)]
-        stream = OutputStream(self.abort, [sequence.request_id for sequence in sequences])
+        if stream is None:
+            stream = OutputStream(self.abort, [sequence.request_id for sequence in sequences])
         for request in sequences:
             self.requests.append(request)
             script = self.script(request)
@@ -122,6 +128,10 @@ class FakeEngineClient:
             sequence.stream.end(EngineError("the engine died at 0x7fffdeadbeef"))
         self._running.clear()
         self._waiting.clear()
+        self._ended.set()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
 
     async def close(self) -> None:
         self.is_alive = False

@@ -114,7 +114,7 @@ def test_queue_limit(start_server) -> None:
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["type"] == "service_unavailable"
     assert len(server.engine.requests) == 5
-    label = 'engine="0",model_name="fake",reason="queue_full"'
+    label = 'model_name="fake",reason="queue_full"'
     metrics = server.client.get("/metrics").text
     assert f"vllm:admission_rejections_total{{{label}}} 1.0" in metrics
     for sock in socks:

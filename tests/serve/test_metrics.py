@@ -11,7 +11,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from openspec.serve.context import STATS_MAX_AGE_S
+from openspec.engine.replicas import STATS_MAX_AGE_S
 from openspec.serve.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import wait_until
@@ -42,7 +42,7 @@ def scrape(server: RunningServer) -> dict[str, float]:
 
 def series(name: str, **labels: str) -> str:
     """A sample's key; the text format sorts labels."""
-    every = {"model_name": "fake", "engine": "0", **labels}
+    every = {"model_name": "fake", **labels}
     return f"{name}{{{','.join(f'{key}={every[key]!r}' for key in sorted(every))}}}".replace(
         "'", '"'
     )
@@ -64,7 +64,7 @@ def test_everything_exists_at_zero_from_the_start(start_server) -> None:
     spec = {key: value for key, value in samples.items() if key.startswith("vllm:spec_decode")}
     assert {value for key, value in spec.items() if "_total" in key} == {0}
     assert sum('position="' in key for key in spec) == 4
-    assert series("vllm:request_success_total", finished_reason="stop") in samples
+    assert series("vllm:request_success_total", engine="0", finished_reason="stop") in samples
     assert samples[series("openspec:ready")] == 1
 
 
@@ -89,8 +89,8 @@ def test_counts(start_server) -> None:
         num_tokens = total(samples, f"{prefix}generation_tokens_total")
         assert total(samples, f"{prefix}inter_token_latency_seconds_count") <= num_tokens - 3
         success = f"{prefix}request_success_total"
-        assert samples[series(success, finished_reason="length")] == 2
-        assert samples[series(success, finished_reason="stop")] == 1
+        assert samples[series(success, engine="0", finished_reason="length")] == 2
+        assert samples[series(success, engine="0", finished_reason="stop")] == 1
     handled = series("openspec:http_requests_total", path="/v1/completions", status="200")
     assert samples[handled] == 2
 
@@ -104,8 +104,8 @@ def test_sequences_that_failed_count(start_server) -> None:
     server.call(server.engine.die)
     failed.join()
     samples = scrape(server)
-    assert samples[series("vllm:request_success_total", finished_reason="error")] == 2
-    assert samples[series("vllm:request_success_total", finished_reason="abort")] == 0
+    assert samples[series("vllm:request_success_total", engine="0", finished_reason="error")] == 2
+    assert samples[series("vllm:request_success_total", engine="0", finished_reason="abort")] == 0
 
 
 def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:
@@ -144,7 +144,7 @@ def test_scraping_writes_the_page_seldom(
     metrics.load.inc()
     assert metrics.render() == first
     clock[0] += 2 * PAGE_MAX_AGE_S
-    assert b'server_load{engine="0",model_name="m"} 1.0' in metrics.render()
+    assert b'server_load{model_name="m"} 1.0' in metrics.render()
 
 
 def test_vllm_bench_finds_the_speculation_counters(server: RunningServer) -> None:

@@ -116,7 +116,7 @@ def test_an_engine_that_is_ready_as_the_signal_comes_is_closed() -> None:
         closed.append("engine")
 
     context = SimpleNamespace(
-        supervisor=SimpleNamespace(close=close),
+        engine=SimpleNamespace(close=close),
         text_pool=SimpleNamespace(close=lambda: closed.append("text pool")),
     )
 

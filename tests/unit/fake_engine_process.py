@@ -14,13 +14,14 @@ import time
 from openspec.config import EngineConfig
 from openspec.engine import process as engine_process
 from openspec.engine.core import EngineCore
+from openspec.engine.devices import Share
 from openspec.engine.request import Request
 from openspec.errors import ConfigError, EngineError
 from tests.unit.fake_core import make_core
 from tests.unit.fake_runner import FakeRunner
 
 
-def load(config: EngineConfig) -> EngineCore:
+def load(config: EngineConfig, _: Share) -> EngineCore:
     if config.model == "bad config":
         raise ConfigError("max_model_len 5 exceeds 4;\nlower --max-model-len")
     if config.model == "bad start":

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
-import sys
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from openspec.config import EngineConfig
-from openspec.engine.heartbeat import Heartbeat, heartbeat_memory
+from openspec.engine.child import ENGINE_COMMAND, EngineChild
+from openspec.engine.devices import Share
 from openspec.engine.output_stream import OutputStream
 from openspec.engine.protocol import (
     Abort,
@@ -44,11 +39,8 @@ from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineSta
 
 logger = logging.getLogger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.process")
 CLOSE_TIMEOUT_S = 10.0
 WATCH_S = 1.0
-DUMP_S = 0.5
-"""What a hung engine gets to write where it hangs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +69,13 @@ class EngineClient:
         self._unsent: list[_Submission] = []
         self._is_writable = True
         self._stats_waiters: deque[asyncio.Future[EngineStats]] = deque()
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: EngineChild | None = None
         self._transport: asyncio.Transport | None = None
         self._info: EngineInfo | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._reason: str | None = None
         self._is_alive = False
         self._is_hung = False
-        self._heartbeat: Heartbeat | None = None
         self._watch: asyncio.Task[None] | None = None
         self._burial: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -96,11 +87,14 @@ class EngineClient:
         timeout_s: float = 600.0,
         command: Sequence[str] = ENGINE_COMMAND,
         watchdog_s: float = 0.0,
+        share: Share | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> EngineClient:
         """Starts the child and waits until the model is loaded.
 
         With `watchdog_s`, a child whose loop stands still for so long is ended, a step of many rows
-        later.
+        later. `share` is its part of the machine, all by default; `environ` is added to this
+        process's environment.
 
         Raises:
             ConfigError: what the child found wrong with the configuration, in one line.
@@ -108,47 +102,32 @@ class EngineClient:
         """
         client = cls()
         try:
-            await client._start(config, timeout_s, command, watchdog_s)
+            log_level = logging.getLogger().getEffectiveLevel()
+            start = Start(config, log_level, watchdog_s, share or Share())
+            await client._start(start, timeout_s, command, environ or {})
         except BaseException:
             await client.close()
             raise
         return client
 
     async def _start(
-        self, config: EngineConfig, timeout_s: float, command: Sequence[str], watchdog_s: float
+        self,
+        start: Start,
+        timeout_s: float,
+        command: Sequence[str],
+        environ: Mapping[str, str],
     ) -> None:
-        own_end, child_end = socket.socketpair()
-        with child_end:
-            memory = heartbeat_memory()
-            self._heartbeat = Heartbeat(memory)
-            fds = (child_end.fileno(), memory)
-            package_root = str(Path(__file__).parents[2])
-            search_path = os.pathsep.join(
-                filter(None, [package_root, os.environ.get("PYTHONPATH")])
-            )
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    *map(str, fds),
-                    pass_fds=fds,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": search_path},
-                )
-            except BaseException:
-                own_end.close()
-                raise
-            finally:
-                os.close(memory)
+        self._child = child = await EngineChild.start(command, environ)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: _Connection(self), sock=own_end)
+        await loop.create_connection(lambda: _Connection(self), sock=child.socket)
         self._is_alive = True
-        self._send(Start(config, logging.getLogger().getEffectiveLevel(), watchdog_s))
+        self._send(start)
         try:
             self._info = await asyncio.wait_for(self._ready, timeout_s)
         except asyncio.TimeoutError:
             raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
-        if watchdog_s > 0:
-            self._watch = loop.create_task(self._end_if_hung(self._heartbeat))
+        if start.watchdog_s > 0:
+            self._watch = loop.create_task(self._end_if_hung(child))
 
     @property
     def info(self) -> EngineInfo:
@@ -174,15 +153,22 @@ class EngineClient:
     @property
     def pid(self) -> int | None:
         """The child's process id."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.process.pid
 
     @property
     def num_unfinished(self) -> int:
         """Sequences whose streams wait for outputs, whether or not the engine knows them."""
-        return sum(len(stream.open_ids) for stream in set(self._streams.values()))
+        return sum(one in stream.open_ids for one, stream in self._streams.items())
 
-    def submit(self, *requests: EngineRequest) -> OutputStream:
+    @property
+    def sequence_ids(self) -> Collection[str]:
+        """Sequences without a last output, also those whose streams are closed."""
+        return self._streams.keys()
+
+    def submit(self, *requests: EngineRequest, stream: OutputStream | None = None) -> OutputStream:
         """Sends requests; iterate the stream for the outputs of all their sequences.
+
+        A `stream` that is given has other engines' sequences as well.
 
         A request that can never be served ends the iteration with `RequestError`; an engine that
         died ends it with `EngineError`.
@@ -198,7 +184,8 @@ class EngineClient:
         for request_id in request_ids:
             if request_id in self._streams:
                 raise RequestError(f"request id {request_id!r} is in use", "request_id")
-        stream = OutputStream(self.abort, request_ids)
+        if stream is None:
+            stream = OutputStream(self.abort, request_ids)
         self._streams.update(dict.fromkeys(request_ids, stream))
         for submission in submissions:
             insort(self._unsent, submission, key=_priority)
@@ -254,16 +241,10 @@ class EngineClient:
         self._is_alive = False
         if self._watch is not None:
             self._watch.cancel()
-        if self._process is not None and self._process.returncode is None:
-            try:
-                # A child that never got ready has nothing to finish, and one that hangs never does.
-                can_finish = self._info is not None and not self._is_hung
-                patience_s = CLOSE_TIMEOUT_S if can_finish else 0.1
-                await asyncio.wait_for(self._process.wait(), patience_s)
-            except asyncio.TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+        if self._child is not None and self._child.is_running:
+            # A child that never got ready has nothing to finish, and one that hangs never does.
+            can_finish = self._info is not None and not self._is_hung
+            await self._child.ended(CLOSE_TIMEOUT_S if can_finish else 0.1)
         if self._transport is not None:
             self._transport.close()
         self._fail_all()
@@ -317,32 +298,25 @@ class EngineClient:
         if was_alive:
             self._burial = asyncio.get_running_loop().create_task(self._bury())
 
-    async def _end_if_hung(self, heartbeat: Heartbeat) -> None:
+    async def _end_if_hung(self, child: EngineChild) -> None:
         num_late = 0
         # Twice in a row: after both processes were stopped, the engine may be about to beat.
         while num_late < 2:
             await asyncio.sleep(WATCH_S)
-            num_late = num_late + 1 if heartbeat.is_late else 0
-        if not self._is_alive or self._process is None:
+            num_late = num_late + 1 if child.heartbeat.is_late else 0
+        if not self._is_alive:
             return
         self._is_alive, self._is_hung = False, True
         self._reason = "the engine hung and was ended: a step took longer than the watchdog allows"
         names = list(self._streams)
         logger.error("%s; %d sequences fail: %s", self._reason, len(names), " ".join(names[:20]))
         self._fail_all()
-        self._process.send_signal(signal.SIGUSR1)
-        await asyncio.sleep(DUMP_S)
-        self._process.kill()
+        await child.kill_with_dump()
         await self._bury()
 
     async def _bury(self) -> None:
-        if self._process is not None:
-            try:
-                status = await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
-            except asyncio.TimeoutError:
-                self._process.kill()
-                status = await self._process.wait()
-            how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        if self._child is not None:
+            how = await self._child.ended(CLOSE_TIMEOUT_S)
             if self._reason is None:
                 self._reason = f"the engine process died ({how})"
                 logger.error("%s", self._reason)

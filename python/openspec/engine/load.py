@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -21,6 +22,7 @@ from openspec.config import EngineConfig
 from openspec.drafters import get_drafter, plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup
 from openspec.engine.core import EngineCore
+from openspec.engine.devices import Share
 from openspec.engine.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.memory import (
     CUDA,
@@ -77,18 +79,23 @@ def sequence_params(request: Request) -> _C.SequenceParams:
     )
 
 
-def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> EngineCore:
+def load_engine(
+    config: EngineConfig, drafter: _C.Drafter | None = None, share: Share | None = None
+) -> EngineCore:
     """Loads the model and starts an engine in this process.
 
-    `drafter` takes the place of the configured method, with the configured K (for tests).
+    `drafter` takes the place of the configured method, with the configured K (for tests). `share`
+    is the engine's part of the machine, all of it by default.
 
     Raises:
         ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
     """
     started = time.monotonic()
     config.check()
-    kv_events = _kv_events_config(config)
     device = choose_device(config.device, _C.why_no_cuda())
+    share = share or Share()
+    config = _shared(config, device, share)
+    kv_events = _kv_events_config(config)
     model_config = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     setup = config.draft_setup(model_config)
@@ -111,9 +118,8 @@ def load_engine(config: EngineConfig, drafter: _C.Drafter | None = None) -> Engi
 
     max_model_len = _max_model_len(config, model_config)
     wanted = _runner_config(config, device, model_config, max_model_len, method, options)
-    plan = plan_memory(
-        config, _C.memory_plan(wanted), max_model_len, device, _device_memory(config, device)
-    )
+    memory = _device_memory(config, device, share)
+    plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, device, memory)
     logger.info("memory: %s", plan.describe())
     runner_config = _runner_config(
         config, device, model_config, plan.max_model_len, method, options
@@ -229,13 +235,41 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _device_memory(config: EngineConfig, device: DeviceTraits) -> DeviceMemory:
+def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> DeviceMemory:
     if device is CUDA:
+        num_engines = share.num_on_device
         free_bytes, total_bytes = _C.cuda_memory()
-        budget_bytes = int(total_bytes * config.gpu_memory_utilization)
+        budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
     else:
-        free_bytes = budget_bytes = available_memory()
-    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes)
+        num_engines = share.num_replicas
+        free_bytes = available_memory()
+        if share.available_bytes is not None:
+            # Some have taken their part by now, and some have not.
+            free_bytes = min(free_bytes, share.available_bytes // num_engines)
+        budget_bytes = free_bytes
+    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes, num_engines=num_engines)
+
+
+def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:
+    """The settings of one of several engines, with its part of CPUs and addresses."""
+    if share.num_replicas == 1:
+        return config
+    if device is CUDA and share.num_on_device > 1:
+        logger.info(
+            "one of %d engines on this GPU: gpu_memory_utilization %g is divided, %.3g each",
+            share.num_on_device,
+            config.gpu_memory_utilization,
+            config.gpu_memory_utilization / share.num_on_device,
+        )
+    num_threads = config.num_threads
+    if device is not CUDA and num_threads is None:
+        num_threads = max(1, available_cpus() // share.num_replicas)
+        logger.info("one of %d engines: %d CPU threads each", share.num_replicas, num_threads)
+    kv_events = config.kv_events_config
+    if kv_events is not None:
+        rank = KVEventsConfig.of(kv_events).data_parallel_rank + share.replica
+        kv_events = {**kv_events, "data_parallel_rank": rank}
+    return dataclasses.replace(config, num_threads=num_threads, kv_events_config=kv_events)
 
 
 def _max_num_batched_tokens(config: EngineConfig, device: DeviceTraits) -> int:

@@ -128,6 +128,16 @@ class DeviceMemory:
     """What the engine may take."""
     free_bytes: int
     """What it can take."""
+    num_engines: int = 1
+    """Engines of this server that divide the device; the figures are one's share."""
+
+    @property
+    def described(self) -> str:
+        """What the engine may take, on a few words."""
+        whole = f"{format_bytes(self.budget_bytes)} that the engine may take"
+        if self.num_engines == 1:
+            return whole
+        return f"{whole}, one of {self.num_engines} on this device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +218,7 @@ def plan_memory(
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
     kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
+    fewer = ", or run fewer --replicas" if memory.num_engines > 1 else ""
     if kv_bytes is None:
         flag = device.memory_flag
         kv_bytes = int(left_bytes * device.default_kv_share)
@@ -222,8 +233,8 @@ def plan_memory(
                 f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_pages * page_size} "
                 f"tokens, one sequence of max_model_len {max_model_len} needs "
                 f"{format_bytes(pages_per_seq * page_bytes)} (weights and scratch take "
-                f"{format_bytes(fixed_bytes)} of the {format_bytes(memory.budget_bytes)} that the "
-                f"engine may take); raise {flag} or lower --max-model-len"
+                f"{format_bytes(fixed_bytes)} of the {memory.described}); raise {flag} or lower "
+                f"--max-model-len{fewer}"
             )
         logger.warning(
             "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
@@ -246,7 +257,7 @@ def plan_memory(
     if plan.total_bytes > memory.free_bytes:
         raise ConfigError(
             f"not enough memory: {plan.describe()}; lower {flag}, --max-num-seqs or "
-            "--max-num-batched-tokens, or take a smaller model"
+            f"--max-num-batched-tokens, or take a smaller model{fewer}"
         )
     return plan
 

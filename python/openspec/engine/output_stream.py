@@ -24,6 +24,8 @@ class OutputStream(AsyncIterator[EngineOutput]):
         self._error: Exception | None = None
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
+        self.sources: dict[str, int] = {}
+        """Which of several engines runs a sequence; the first one, where nothing is said."""
 
     @property
     def open_ids(self) -> Collection[str]:

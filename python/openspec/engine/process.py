@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from openspec.config import EngineConfig
 from openspec.engine.core import EngineCore
+from openspec.engine.devices import Share
 from openspec.engine.heartbeat import ROW_S, Heartbeat
 from openspec.engine.log import log_to_stderr
 from openspec.engine.protocol import (
@@ -45,7 +46,7 @@ IDLE_BEAT_S = 1.0
 
 
 def run(
-    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig], EngineCore]
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
 ) -> int:
     """Loads the engine and serves the client until it closes; returns the exit status."""
     try:
@@ -70,14 +71,14 @@ def run(
 
 
 def _start(
-    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig], EngineCore]
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
 ) -> EngineCore | None:
     first = channel.receive(wait_s=None)[0]
     if not isinstance(first, Start):
         raise EOFError
-    log_to_stderr(first.log_level, "engine")
+    log_to_stderr(first.log_level, first.share.role)
     try:
-        core = load(first.config)
+        core = load(first.config, first.share)
     except ConfigError as error:
         channel.send(StartFailed(_one_line(error), is_config_error=True))
         return None
@@ -128,12 +129,12 @@ def _one_line(error: Exception) -> str:
     return cut(" ".join(str(error).split())) or type(error).__name__
 
 
-def main(load: Callable[[EngineConfig], EngineCore] | None = None) -> int:
+def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int:
     """Entry point of the process."""
-    # The client decides when this process ends: Ctrl-C and a service manager's SIGTERM reach it
-    # too, while the server still drains.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
+    # a terminal reach it too, while the server still drains.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)  # shows where an engine hangs
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
     heartbeat = Heartbeat(int(sys.argv[2]))
@@ -142,11 +143,11 @@ def main(load: Callable[[EngineConfig], EngineCore] | None = None) -> int:
     return run(channel, heartbeat, load)
 
 
-def _load(config: EngineConfig) -> EngineCore:
+def _load(config: EngineConfig, share: Share) -> EngineCore:
     # Here, so that an import that fails (no compiled core) is reported like any start-up error.
     from openspec.engine.load import load_engine
 
-    return load_engine(config)
+    return load_engine(config, share=share)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from openspec.config import EngineConfig
+from openspec.engine.devices import Share
 from openspec.errors import EngineError
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
@@ -31,6 +32,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     log_level: int
     watchdog_s: float
     """What a step may take beside what its rows justify; 0: as long as it likes."""
+    share: Share = Share()
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

@@ -75,11 +75,23 @@ class ServeConfig:
     """After SIGTERM, keep accepting new requests for so long: load balancers lag behind /ready."""
     shutdown_timeout: float = number(30.0, 0, 86400)
     """After SIGTERM, seconds that running requests may take before they end with "abort"."""
+    replicas: int | None = number(None, 1, 1024)
+    """Engines, each a process with the whole model; requests go to the one that has most of their
+    prompt cached, unless it is busier than the others. Default: as many as `devices`, or 1."""
+    data_parallel_size: int | None = number(None, 1, 1024)
+    """vLLM's name of `replicas`."""
+    devices: list[str] | None = None
+    """GPUs of the engines, in turn: indices among those that this process sees, or UUIDs of GPUs or
+    MIG devices, separated by commas. Default: the first ones."""
+    min_replicas: int | None = number(None, 1, 1024)
+    """Engines without which the server neither starts nor is ready. Default: all at the start, one
+    from then on."""
     watchdog_timeout: float = number(60.0, 0, 86400)
     """Seconds that a step may take beside what its tokens justify before the engine counts as hung
     and is ended; 0: any time."""
-    restart_engine: int = number(0, 0, 1 << 20)
-    """How often an engine that ended is started again."""
+    restart_engine: int | None = number(None, 0, 1 << 20)
+    """How often an engine that ended is started again. Default: never where there is one, without
+    limit where there are several."""
     num_text_threads: int = number(2, 1, 64)
     """Threads that parse and tokenize large requests; as many processes for huge texts."""
     allow_credentials: bool = False
@@ -96,6 +108,11 @@ class ServeConfig:
     """Log a line for every request, with the path that was asked for."""
 
     @property
+    def num_replicas(self) -> int | None:
+        """Engines that are asked for, if any number is."""
+        return self.data_parallel_size if self.replicas is None else self.replicas
+
+    @property
     def template_time(self) -> datetime | None:
         """`template_date` as a time."""
         return None if self.template_date is None else datetime.fromisoformat(self.template_date)
@@ -107,6 +124,11 @@ class ServeConfig:
             ConfigError: with the setting, its value and what is allowed.
         """
         check_ranges(self)
+        if self.data_parallel_size not in (None, self.num_replicas):
+            raise ConfigError(
+                f"data_parallel_size ({self.data_parallel_size}) is another name of replicas "
+                f"({self.replicas}); give one of them"
+            )
         if self.max_total_body_bytes < self.max_body_bytes:
             raise ConfigError(
                 f"max_total_body_bytes ({self.max_total_body_bytes}) is less than one body may "

@@ -15,8 +15,7 @@ from typing import Protocol
 
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.engine.client import EngineClient
-from openspec.engine.supervisor import Supervisor
+from openspec.engine.replicas import Replicas
 from openspec.errors import RequestError
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.config import ServeConfig
@@ -28,8 +27,6 @@ from openspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-STATS_MAX_AGE_S = 0.1
-STATS_TIMEOUT_S = 0.1
 LARGE_BYTES = 16 << 20
 MAX_NOTES = 64
 TRIM_AFTER_S = 1.0
@@ -183,7 +180,7 @@ class ServerContext:
 
     config: ServeConfig
     engine_config: EngineConfig
-    supervisor: Supervisor
+    engine: Replicas
     model: ModelConfig
     tokenizer: Tokenizer
     model_names: list[str]
@@ -201,16 +198,13 @@ class ServerContext:
     """In flight, running or waiting."""
     num_prompt_tokens: int = 0
     """Of their prompts, each counted once."""
-    _stats: EngineStats = field(default_factory=EngineStats)
-    _stats_time: float = 0.0
-    _stats_task: asyncio.Task[EngineStats] | None = None
 
     def __post_init__(self) -> None:
         self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
         self.answer_form = AnswerForm.of(
             self.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
         )
-        self.metrics = ServerMetrics(self.model_name, self.engine.info)
+        self.metrics = ServerMetrics(self.model_name, self.engine.info, len(self.engine.all))
         refused = self.metrics.rejections.labels("over_budget").inc
         config = self.config
         self.body_bytes = Budget(
@@ -224,11 +218,6 @@ class ServerContext:
         )
 
     @property
-    def engine(self) -> EngineClient:
-        """The engine of this moment."""
-        return self.supervisor.engine
-
-    @property
     def model_name(self) -> str:
         """The name in answers."""
         return self.model_names[0]
@@ -236,18 +225,18 @@ class ServerContext:
     @property
     def is_ready(self) -> bool:
         """Whether new requests are welcome."""
-        return self.engine.is_alive and not self.lifecycle.is_draining
+        least = self.config.min_replicas or 1
+        return self.engine.num_accepting >= least and not self.lifecycle.is_draining
 
     def check_engine(self) -> None:
-        """Refuses anything while no engine runs.
+        """Refuses anything while no engine gets requests.
 
         Raises:
             ApiError: 503, with a code that tells why.
         """
-        if self.engine.is_alive:
-            return
-        code = "engine_restarting" if self.supervisor.is_restarting else self.engine.failure
-        raise overloaded(FAILURES[code], retry_after_s=10, code=code)
+        if self.engine.num_accepting == 0:
+            code = self.engine.failure
+            raise overloaded(FAILURES[code], retry_after_s=10, code=code)
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served here.
@@ -274,14 +263,14 @@ class ServerContext:
         if self.lifecycle.is_ending:
             raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
         self.check_engine()
-        info, config = self.engine.info, self.config
-        num_kv_tokens = info.num_pages * info.page_size
+        config = self.config
+        max_num_seqs, num_kv_tokens = self.engine.capacity()
         for what, wanted, taken, num_running, num_queued in (
             (
                 "sequences",
                 num_sequences,
                 self.num_sequences,
-                info.max_num_seqs,
+                max_num_seqs,
                 config.max_num_queued_reqs,
             ),
             (
@@ -313,26 +302,10 @@ class ServerContext:
             logger.info("%s", note)
 
     async def stats(self) -> EngineStats:
-        """The engine's statistics, at most a moment old.
-
-        However many ask, the engine is asked once; while it does not answer, the last known ones.
-        """
-        if time.monotonic() - self._stats_time >= STATS_MAX_AGE_S and self.engine.is_alive:
-            if self._stats_task is None:
-                self._stats_task = asyncio.create_task(self.engine.stats())
-                self._stats_task.add_done_callback(self._take_stats)
-            await asyncio.wait({self._stats_task}, timeout=STATS_TIMEOUT_S)
-        # Sequences that the engine has not read yet wait, too.
-        num_unfinished = self.engine.num_unfinished
-        self._stats.num_waiting = max(0, num_unfinished - self._stats.num_running)
-        self.metrics.update(self._stats)
-        return self._stats
-
-    def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:
-        self._stats_task = None
-        if not task.cancelled() and task.exception() is None:
-            self._stats = task.result()
-            self._stats_time = time.monotonic()
+        """Statistics of all engines together, at most a moment old."""
+        stats = await self.engine.stats()
+        self.metrics.update(self.engine.all)
+        return stats
 
 
 def _give_memory_back(num_bytes: int) -> None:

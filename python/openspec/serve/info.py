@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 import msgspec
@@ -14,8 +14,10 @@ from starlette.responses import Response
 
 import openspec
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.engine.replicas import Replica
 from openspec.errors import RequestError
 from openspec.messages import (
+    EngineInfo,
     EngineStats,
     acceptance_per_position,
     acceptance_rate,
@@ -76,7 +78,8 @@ async def get_model(context: ServerContext, request: Request) -> Response:
 
 async def health(context: ServerContext, _: Request) -> Response:
     """Is the process worth keeping? 503 while no engine runs, with a code that tells why."""
-    context.check_engine()
+    if not context.engine.is_alive:
+        context.check_engine()
     return Response(status_code=200)
 
 
@@ -96,13 +99,13 @@ async def metrics(context: ServerContext, _: Request) -> Response:
     """Metrics for Prometheus."""
     await context.stats()
     context.metrics.ready.set(1 if context.is_ready else 0)
-    context.metrics.restarts.set(context.supervisor.num_restarts)
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 async def server_info(context: ServerContext, _: Request) -> Response:
     """Settings of the engine, and its speculation so far."""
     config, stats = context.engine_config, await context.stats()
+    engines = context.engine.all
     return json_response(
         {
             **msgspec.to_builtins(context.engine.info),
@@ -116,12 +119,15 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "enable_prefix_caching": config.enable_prefix_caching,
             **_for_routers(context),
             "spec_decode": _speculation(stats),
+            "num_replicas": len(engines),
+            "engines": [_engine_state(one) for one in engines],
             # Under this name benchmark clients look for the acceptance length.
             "internal_states": [
                 {
-                    "avg_spec_accept_length": mean_acceptance_length(stats),
+                    "avg_spec_accept_length": mean_acceptance_length(one.stats),
                     "effective_max_running_requests_per_dp": context.engine.info.max_num_seqs,
                 }
+                for one in engines
             ],
         }
     )
@@ -129,23 +135,25 @@ async def server_info(context: ServerContext, _: Request) -> Response:
 
 def _for_routers(context: ServerContext) -> JsonObject:
     """The names under which routers look for what is said elsewhere in other words."""
-    info = context.engine.info
+    info, (max_num_seqs, num_kv_tokens) = context.engine.info, context.engine.capacity()
     return {
         "served_model_name": context.model_name,
         "context_length": info.max_model_len,
-        "max_total_tokens": info.num_pages * info.page_size,
-        "max_running_requests": info.max_num_seqs,
+        "max_total_tokens": num_kv_tokens,
+        "max_running_requests": max_num_seqs,
         "kv_block_size": info.page_size,
         "tp_size": 1,
-        "dp_size": 1,
+        "dp_size": 1,  # a request cannot name an engine
     }
 
 
 async def kv_event_sources(context: ServerContext, _: Request) -> Response:
     """Where KV events are, by rank; nothing where they are off."""
-    source = context.engine.info.kv_events
-    by_rank = {} if source is None else {str(source["data_parallel_rank"]): dict(source)}
-    return json_response(by_rank)
+    engines = [one.engine for one in context.engine.all if one.is_alive]
+    sources = [engine.info.kv_events for engine in engines]
+    return json_response(
+        {str(one["data_parallel_rank"]): dict(one) for one in sources if one is not None}
+    )
 
 
 async def model_info(context: ServerContext, _: Request) -> Response:
@@ -175,35 +183,14 @@ async def load(context: ServerContext, _: Request) -> Response:
 
 async def loads(context: ServerContext, request: Request) -> Response:
     """Load in the form that routers read; `include` chooses sections."""
-    info, stats = context.engine.info, await context.stats()
-    capacity = info.num_pages * info.page_size
-    used = (stats.num_pages - stats.num_free_pages) * info.page_size
-    sections: dict[str, Callable[[], JsonObject]] = {
-        "core": lambda: {
-            "num_running_reqs": stats.num_running,
-            "num_waiting_reqs": stats.num_waiting,
-            "num_total_reqs": stats.num_running + stats.num_waiting,
-            "num_used_tokens": used,
-            "num_total_tokens": used,
-            "max_total_num_tokens": capacity,
-            "token_usage": kv_cache_usage(stats),
-            "max_running_requests": info.max_num_seqs,
-        },
-        "memory": lambda: {"memory": dict(info.memory_plan)},
-        "spec": lambda: {"speculative": _speculation(stats)},
-        "queues": lambda: {"queues": {"waiting": stats.num_waiting}},
-    }
+    stats, engines = await context.stats(), context.engine.all
     wanted = (request.query_params.get("include") or "all").split(",")
-    entry: JsonObject = {"dp_rank": 0}
-    for name, section in sections.items():
-        if name in wanted or "all" in wanted or name == "core":
-            entry = entry | section()
     return json_response(
         {
             "timestamp": time.time(),
             "version": openspec.__version__,
-            "dp_rank_count": 1,
-            "loads": [entry],
+            "dp_rank_count": len(engines),
+            "loads": [_load_of(one, context.engine.info, wanted) for one in engines],
             "aggregate": {
                 "total_running_reqs": stats.num_running,
                 "total_waiting_reqs": stats.num_waiting,
@@ -212,6 +199,31 @@ async def loads(context: ServerContext, request: Request) -> Response:
             },
         }
     )
+
+
+def _load_of(engine: Replica, info: EngineInfo, wanted: Sequence[str]) -> JsonObject:
+    stats, page_size = engine.stats, info.page_size
+    used = (stats.num_pages - stats.num_free_pages) * page_size
+    sections: dict[str, Callable[[], JsonObject]] = {
+        "core": lambda: {
+            "num_running_reqs": stats.num_running,
+            "num_waiting_reqs": stats.num_waiting,
+            "num_total_reqs": stats.num_running + stats.num_waiting,
+            "num_used_tokens": used,
+            "num_total_tokens": used,
+            "max_total_num_tokens": stats.num_pages * page_size,
+            "token_usage": kv_cache_usage(stats),
+            "max_running_requests": info.max_num_seqs,
+        },
+        "memory": lambda: {"memory": dict(info.memory_plan)},
+        "spec": lambda: {"speculative": _speculation(stats)},
+        "queues": lambda: {"queues": {"waiting": stats.num_waiting}},
+    }
+    entry: JsonObject = {"dp_rank": engine.index}
+    for name, section in sections.items():
+        if name in wanted or "all" in wanted or name == "core":
+            entry = entry | section()
+    return entry
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
@@ -315,6 +327,24 @@ def _check_admin(context: ServerContext, request: Request) -> None:
             "Incorrect API key provided; this endpoint needs the admin API key.",
             code="invalid_api_key",
         )
+
+
+def _engine_state(engine: Replica) -> JsonObject:
+    stats = engine.stats
+    return {
+        "engine": engine.index,
+        "is_alive": engine.is_alive,
+        "num_restarts": engine.num_restarts,
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "num_pages": stats.num_pages,
+        "num_free_pages": stats.num_free_pages,
+        "num_prompt_tokens": stats.num_prompt_tokens,
+        "num_generation_tokens": stats.num_generation_tokens,
+        "prefix_cache_queries": stats.prefix_cache_queries,
+        "prefix_cache_hits": stats.prefix_cache_hits,
+        "spec_decode": _speculation(stats),
+    }
 
 
 def _speculation(stats: EngineStats) -> JsonObject:

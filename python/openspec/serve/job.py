@@ -127,7 +127,7 @@ class Job:
         reason = "error" if isinstance(error, EngineError) else "abort"
         for processor in self.processors:
             if not processor.finished:
-                context.metrics.success.labels(reason).inc()
+                context.metrics.success.labels(self._engine_of(processor), reason).inc()
 
     @contextlib.contextmanager
     def shares(self) -> Iterator[None]:
@@ -207,6 +207,11 @@ class Job:
         times = [processor.metrics().first_token_time for processor in self.processors]
         return min((t - self.arrival_time for t in times if t is not None), default=None)
 
+    def _engine_of(self, processor: RequestOutputProcessor) -> int:
+        """The number of the engine that runs a sequence."""
+        sources = {} if self._stream is None else self._stream.sources
+        return sources.get(processor.request.request_id, 0)
+
     def _take(self, processor: RequestOutputProcessor, output: EngineOutput) -> OutputDelta:
         delta = processor.process(output)
         self._observe(processor, delta)
@@ -217,21 +222,22 @@ class Job:
     def _observe(self, processor: RequestOutputProcessor, delta: OutputDelta) -> None:
         index = processor.index
         metrics, now, last = self._context.metrics, time.monotonic(), self._last_times[index]
+        engine = self._engine_of(processor)
         num_new, num_out = len(delta.token_ids), processor.num_output_tokens
         if num_new:
             self._last_times[index] = now
             if num_new == num_out:
-                metrics.time_to_first_token.observe(now - self.arrival_time)
+                metrics.time_to_first_token.observe(now - self.arrival_time, 1, engine)
             else:
-                metrics.inter_token_latency.observe((now - last) / num_new, num_new)
+                metrics.inter_token_latency.observe((now - last) / num_new, num_new, engine)
         if delta.finish_reason is not None:
-            metrics.success.labels(delta.finish_reason).inc()
-            metrics.e2e_latency.observe(now - self.arrival_time)
-            metrics.prompt_tokens.observe(len(processor.request.prompt_token_ids))
-            metrics.generation_tokens.observe(num_out)
+            metrics.success.labels(engine, delta.finish_reason).inc()
+            metrics.e2e_latency.observe(now - self.arrival_time, 1, engine)
+            metrics.prompt_tokens.observe(len(processor.request.prompt_token_ids), 1, engine)
+            metrics.generation_tokens.observe(num_out, 1, engine)
             first = processor.metrics().first_token_time
             if first is not None and num_out > 1:
-                metrics.time_per_output_token.observe((now - first) / (num_out - 1))
+                metrics.time_per_output_token.observe((now - first) / (num_out - 1), 1, engine)
 
 
 def sampling_params(

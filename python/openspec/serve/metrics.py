@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -33,40 +34,63 @@ OWN, VLLM, BOTH = ("openspec:",), ("vllm:",), ("openspec:", "vllm:")
 
 
 class Histogram:
-    """Counts of observations up to fixed bounds.
+    """Counts of observations up to fixed bounds, for each engine.
 
     prometheus_client's own takes one observation at a time; an output of many tokens is many.
     """
 
-    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self, name: str, documentation: str, bounds: tuple[float, ...], num_engines: int = 1
+    ) -> None:
         self._name, self._documentation = name, documentation
         self._bounds = bounds
-        self._labels = [*({"le": f"{bound:g}"} for bound in bounds), {"le": "+Inf"}]
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self._ends = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+        self._counts = [[0] * len(self._ends) for _ in range(num_engines)]
+        self._sums = [0.0] * num_engines
 
-    def observe(self, value: float, times: int = 1) -> None:
+    def observe(self, value: float, times: int = 1, engine: int = 0) -> None:
         """Counts `times` observations of one value."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
+        self._counts[engine][bisect_left(self._bounds, value)] += times
+        self._sums[engine] += value * times
 
     def collect(self) -> Iterator[Metric]:
         """As the metrics of prometheus_client do it."""
         metric = Metric(self._name, self._documentation, "histogram")
-        for labels, count in zip(self._labels, accumulate(self._counts), strict=True):
-            metric.add_sample(f"{self._name}_bucket", labels, count)
-        metric.add_sample(f"{self._name}_sum", {}, self._sum)
-        metric.add_sample(f"{self._name}_count", {}, sum(self._counts))
+        for engine, (counts, total) in enumerate(zip(self._counts, self._sums, strict=True)):
+            label = {"engine": str(engine)}
+            for end, count in zip(self._ends, accumulate(counts), strict=True):
+                metric.add_sample(f"{self._name}_bucket", {**label, "le": end}, count)
+            metric.add_sample(f"{self._name}_sum", label, total)
+            metric.add_sample(f"{self._name}_count", label, sum(counts))
         yield metric
 
 
-class ServerMetrics:
-    """Every metric of one server; all of them exist, at zero, from the start."""
+class EngineState(Protocol):
+    """What metrics tell of an engine."""
 
-    def __init__(self, model_name: str, info: EngineInfo) -> None:
+    @property
+    def stats(self) -> EngineStats:
+        """Its counters and gauges."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often another one took its place."""
+
+
+class ServerMetrics:
+    """Every metric of one server; all of them exist, at zero, from the start.
+
+    What belongs to an engine has a label `engine`, its number.
+    """
+
+    def __init__(self, model_name: str, info: EngineInfo, num_engines: int = 1) -> None:
         self._info = info
-        self._stats = EngineStats()
-        self._common = {"model_name": model_name, "engine": "0"}
+        self._stats = [EngineStats() for _ in range(num_engines)]
+        self._common = {"model_name": model_name}
         self._families: list[tuple[tuple[str, ...], Collector]] = []
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
@@ -89,7 +113,10 @@ class ServerMetrics:
             "request_generation_tokens", "Output tokens of a sequence.", _TOKENS
         )
         self.success = Counter(
-            "request_success", "Finished sequences by reason.", ["finished_reason"], registry=None
+            "request_success",
+            "Finished sequences by reason.",
+            ["engine", "finished_reason"],
+            registry=None,
         )
         self.rejections = Counter(
             "admission_rejections", "Requests answered 503.", ["reason"], registry=None
@@ -99,57 +126,76 @@ class ServerMetrics:
         )
         self.load = Gauge("server_load", "Generation requests in flight.", registry=None)
         self.ready = Gauge("ready", "1 if new requests are welcome.", registry=None)
-        self.restarts = Gauge(
-            "engine_restarts", "How often the engine was started again.", registry=None
+        self._restarts = Gauge(
+            "engine_restarts", "How often the engine was started again.", ["engine"], registry=None
         )
+        self._alive = Gauge("engine_alive", "1 if the engine runs.", ["engine"], registry=None)
         non_finite = Counter(
             "draft_model_non_finite_tensors", "Tensors with NaN or infinity.", registry=None
         )
         non_finite.inc(info.num_non_finite_draft_tensors)
-        cache = Info("cache_config", "The KV cache.", registry=None)
-        cache.info({"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)})
-        engine = Info("engine", "The engine.", registry=None)
-        engine.info(
-            {
-                "method": info.method,
-                "num_speculative_tokens": str(info.num_speculative_tokens),
-                "dtype": info.dtype,
-                "device": info.device,
-            }
-        )
-        for reason in FINISH_REASONS:
-            self.success.labels(reason)
+        cache = Info("cache_config", "The KV cache.", ["engine"], registry=None)
+        engine = Info("engine", "The engine.", ["engine"], registry=None)
+        for name in map(str, range(num_engines)):
+            cache.labels(name).info(
+                {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
+            )
+            engine.labels(name).info(
+                {
+                    "method": info.method,
+                    "num_speculative_tokens": str(info.num_speculative_tokens),
+                    "dtype": info.dtype,
+                    "device": info.device,
+                }
+            )
+            self._restarts.labels(name)
+            self._alive.labels(name)
+            for reason in FINISH_REASONS:
+                self.success.labels(name, reason)
         for reason in ("queue_full", "over_budget", "draining"):
             self.rejections.labels(reason)
         self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
         self._families += [
             (OWN, one)
-            for one in (self.http, self.load, self.ready, self.restarts, non_finite, engine)
+            for one in (
+                self.http,
+                self.load,
+                self.ready,
+                self._alive,
+                self._restarts,
+                non_finite,
+                engine,
+            )
         ]
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._page, self._page_time = b"", 0.0
 
-    def update(self, stats: EngineStats) -> None:
-        """Takes over the engine's counters."""
-        self._stats = stats
+    def update(self, engines: Sequence[EngineState]) -> None:
+        """Takes over what is known of each engine."""
+        self._stats = [engine.stats for engine in engines]
+        for name, engine in enumerate(engines):
+            self._alive.labels(name).set(engine.is_alive)
+            self._restarts.labels(name).set(engine.num_restarts)
 
     def collect(self) -> Iterator[Metric]:
         """For the registry: every family, once under each of its prefixes."""
         for metric in _ENGINE_METRICS:
             family = Metric(metric.name, metric.documentation, metric.kind)
             end = "_total" if metric.kind == "counter" else ""
-            family.add_sample(metric.name + end, {}, metric.read(self._stats))
+            for engine, stats in enumerate(self._stats):
+                family.add_sample(metric.name + end, {"engine": str(engine)}, metric.read(stats))
             yield from self._shown(metric.prefixes, family)
-        accepted = self._stats.num_accepted_tokens_per_pos
-        num_positions = max(self._info.num_speculative_tokens, len(accepted))
         per_pos = CounterMetricFamily(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted draft tokens by position in the draft.",
-            labels=["position"],
+            labels=["engine", "position"],
         )
-        for position, count in enumerate(accepted + [0] * (num_positions - len(accepted))):
-            per_pos.add_metric([str(position)], count)
+        for engine, stats in enumerate(self._stats):
+            accepted = stats.num_accepted_tokens_per_pos
+            num_positions = max(self._info.num_speculative_tokens, len(accepted))
+            for position, count in enumerate(accepted + [0] * (num_positions - len(accepted))):
+                per_pos.add_metric([str(engine), str(position)], count)
         yield from self._shown(BOTH, per_pos)
         for prefixes, collector in self._families:
             for family in collector.collect():
@@ -163,7 +209,7 @@ class ServerMetrics:
         return self._page
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(name, text, bounds)
+        histogram = Histogram(name, text, bounds, len(self._stats))
         self._families.append((BOTH, histogram))
         return histogram
 

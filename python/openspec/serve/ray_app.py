@@ -30,9 +30,10 @@ from openspec.settings import build as build_settings
 
 NOT_OF_REPLICAS = frozenset(
     {"host", "port", "uds", "max_num_connections", "keep_alive_timeout_s", "request_timeout_s"}
-    | {"drain_grace_s", "restart_engine"}
+    | {"drain_grace_s", "restart_engine", "replicas", "data_parallel_size", "min_replicas"}
+    | {"devices"}
 )
-"""Settings of the server whose matter is Ray's: connections, and starting what has ended again."""
+"""Settings of the server whose matter is Ray's: connections, how many engines and where."""
 RECONFIGURABLE = frozenset(
     {"api_key", "admin_api_key", "allowed_origins", "allow_credentials", "access_log", "docs"}
     | {"default_max_tokens", "max_logprobs", "max_num_queued_reqs", "max_num_queued_tokens"}
@@ -174,7 +175,7 @@ class Replica:
             await self._export
         await context.lifecycle.drain(0.0, ENDING_S)
         context.text_pool.close()
-        await context.supervisor.close()
+        await context.engine.close()
 
 
 def reconfigured(config: ServeConfig, user_config: Mapping[str, Raw]) -> ServeConfig:

@@ -13,7 +13,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -21,13 +21,12 @@ import uvicorn
 import openspec
 from openspec.checkpoint.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.engine.client import EngineClient
-from openspec.engine.supervisor import Supervisor
 from openspec.errors import ConfigError
 from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
 from openspec.serve.connection import ClientConnection
 from openspec.serve.context import ServerContext
+from openspec.serve.engines import start_engines
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
@@ -77,22 +76,18 @@ async def _serve(
             await _run(context, sock, signals)
         finally:
             context.text_pool.close()
-            await context.supervisor.close()
+            await context.engine.close()
 
 
 async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str]) -> ServerContext:
-    """Starts an engine and reads the tokenizer: what `build_app` needs.
+    """Starts the engines and reads the tokenizer: what `build_app` needs.
 
     Raises:
         ConfigError: what is wrong with the settings or the model.
-        EngineError: the engine did not start.
+        EngineError: an engine did not start.
     """
     model = ModelConfig.from_folder(engine_config.model_path)
-
-    def start() -> Coroutine[None, None, EngineClient]:
-        return EngineClient.start(engine_config, watchdog_s=config.watchdog_timeout)
-
-    engine_task = asyncio.create_task(start())
+    engine_task = asyncio.create_task(start_engines(engine_config, config))
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine_config.model_path, config)
         if tokenizer.num_tokens > model.vocab_size:
@@ -112,12 +107,10 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
     except BaseException:
         text_pool.close()
         raise
-    supervisor = Supervisor(engine)
-    supervisor.restart_with(start, config.restart_engine)
     return ServerContext(
         config=config,
         engine_config=engine_config,
-        supervisor=supervisor,
+        engine=engine,
         model=model,
         tokenizer=tokenizer,
         model_names=names,
@@ -174,6 +167,7 @@ async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -
     address = address_of(sock, context.config)
     server.on_listening = lambda: _log_ready(context, address)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
+    signals.on_hangup = lambda: context.engine.roll(context.config.shutdown_timeout)
     gc.collect()
     gc.freeze()
     try:
@@ -221,22 +215,29 @@ async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals
 
 
 class _Signals:
-    """SIGTERM and SIGINT as events."""
+    """SIGTERM and SIGINT as events, SIGHUP as a call."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.on_hangup: Callable[[], object] = lambda: logger.warning(
+            "SIGHUP: nothing to restart, the server is only starting"
+        )
+        self._had_terminal = _has_terminal()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Catches both signals."""
+        """Catches the signals; SIGHUP not where nohup has it ignored."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        handlers = {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._on_hangup
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
     async def unless_stopped(self, work: Awaitable[ServerContext]) -> ServerContext | None:
@@ -252,11 +253,26 @@ class _Signals:
             # It may end all the same, where it was about to when it was cancelled.
             context = await task
             context.text_pool.close()
-            await context.supervisor.close()
+            await context.engine.close()
         return None
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    def _on_hangup(self) -> None:
+        if self._had_terminal and not _has_terminal():
+            self._on_signal()  # it was closed: nobody asks for a restart
+        elif not self.first.is_set():
+            self.on_hangup()
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose end also ends this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def process_age_s() -> float:
