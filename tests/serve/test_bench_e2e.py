@@ -53,7 +53,8 @@ def test_benchmark(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sampled_requests_are_identical_too() -> None:
+def test_sampled_requests_are_identical_too(tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
     done = run(
         "openspec.bench",
         "--workload=mixed",
@@ -62,9 +63,12 @@ def test_sampled_requests_are_identical_too() -> None:
         "--max-tokens=24",
         "--repeats=1",
         "--temperature=0.8",
+        f"--html={html}",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16/16 identical to plain" in done.stdout
+    page = html.read_text()
+    assert "Step times, by rows and sequences" in page and "--temperature 0.8" in page
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def test_size_and_nothing_from_elsewhere() -> None:
 HOSTILE = '<script>alert("1")</script>\x1b[2J\u202e"\'><img src=x onerror=alert(1)>&amp;'
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "h3", "p"),
-    *("div", "b", "i", "span", "code", "pre", "bdi", "dl", "dt", "dd"),
+    *("div", "b", "i", "span", "code", "pre", "bdi", "details", "summary", "dl", "dt", "dd"),
     *("table", "thead", "tbody", "tr", "th", "td"),
     *("svg", "g", "path", "circle", "rect", "text"),
 }

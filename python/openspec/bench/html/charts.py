@@ -132,6 +132,7 @@ def budgets(documents: Sequence[Document]) -> str:
                     is_log=True,
                 )
                 parts.append(f'<div class="charts">{line_chart(axes, series)}</div>')
+                parts.append(_step_table(series))
         parts.append(_choices(document, document_at, letter))
     found = [part for part in parts if part]
     if not found:
@@ -156,6 +157,20 @@ def _step_lines(document: Document, document_at: int, *, proposes: bool) -> list
         Series(f"{num} sequence{'s' * (num > 1)}", points, colour=1 + index % 5)
         for index, (num, points) in enumerate(sorted(lines.items()))
     ]
+
+
+def _step_table(series: Sequence[Series]) -> str:
+    columns = sorted({num_rows for line in series for num_rows in line.points})
+    rows = []
+    for line in series:
+        cells = [td(words(line.label), "w")]
+        for column in columns:
+            value = line.points.get(column)
+            cells.append(td("" if value is None else number(value.number, value.place, 2)))
+        rows.append(row(cells))
+    headings = ["ms by rows", *(str(column) for column in columns)]
+    figures = table(headings, rows, num_words=1)
+    return f'<details class="dense"><summary>As numbers</summary>{figures}</details>'
 
 
 def _choices(document: Document, document_at: int, letter: str) -> str:

@@ -36,12 +36,13 @@ header p { max-width: none }
 .verdict.no { border-color: var(--s2); font-weight: 600 }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: .84rem; margin: .6rem 0 }
-th, td { padding: .16rem .6rem; text-align: right; white-space: nowrap }
+th, td { padding: .16rem .48rem; text-align: right; white-space: nowrap }
 th { font-weight: 600; vertical-align: bottom }
 thead th { border-bottom: 1px solid var(--quiet) }
 .dense :is(th, td) { padding: .16rem .38rem }
 td.w, th.w { text-align: left }
 tr.first > * { border-top: 1px solid var(--line) }
+summary { color: var(--quiet); cursor: pointer; font-size: .87rem }
 td.strong { font-weight: 600 } td .quiet { font-weight: 400 }
 .charts { display: flex; flex-wrap: wrap; gap: 1.4rem 2rem; margin: .8rem 0 }
 .chart { max-width: 100%; height: auto }
@@ -51,6 +52,7 @@ pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: 8px; wh
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.4rem; font-size: .87rem }
 dt { color: var(--quiet) } dd { margin: 0; overflow-wrap: anywhere }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 0 2rem }
+@media screen and (max-width: 44rem) { .charts { overflow-x: auto } .chart { max-width: none } }
 @media print {
   body { padding: 0; max-width: none; font-size: 11px }
   .chart, tr, .tiles { break-inside: avoid } h2, h3 { break-after: avoid }
