@@ -192,3 +192,17 @@ def test_json(tmp_path: Path) -> None:
     assert method["speedup"] == 2
     assert method["acceptance_per_position"] == [1.0, 1.0, 0.5, 0.0]
     assert method["ttft_ms"] == pytest.approx(500)
+
+
+def test_digests_of_answers() -> None:
+    def digest(*chunks: str) -> str:
+        answer = completion([1, 2])
+        answer.chunk_text = list(chunks)
+        cell = Cell(Workload("chat", [Prompt(text="x")]), 1)
+        cell.results["none"] = [LoadResult([answer], 1.0)]
+        (report,) = report_cell(cell, ["none"])
+        return report.answers[0]
+
+    # With the tags in the text, and with the thinking in a field of its own.
+    assert digest("<think>\nI count.", "\n</think>\n\nFour.") == digest("I count.", "Four.")
+    assert digest("Four.") != digest("Five.") != digest("four.")

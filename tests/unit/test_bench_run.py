@@ -213,6 +213,12 @@ def test_key_prefix_and_model_of_a_server(
     assert "sesame" not in out.read_text() + capsys.readouterr().out
 
 
+def test_a_peers_list_of_models_may_be_incomplete(server: FakeServer) -> None:
+    server.owner = "vllm"
+    assert bench(server, "--workload=chat", "--concurrency=1", "--model=third") == 0
+    assert {body["model"] for body in server.bodies} == {"third"}
+
+
 def test_the_method_is_the_servers_own(server: FakeServer) -> None:
     with pytest.raises(ConfigError, match="runs ngram; start it with --method"):
         plan = parse_arguments([f"--server=http://127.0.0.1:{server.port}", "--method=eagle3"])

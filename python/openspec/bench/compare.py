@@ -37,6 +37,13 @@ class Pair:
         return self.second.output_tokens_per_s / speed if speed > 0 and self.is_shown else None
 
     @property
+    def ratio_text(self) -> str:
+        """The ratio for people."""
+        if self.ratio is None:
+            return "-"
+        return f"{self.ratio:.2f}x" if self.ratio >= 0.1 else f"{self.ratio:.2g}x"
+
+    @property
     def num_same(self) -> int | None:
         """Answers with the same text; None where one of the files has no digests of them."""
         if not self.first.answers or not self.second.answers:
@@ -96,7 +103,7 @@ def render_comparison(first: Document, second: Document) -> str:
             (
                 *cell,
                 *(f"{run.output_tokens_per_s:.1f}" for run in (one, other)),
-                f"{pair.ratio:.2f}x",
+                pair.ratio_text,
                 *(f"{run.ttft_ms:.1f}" for run in (one, other)),
                 *(f"{run.tpot_ms:.2f}" for run in (one, other)),
                 *(_length(run) for run in (one, other)),

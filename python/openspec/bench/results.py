@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,8 +65,13 @@ def report_cell(cell: Cell, methods: Sequence[str], *, is_peer: bool = False) ->
     return reports
 
 
+_THINKING_TAG = re.compile(r"\s*</?think>\s*")
+
+
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+    """Of the text less its thinking tags: some servers take them out, others leave them."""
+    said = _THINKING_TAG.sub("", text).strip()
+    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def total_identity(reports: Sequence[MethodReport]) -> Identity:

@@ -24,6 +24,8 @@ from openspec.settings import ENV_PREFIX, Raw
 
 READY_TIMEOUT_S = 300.0
 DEFAULT_VOCAB_SIZE = 4096
+_OWNER = "openspec"
+"""Whose our models are, in the list of models."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ServerUnderTest:
     @property
     def is_openspec(self) -> bool:
         """Whether a request can choose between plain decoding and the server's method."""
-        return self.owner == "openspec"
+        return self.owner == _OWNER
 
     @property
     def method(self) -> str | None:
@@ -96,7 +98,8 @@ def _without(settings: Mapping[str, Raw]) -> dict[str, str]:
 def describe(address: Address, model: str | None = None) -> ServerUnderTest:
     """Ask a running server for its model and engine.
 
-    `model` is one of those it serves, or None: the first.
+    `model` is one of those it serves, or None: the first. Other engines' lists may be incomplete,
+    so they are asked for any model that is given.
 
     Raises:
         ConfigError: nothing there answers as an OpenAI server does, or it has no such model.
@@ -108,15 +111,16 @@ def describe(address: Address, model: str | None = None) -> ServerUnderTest:
         raise ConfigError(f"no OpenAI server at {address.url}: {error}{key}") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"no OpenAI server at {address.url}: {error}") from error
-    if not models:
-        raise ConfigError(f"{address.url} serves no model")
     chosen = next((entry for entry in models if model in (None, entry.id)), None)
+    if chosen is None and model is not None and not any(map(_is_openspecs, models)):
+        chosen = _Model(model)
     if chosen is None:
-        names = ", ".join(entry.id for entry in models)
-        raise ConfigError(f"--model {model}: {address.url} serves {names}")
+        names = ", ".join(entry.id for entry in models) or "no model"
+        given = "" if model is None else f"--model {model}: "
+        raise ConfigError(f"{given}{address.url} serves {names}")
     owner = chosen.owned_by or ""
     info: dict[str, object] = {}
-    if owner == "openspec":
+    if _is_openspecs(chosen):
         for path in ("/model_info", "/server_info"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 info |= msgspec.json.decode(get(address, path), type=dict[str, object])
@@ -136,6 +140,10 @@ def free_port() -> int:
 class _Model(msgspec.Struct):
     id: str
     owned_by: str | None = None
+
+
+def _is_openspecs(model: _Model) -> bool:
+    return model.owned_by == _OWNER
 
 
 class _Models(msgspec.Struct):

@@ -100,7 +100,7 @@ def comparison(first: Document, second: Document) -> str:
             cells += [
                 td(speed(pair.first, pair.first_at)),
                 td(speed(pair.second, pair.second_at, 1)),
-                td(f"{pair.ratio:.2f}x", "strong"),
+                td(pair.ratio_text, "strong"),
             ]
             for key, digits in (("ttft_ms", 1), ("tpot_ms", 2), ("mean_acceptance_length", 2)):
                 cells += [
