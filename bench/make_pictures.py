@@ -1,6 +1,6 @@
 """The pictures of README and docs: the demo's terminal, and the charts of recorded results.
 
-python -m bench.make_pictures            # all; asks the embedded model, on a quiet machine
+python -m bench.make_pictures            # all; asks the embedded model
 python -m bench.make_pictures --charts   # those of bench/results alone
 """
 
@@ -58,7 +58,7 @@ def drawn(line: Sequence[Piece], y: float) -> Iterator[str]:
 
 
 def terminal(shown: Demonstration) -> str:
-    """The demo as it looks in a terminal."""
+    """The demo as it looks in a terminal, without the speed, which is the machine's."""
     tints = [(f" {tint.label} ", at) for tint, at in zip(POSITIONS, (1, 2, 3, 4, 8), strict=True)]
     legend: list[Piece] = [("Accepted drafts, by position: ", OWN)]
     legend += [piece for tint in tints for piece in (tint, (" ", OWN))]
@@ -68,8 +68,6 @@ def terminal(shown: Demonstration) -> str:
         *lines_of(shown.pieces),
         [],
         legend,
-        [],
-        [(shown.figures[-1], OWN)],
     ]
     width = CELL * max(sum(len(text) for text, _ in line) for line in lines)
     height = LINE * len(lines)

@@ -20,11 +20,10 @@ def test_pieces_line_by_line() -> None:
 
 def test_the_picture_of_the_demo() -> None:
     pieces = [("def ", OWN), ("<f>(", 1), ("x\x1b):", 9), ("\n    return x", 2)]
-    figures = ["12 tokens", "9 drafted, 8 accepted, 2.00 times plain"]
-    picture = terminal(Demonstration("ask", pieces, is_identical=True, figures=figures))
+    picture = terminal(Demonstration("ask", pieces, is_identical=True, figures=["12 tokens"]))
     root = ElementTree.fromstring(picture)
     texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert figures[1] in texts and "<f>(" in texts and "x\ufffd):" in texts
+    assert "<f>(" in texts and "x\ufffd):" in texts
     tinted = [e for e in root.iter(f"{SVG}rect") if (e.get("fill") or "").startswith("#")]
     colours = [element.get("fill") for element in tinted]
     legend = [tint.colour for tint in POSITIONS]
