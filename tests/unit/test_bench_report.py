@@ -205,4 +205,5 @@ def test_digests_of_answers() -> None:
 
     # With the tags in the text, and with the thinking in a field of its own.
     assert digest("<think>\nI count.", "\n</think>\n\nFour.") == digest("I count.", "Four.")
+    assert digest("I count.\n", "\n\nFour.") == digest("I count.", "Four.")
     assert digest("Four.") != digest("Five.") != digest("four.")

@@ -65,12 +65,15 @@ def report_cell(cell: Cell, methods: Sequence[str], *, is_peer: bool = False) ->
     return reports
 
 
-_THINKING_TAG = re.compile(r"\s*</?think>\s*")
+_ASIDE = re.compile(r"</?think>|\s+")
 
 
 def _digest(text: str) -> str:
-    """Of the text less its thinking tags: some servers take them out, others leave them."""
-    said = _THINKING_TAG.sub("", text).strip()
+    """Of the text less thinking tags and white space.
+
+    Some servers give the thinking as a field of its own, with or without the space around it.
+    """
+    said = _ASIDE.sub("", text)
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
