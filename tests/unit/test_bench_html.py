@@ -329,6 +329,17 @@ def test_charts_are_files_of_their_own() -> None:
     assert "NaN" not in one and "inf" not in one
 
 
+def test_the_line_at_one_is_in_the_chart() -> None:
+    chart = line_chart(Axes("t", "x", one="as fast"), [Series("a", {1: Value(0.1)})])
+    (height,) = re.findall(r'class="one" d="M\S+ (\S+)H', chart)
+    assert 40 < float(height) < 300
+
+
+def test_a_peer_is_named() -> None:
+    document = content([run("chat", 1, "vllm", may_differ=True)], server={"owned_by": "vllm"})
+    assert "vllm, measured by openspec 0.1.0" in report_page([as_document(document)])
+
+
 @pytest.mark.parametrize("top", [0.0, 0.003, 0.9, 1.0, 3.81, 17, 60, 99.9, 21567])
 def test_ticks(top: float) -> None:
     marks = ticks(top)

@@ -9,6 +9,7 @@ import pytest
 from openspec.bench.__main__ import main
 from openspec.bench.bench_config import parse_arguments
 from openspec.bench.run import methods_of, server_of
+from openspec.bench.server import inherited
 from openspec.errors import ConfigError
 from tests.unit.fake_openai_server import FakeServer, fake_server
 
@@ -217,6 +218,13 @@ def test_a_peers_list_of_models_may_be_incomplete(server: FakeServer) -> None:
     server.owner = "vllm"
     assert bench(server, "--workload=chat", "--concurrency=1", "--model=third") == 0
     assert {body["model"] for body in server.bodies} == {"third"}
+
+
+def test_what_an_own_server_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENSPEC_API_KEY", "OPENSPEC_PORT", "OPENSPEC_METHOD", "OPENSPEC_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    kept = {name for name in inherited({"method": "none"}) if name.startswith("OPENSPEC_")}
+    assert kept == {"OPENSPEC_NUM_THREADS"}
 
 
 def test_the_method_is_the_servers_own(server: FakeServer) -> None:

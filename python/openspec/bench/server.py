@@ -71,7 +71,7 @@ def started_server(settings: Mapping[str, Raw]) -> Iterator[ServerUnderTest]:
         log = Path(folder) / "server.log"
         with log.open("wb") as log_file:
             process = subprocess.Popen(
-                command, stdout=log_file, stderr=log_file, env=_without(settings)
+                command, stdout=log_file, stderr=log_file, env=inherited(settings)
             )
         try:
             _wait_until_ready(port, process, log)
@@ -89,9 +89,13 @@ def leave_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def _without(settings: Mapping[str, Raw]) -> dict[str, str]:
-    """The environment less variables of the settings, which would win over the file."""
-    taken = {ENV_PREFIX + name.upper() for name in (*settings, "host", "port", "uds", "config")}
+def inherited(settings: Mapping[str, Raw]) -> dict[str, str]:
+    """The environment less variables of the settings, which would win over the file.
+
+    A key in it is meant for other servers.
+    """
+    others = ("host", "port", "uds", "config", "api_key")
+    taken = {ENV_PREFIX + name.upper() for name in (*settings, *others)}
     return {name: value for name, value in os.environ.items() if name not in taken}
 
 

@@ -31,6 +31,8 @@ def _machine(document: Document) -> str:
     )
     versions = section(environment, "versions")
     version = f"openspec {versions.get('openspec', '?')}"
+    if "owned_by" in document.server:  # another engine's server; the client's machine and version
+        version = f"{document.server['owned_by'] or 'unknown server'}, measured by {version}"
     if environment.get("commit"):
         version += f" at {environment['commit']}"
     date = [str(environment["date"])] if environment.get("date") else []

@@ -169,7 +169,7 @@ def line_chart(
         + [high.number for line in series for _, high in line.ranges.values()],
         default=1.0,
     )
-    marks = ticks(highest)
+    marks = ticks(max(highest, 1.0) if axes.one else highest)
 
     def x_of(column: int) -> float:
         if axes.is_log:
