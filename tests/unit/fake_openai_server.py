@@ -27,6 +27,10 @@ class FakeServer:
     """Whose server it claims to be; another's counts tokens in `usage` alone, and always drafts."""
     refuses: tuple[str, ...] = ()
     """Fields of a body that it answers with 400."""
+    is_plain_http: bool = False
+    """No chunks and no length: a stream ends with its connection, its lines with CR and LF."""
+    closes: bool = False
+    """Whether it ends a connection after each answer, and says so."""
     has_metrics: bool = False
     """Whether it counts speculation for Prometheus, as vLLM does."""
     api_key: str | None = None
@@ -59,6 +63,8 @@ class FakeServer:
                     self.json(writer, 401 if self.api_key else 404, {"error": {"message": "no"}})
                     continue
                 await self.respond(path.removeprefix(self.prefix), payload, writer)
+                if payload and (self.closes or self.is_plain_http):
+                    break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -81,10 +87,12 @@ class FakeServer:
             return self.json(writer, 400, {"error": {"message": message}})
         if self.error_status is not None:
             return self.json(writer, self.error_status, {"error": {"message": "no"}})
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+        if not self.is_plain_http:
+            head += "Transfer-Encoding: Chunked\r\n"
+        if self.closes:
+            head += "Connection: Close\r\n"
+        writer.write(head.encode() + b"\r\n")
         is_plain = not body.get("speculative", {}).get("enabled", True)
         tokens = self.answer(body)
         if not is_plain and self.wrong_from is not None:
@@ -105,7 +113,7 @@ class FakeServer:
         if self.owner != "openspec":
             last = {"choices": [], "usage": {"completion_tokens": len(tokens)}}
             await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))
-            await self.write(writer, self.chunk("data: [DONE]\n\n") + b"0\r\n\r\n")
+            await self.write(writer, self.chunk("data: [DONE]\n\n") + self.end())
             return None
         stats = {
             "method": "fake",
@@ -116,7 +124,7 @@ class FakeServer:
         }
         last = {"choices": [], "metrics": {"speculative_decoding": stats}}
         await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))
-        await self.write(writer, self.chunk(": keep-alive\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
+        await self.write(writer, self.chunk(": keep-alive\n\ndata: [DONE]\n\n") + self.end())
         return None
 
     def metrics(self) -> str:
@@ -162,8 +170,12 @@ class FakeServer:
             await writer.drain()
             await asyncio.sleep(0)
 
-    @staticmethod
-    def chunk(text: str) -> bytes:
+    def end(self) -> bytes:
+        return b"" if self.is_plain_http else b"0\r\n\r\n"
+
+    def chunk(self, text: str) -> bytes:
+        if self.is_plain_http:
+            return text.replace("data: ", "event: message\ndata:").replace("\n", "\r\n").encode()
         data = text.encode()
         return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 

@@ -214,6 +214,28 @@ def test_key_prefix_and_model_of_a_server(
     assert "sesame" not in out.read_text() + capsys.readouterr().out
 
 
+@pytest.mark.parametrize("owner", ["openspec", "vllm"])
+@pytest.mark.parametrize("habit", ["is_plain_http", "closes", "split_writes"])
+def test_servers_with_other_habits(
+    server: FakeServer, owner: str, habit: str, tmp_path: Path
+) -> None:
+    """Streams without chunks, lines that end in CR and LF, a connection for each request."""
+    server.owner = owner
+    out = tmp_path / "out.json"
+    setattr(server, habit, True)
+    assert bench(server, "--workload=chat", "--concurrency=3", f"--json={out}") == 0
+    for run in json.loads(out.read_text())["runs"]:
+        assert run["num_requests"] == run["num_identical_to_plain"] == 12
+        assert run["tpot_ms"] > 0 and run["output_tokens"] > 12 * 17
+
+
+def test_an_answer_that_is_no_json(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.owner = "vllm"
+    server.chunk = lambda text: FakeServer.chunk(server, text.replace("[{", "[[{"))  # type: ignore[method-assign]
+    assert bench(server, "--workload=chat", "--concurrency=1") == 2
+    assert "the server's answer is not understood" in capsys.readouterr().err
+
+
 def test_a_peers_list_of_models_may_be_incomplete(server: FakeServer) -> None:
     server.owner = "vllm"
     assert bench(server, "--workload=chat", "--concurrency=1", "--model=third") == 0

@@ -7,6 +7,7 @@ sockets and a selector cost about 10 us a chunk; asyncio's streams cost 37 us, h
 
 from __future__ import annotations
 
+import re
 import socket
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from openspec.messages import SpecDecodeStats
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _HEADER_END = b"\r\n\r\n"
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
 class ClientError(RuntimeError):
@@ -62,11 +64,12 @@ class HttpResponse:
     def events(self) -> Iterator[tuple[float, bytes]]:
         """(arrival time, data) of every server-sent event."""
         start = 0
-        while (end := self.body.find(b"\n\n", start)) >= 0:
-            block = self.body[start:end]
-            if block.startswith(b"data: "):
-                yield self.times[bisect_left(self.ends, end + 2)], block[6:]
-            start = end + 2
+        for end in _EVENT_END.finditer(self.body):
+            lines = self.body[start : end.start()].splitlines()
+            data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+            if data:
+                yield self.times[bisect_left(self.ends, end.end())], b"\n".join(data)
+            start = end.end()
 
 
 class Connection:
@@ -81,15 +84,30 @@ class Connection:
         Raises:
             ClientError: nobody listens there.
         """
+        self._address = address
         self._prefix = address.prefix
         headers = {"host": f"{address.host}:{address.port}", **address.headers()}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._connect()
+
+    def _connect(self) -> None:
         try:
-            self._socket = socket.create_connection((address.host, address.port))
+            self._socket = socket.create_connection((self._address.host, self._address.port))
         except OSError as error:
-            raise ClientError(f"cannot connect to {address.url}: {error}") from error
+            raise ClientError(f"cannot connect to {self._address.url}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_spent = False
+        """The server ends the connection after this answer: `renew` it before the next request."""
         self._reset()
+
+    def renew(self) -> None:
+        """Connect anew.
+
+        Raises:
+            ClientError: nobody listens any more.
+        """
+        self.close()
+        self._connect()
 
     def _reset(self) -> None:
         self._pieces: list[bytes] = []
@@ -98,6 +116,7 @@ class Connection:
         self._received = 0
         self._has_head = False
         self._length: int | None = None  # of head and body, where the answer states it
+        self._ends_with_connection = False
 
     def fileno(self) -> int:
         """For selectors."""
@@ -133,6 +152,9 @@ class Connection:
             raise ClientError(f"the connection broke: {error}") from error
         self._times.append(perf_counter())
         self._pieces.append(data)
+        if not data and self._ends_with_connection:
+            self.is_spent = True
+            return _parse(self._pieces, self._times)
         if not data:
             raise ClientError("the server closed the connection")
         self._received += len(data)
@@ -153,6 +175,10 @@ class Connection:
             self._has_head = True
             stated = _header(head, b"content-length")
             self._length = len(head) + len(_HEADER_END) + int(stated) if stated else None
+            self._ends_with_connection = not stated and not _is_chunked(head)
+            wish = (_header(head, b"connection") or b"").lower()
+            is_old = head.startswith(b"HTTP/1.0") and wish != b"keep-alive"
+            self.is_spent = wish == b"close" or is_old
 
 
 def _header(head: bytes, name: bytes) -> bytes | None:
@@ -163,6 +189,10 @@ def _header(head: bytes, name: bytes) -> bytes | None:
     return None
 
 
+def _is_chunked(head: bytes) -> bool:
+    return (_header(head, b"transfer-encoding") or b"").lower() == b"chunked"
+
+
 def _parse(pieces: list[bytes], arrivals: list[float]) -> HttpResponse:
     """Take an answer apart: status, body without chunk framing, arrival times of the body."""
     raw = b"".join(pieces)
@@ -170,8 +200,9 @@ def _parse(pieces: list[bytes], arrivals: list[float]) -> HttpResponse:
     status = int(head.split(b" ", 2)[1])
     raw_ends = list(accumulate(map(len, pieces)))
     at = len(head) + len(_HEADER_END)
-    if _header(head, b"transfer-encoding") != b"chunked":
-        return HttpResponse(status, rest, [len(rest)], [arrivals[-1]])
+    if not _is_chunked(head):
+        body_ends = [max(0, end - at) for end in raw_ends]
+        return HttpResponse(status, rest, body_ends, list(arrivals))
     parts: list[bytes] = []
     ends: list[int] = []
     times: list[float] = []
@@ -270,7 +301,10 @@ def read_completion(sent_s: float, response: HttpResponse) -> Completion:
     for time, data in response.events():
         if data == b"[DONE]":
             break
-        chunk = _CHUNK_DECODER.decode(data)
+        try:
+            chunk = _CHUNK_DECODER.decode(data)
+        except msgspec.MsgspecError as error:
+            raise ClientError(f"the server's answer is not understood: {error}") from error
         if chunk.error is not None:
             raise ClientError(f"the server broke off: {chunk.error}")
         _take(chunk, time, completion)

@@ -122,10 +122,15 @@ def run_load(
                     continue
                 done, sent_s = lane.index, lane.sent_s
                 following = next(waiting, None)
+                if following is not None and lane.connection.is_spent:
+                    selector.unregister(lane.connection)
+                    lane.connection.renew()
+                    selector.register(lane.connection, selectors.EVENT_READ, lane)
                 if following is not None:  # First keep the server busy, then look at the answer.
                     lane.send(following, prompts[following].endpoint(), bodies[following])
                 else:
                     lane.sent_s = math.inf
+                    selector.unregister(lane.connection)  # what else it may say is of no interest
                 answers[done] = read_completion(sent_s, response)
                 on_completion(answers[done])
         wall_s = perf_counter() - start_s

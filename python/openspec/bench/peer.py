@@ -81,10 +81,12 @@ def counters(address: Address) -> SpecDecodeStats | None:
     return found if matches else None
 
 
-def difference(before: SpecDecodeStats | None, after: SpecDecodeStats | None) -> SpecDecodeStats:
-    """What was counted in between; zeros where nobody counts."""
+def difference(
+    before: SpecDecodeStats | None, after: SpecDecodeStats | None
+) -> SpecDecodeStats | None:
+    """What was counted in between; None where nobody counts."""
     if before is None or after is None:
-        return SpecDecodeStats()
+        return None
     old = before.num_accepted_tokens_per_pos
     old = [*old, *[0] * (len(after.num_accepted_tokens_per_pos) - len(old))]
     return SpecDecodeStats(
