@@ -26,6 +26,7 @@ GUARDED = [
     "/get_model_info",
     "/load",
     "/v1/loads",
+    "/kv_event_sources",
     "/tokenizer_info",
     "/openapi.json",
 ]
@@ -40,7 +41,7 @@ POSTS = [
     "/abort_request",
     "/flush_cache",
 ]
-PUBLIC = {"/health", "/ping", "/ready", "/metrics", "/docs"}
+PUBLIC = {"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_every_route_is_guarded_but_five(guarded: RunningServer) -> None:
+def test_every_route_is_guarded_but_six(guarded: RunningServer) -> None:
     from openspec.serve.app import GET_ROUTES, POST_ROUTES
 
     for path in GET_ROUTES:

@@ -39,6 +39,7 @@ from openspec.serve.messages import count_tokens, create_message
 from openspec.serve.messages_api import CountTokensRequest, MessagesRequest
 from openspec.serve.responses import create_response
 from openspec.serve.responses_api import ResponsesRequest
+from openspec.serve.ui_page import ui
 from openspec.serve.wire import (
     ApiError,
     error_response,
@@ -52,7 +53,7 @@ access_logger = logging.getLogger("openspec.serve.access")
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs"})
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
 MODELS_PREFIX = "/v1/models/"
 MESSAGES_PREFIX = "/v1/messages"
 """Below it errors have the shape of Anthropic's API."""
@@ -115,6 +116,7 @@ GET_ROUTES: dict[str, Handler] = {
     "/tokenizer_info": info.tokenizer_info,
     "/openapi.json": openapi,
     "/docs": docs,
+    "/ui": ui,
 }
 POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/v1/completions": (create_completion, CompletionRequest),

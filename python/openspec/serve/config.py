@@ -102,6 +102,8 @@ class ServeConfig:
     """Put `metrics.speculative_decoding` into every answer."""
     docs: bool = True
     """Serve /docs, a page to try requests on, and /openapi.json."""
+    ui: bool = True
+    """Serve /ui, a page to ask questions on that shows what speculation does."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much to log."""
     access_log: bool = False

@@ -1,0 +1,148 @@
+"use strict";
+// The server as the page sees it: the key, requests, streams. All addresses are relative to the page.
+
+const KEY_NAME = "openspec-key";
+const $ = (id) => document.getElementById(id);
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function storedKey() {
+  try { return sessionStorage.getItem(KEY_NAME) || ""; } catch { return ""; }
+}
+
+function storeKey(key) {
+  try {
+    if (key) sessionStorage.setItem(KEY_NAME, key); else sessionStorage.removeItem(KEY_NAME);
+  } catch { note("This browser keeps no key; it is asked for at each visit."); }
+}
+
+function headers() {
+  const all = { "content-type": "application/json" };
+  if (storedKey()) all.authorization = "Bearer " + storedKey();
+  return all;
+}
+
+class ApiError extends Error {
+  constructor(status, message) { super(message); this.status = status; }
+}
+
+async function refusal(response) {
+  const text = await response.text();
+  try { return new ApiError(response.status, JSON.parse(text).error.message); } catch { /* not JSON */ }
+  return new ApiError(response.status, `The server answered ${response.status}.`);
+}
+
+async function getJson(path) {
+  const response = await fetch(path, { headers: headers() });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
+
+/// What the settings make of a prompt. `speculative` overrides the switch.
+function requestOf(mode, prompt, history, settings, speculative = settings.speculation) {
+  const body = {
+    stream: true,
+    stream_options: { include_usage: true },
+    max_tokens: settings.maxTokens,
+    temperature: settings.temperature,
+    seed: settings.seed,
+    speculative: { enabled: speculative, detailed: true },
+  };
+  if (speculative && settings.drafts) body.speculative.num_speculative_tokens = settings.drafts;
+  if (mode === "completion") return { ...body, prompt };
+  return {
+    ...body,
+    messages: [...history, { role: "user", content: prompt }],
+    chat_template_kwargs: { enable_thinking: settings.thinking },
+  };
+}
+
+function quoted(text) {
+  return "'" + text.replaceAll("'", "'\\''") + "'";
+}
+
+/// The request for a shell, without the key.
+function curlOf(path, body) {
+  const url = new URL(path, location.href).href;
+  const key = storedKey() ? ' -H "authorization: Bearer $OPENSPEC_API_KEY"' : "";
+  return `curl -N ${quoted(url)} -H 'content-type: application/json'${key} -d ${quoted(JSON.stringify(body))}`;
+}
+
+/// Calls `onChunk` with each event of an answer, until it ends.
+async function stream(path, body, signal, onChunk) {
+  const response = await fetch(path, {
+    method: "POST", headers: headers(), body: JSON.stringify(body), signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", began = performance.now();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      if (performance.now() - began > 8) {
+        await new Promise((go) => setTimeout(go)); // what came at once leaves room for frames
+        began = performance.now();
+      }
+      if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+      const chunk = JSON.parse(event.slice(6));
+      if (chunk.error) throw new ApiError(200, chunk.error.message);
+      onChunk(chunk);
+    }
+  }
+}
+
+/// Runs a request and records it: each step with the time of its arrival, in seconds.
+async function record(path, body, signal, onStep) {
+  const run = { path, body, steps: [], metrics: null, usage: null, content: "", seconds: 0 };
+  const start = performance.now();
+  await stream(path, body, signal, (chunk) => {
+    run.seconds = (performance.now() - start) / 1000;
+    if (chunk.usage) run.usage = chunk.usage;
+    if (chunk.metrics) run.metrics = chunk.metrics;
+    for (const choice of chunk.choices || []) {
+      const delta = choice.delta || {};
+      run.content += delta.content || "";
+      if (choice.finish_reason) run.finish = choice.finish_reason;
+      for (const step of choice.steps || []) {
+        step.at = run.seconds;
+        run.steps.push(step);
+        onStep(step, run);
+      }
+    }
+  });
+  return run;
+}
+
+/// A saved run, if the file is one: whoever wrote it, only its shape counts.
+function checkedRuns(text) {
+  const saved = JSON.parse(text);
+  if (saved.format !== "openspec-run-1" || !Array.isArray(saved.turns)) throw new Error("This is no saved run.");
+  const isList = (value, type) => Array.isArray(value) && value.every((one) => typeof one === type);
+  for (const turn of saved.turns) {
+    if (typeof turn.asked !== "string" || !Array.isArray(turn.runs)) throw new Error("A turn is broken.");
+    for (const run of turn.runs) {
+      for (const step of run.steps) {
+        const count = step.draft_token_ids.length;
+        const isWhole = isList(step.tokens, "string") && isList(step.token_ids, "number")
+          && step.tokens.length === step.token_ids.length && typeof step.at === "number"
+          && isList(step.draft_tokens, "string") && step.draft_tokens.length === count
+          && isList(step.draft_parents, "number") && step.draft_parents.length === count
+          && step.draft_parents.every((parent, index) => parent >= -1 && parent < index)
+          && isList(step.accepted, "number") && step.accepted.every((at) => at >= 0 && at < count)
+          && (step.draft_scores === undefined || isList(step.draft_scores, "number"));
+        if (!isWhole) throw new Error("A step is broken.");
+      }
+    }
+  }
+  return saved;
+}

@@ -1,0 +1,53 @@
+"""The page `/ui` as it is served; `tests/ui` tries it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+from openspec.bench import palette
+from openspec.serve.ui_page import FOLDER, SCRIPTS
+from tests.serve.conftest import RunningServer
+
+MAX_BYTES = 60_000
+
+
+def test_one_small_page_that_only_runs_its_own(server: RunningServer) -> None:
+    response = server.client.get("/ui")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert len(response.content) < MAX_BYTES
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+    for name in ("style", "script"):
+        texts = re.findall(rf"<{name}>(.*?)</{name}>", response.text, re.DOTALL)
+        assert len(texts) == response.text.count(f"</{name}>") == 1
+        digest = base64.b64encode(hashlib.sha256(texts[0].encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}'" in policy
+    hosts = set(re.findall(r"(?:https?:)?//([\w.-]+\.[a-z]+)", response.text))
+    assert hosts == {"www.w3.org"}, "the name of SVG, and nothing that is loaded"
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", response.text
+    )
+
+
+def test_every_file_is_in_the_page() -> None:
+    names = {path.name for path in FOLDER.iterdir()}
+    assert names == {*SCRIPTS, "page.html", "style.css", "README.md"}
+
+
+def test_the_tints_are_those_of_terminal_and_report() -> None:
+    style = (FOLDER / "style.css").read_text()
+    colours = dict(re.findall(r"--(p\d|forced): (#\w+);", style))
+    names = ["p1", "p2", "p3", "p4", "p8"]
+    assert [colours[name] for name in names] == [tint.colour for tint in palette.POSITIONS]
+    assert colours["forced"] == palette.FORCED.colour
+
+
+def test_public_and_switchable(start_server) -> None:
+    locked = start_server(api_key=["secret"])
+    assert locked.client.get("/ui").status_code == 200
+    assert locked.client.get("/server_info").status_code == 401
+    assert locked.client.get("/ui/").status_code == 401
+    assert start_server(ui=False).client.get("/ui").status_code == 404
