@@ -11,16 +11,14 @@
 // drafts instead, for 1 to 8 q heads to each of 8 KV heads of 64 or 128: the bytes are the same.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "attention_step.h"
 #include "cuda_bench.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/launch.cuh"
@@ -31,21 +29,10 @@ using namespace openspec;
 using namespace openspec::bench;
 
 constexpr int kNumLayers = 36;
-constexpr int kNumKvHeads = 8, kPageSize = 16;
 constexpr int kReplays = 9;
 constexpr size_t kBetweenBytes = 50 << 20;
 // A CTA to an SM, less than half of its shared memory and more: as the linears around attention.
 constexpr int kBeforeShared = 100 << 10, kBehindShared = 117 << 10;
-
-struct Case {
-  const char* name;
-  int num_seqs;
-  int num_rows;  // per sequence
-  int kv_len;    // before them
-  bool is_tree = false;
-  int prompt_rows = 0;  // of one more sequence, behind nothing
-  int num_q_heads = 32, head_dim = 128;
-};
 
 // Row counts 1, 5 and 16: plain decode, a short and a long draft. Trees: two children to a row.
 constexpr Case kCases[] = {
@@ -101,18 +88,6 @@ constexpr Case kCases[] = {
     {"prefill rest", 1, 100, 8192},
 };
 
-__global__ void fill_kernel(uint16_t* to, size_t count) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
-       i += size_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u;
-    x ^= x >> 15;
-    x *= 2246822519u;
-    x ^= x >> 13;
-    // Sign and mantissa at random, exponent of [0.5, 2).
-    to[i] = static_cast<uint16_t>((x & 0x80ffu) | 0x3f00u);
-  }
-}
-
 __global__ void __launch_bounds__(512)
     read_kernel(const uint4* __restrict__ from, size_t count, uint32_t* sink) {
   cuda::allow_next_kernel();
@@ -131,75 +106,16 @@ struct Result {
   double layer_us, in_step_us, plan_us, terabytes_per_s, teraflops;
 };
 
-int num_spans_of(const Case& c) { return c.num_seqs + (c.prompt_rows > 0 ? 1 : 0); }
-
-int pages_per_seq_of(const Case& c) {
-  return (std::max(c.kv_len + c.num_rows, c.prompt_rows) + kPageSize - 1) / kPageSize;
-}
-
-size_t layer_elements(const Case& c) {
-  const size_t pages = num_spans_of(c) * pages_per_seq_of(c);
-  return pages * 2 * kNumKvHeads * kPageSize * c.head_dim;
-}
-
 /// Without `between` the layers alone.
 Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_trees,
            cudaStream_t stream, int num_layers = kNumLayers) {
-  const int pages_per_seq = pages_per_seq_of(c), num_spans = num_spans_of(c);
-  const int num_rows = c.num_seqs * c.num_rows + c.prompt_rows;
-  std::vector<int32_t> pages(num_spans * pages_per_seq), span, parent, begin = {0}, kv_len, seq;
-  std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
-  for (int s = 0; s < num_spans; ++s) {
-    const bool is_prompt = s == c.num_seqs;
-    for (int row = 0; row < (is_prompt ? c.prompt_rows : c.num_rows); ++row) {
-      const int first = static_cast<int>(span.size()) - row;
-      const int parent_in_span = c.is_tree && !is_prompt ? (row - 1) / 2 : row - 1;
-      parent.push_back(row == 0 ? -1 : first + parent_in_span);
-      span.push_back(s);
-    }
-    begin.push_back(static_cast<int>(span.size()));
-    kv_len.push_back(is_prompt ? 0 : c.kv_len);
-    seq.push_back(s);
-  }
-  std::vector<void*> buffers;
-  const auto keep = [&](auto* data) {
-    buffers.push_back(data);
-    return data;
-  };
-  const size_t q_elements = static_cast<size_t>(num_rows) * c.num_q_heads * c.head_dim;
-  uint16_t* q = keep(device_copy(std::vector<uint16_t>(q_elements)));
-  fill_kernel<<<256, 256, 0, stream>>>(q, q_elements);
-  SpanAttentionParams params;
-  params.rows.num_rows = num_rows;
-  params.rows.num_spans = num_spans;
-  params.rows.expected_kv_len = c.kv_len;
-  params.rows.expected_span_rows = std::max(c.num_rows, c.prompt_rows);
-  params.rows.row_span = keep(device_copy(span));
-  params.rows.row_parent = keep(device_copy(parent));
-  params.rows.span_begin = keep(device_copy(begin));
-  params.rows.span_kv_len = keep(device_copy(kv_len));
-  params.rows.span_seq = keep(device_copy(seq));
-  params.q = q;
-  params.out = keep(device_copy(std::vector<uint16_t>(q_elements)));
-  params.page_table = {keep(device_copy(pages)), pages_per_seq};
-  params.num_q_heads = c.num_q_heads;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-  params.dtype = DType::kBF16;
-  params.max_tokens = 16384;
-  params.rows.may_have_trees = may_have_trees || c.is_tree;
-  char* workspace = nullptr;
-  CHECK_CUDA(cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(
-                                        num_rows, num_spans, c.num_q_heads, params.max_tokens)));
-  params.workspace = reinterpret_cast<float*>(keep(workspace));
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-
-  params.kv = {kv, kNumKvHeads, c.head_dim, kPageSize};
+  AttentionStep step(c, kv, may_have_trees, stream);
+  SpanAttentionParams& params = step.params;
   const double plan_us = between == nullptr ? 0.0 : graph_us(stream, kReplays, [&] {
     for (int i = 0; i < num_layers; ++i) CHECK_CUDA(span_attention_plan_cuda(params, stream));
   });
   CHECK_CUDA(span_attention_plan_cuda(params, stream));
-  uint32_t* sink = keep(device_copy(std::vector<uint32_t>(4)));
+  uint32_t* sink = device_copy(std::vector<uint32_t>(4));
   const auto time_step = [&](bool has_attention) {
     return graph_us(stream, kReplays, [&] {
       for (int layer = 0; layer < num_layers; ++layer) {
@@ -221,7 +137,7 @@ Result run(const Case& c, uint16_t* kv, const uint4* between, bool may_have_tree
       CHECK_CUDA(span_attention_cuda(params, stream));
     }
   });
-  for (void* buffer : buffers) CHECK_CUDA(cudaFree(buffer));
+  CHECK_CUDA(cudaFree(sink));
 
   Result result;
   result.layer_us = layers_us / num_layers;

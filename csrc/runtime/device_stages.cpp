@@ -25,7 +25,7 @@ void DeviceStep::enqueue(const StepShape& shape, int num_samples) {
       .span_kv_len = s.span_kv_len,
       .span_seq = s.span_seq,
       .may_have_trees = shape.has_trees,
-      .expected_kv_len = shape.is_general ? 0 : kShortKvLen,
+      .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, num_spans),
       .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.max_draft_tokens};
   if (shape.proposes) propose(rows);
   lay_out(shape, num_samples);

@@ -240,14 +240,14 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
   const int max_rows = config.max_num_batched_tokens;
-  int num_known = 0, num_drafts = 0;
-  bool is_general = false, has_long_spans = false;
+  int num_known = 0, num_drafts = 0, longest = 0;
+  bool has_long_spans = false;
   std::vector<DraftOffer> offers;
   for (const SpanRequest& request : lease.requests) {
     const double availability = context_.table.availability(request.slot).ratio();
     num_known += request.num_new_tokens;
     num_drafts += request.max_drafts;
-    is_general = is_general || context_.table.num_tokens(request.slot) > kShortKvLen;
+    longest = std::max(longest, context_.table.num_tokens(request.slot));
     has_long_spans =
         has_long_spans || request.num_new_tokens + request.max_drafts > 1 + config.max_draft_tokens;
     offers.push_back({.num_drafts = request.max_drafts,
@@ -272,6 +272,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
       proposes = false;
     }
   }
+  const bool is_general = longest > short_kv_len(num_rows, num_spans);
   return book_.choose({num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
                        is_general, !proposes && may_keep_rows(context_, lease), has_long_spans});
 }
@@ -406,10 +407,10 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   StepShape shape{kind.num_rows, kind.num_seqs, kind.proposes, kind.proposes && needs.makes_trees};
   for (const bool proposes : {kind.proposes, !kind.proposes}) {
     const bool has_trees = proposes && needs.makes_trees;
-    const StepShape* recorded =
-        book_.find({kind.num_rows, kind.num_seqs, proposes, has_trees, context > kShortKvLen,
-                    needs.is_costly && !proposes,
-                    kind.num_rows > kind.num_seqs * (1 + context_.config.max_draft_tokens)});
+    const StepShape* recorded = book_.find(
+        {kind.num_rows, kind.num_seqs, proposes, has_trees,
+         context > short_kv_len(kind.num_rows, kind.num_seqs), needs.is_costly && !proposes,
+         kind.num_rows > kind.num_seqs * (1 + context_.config.max_draft_tokens)});
     if (recorded == nullptr || recorded->num_rows != kind.num_rows) continue;
     shape = *recorded;
     break;

@@ -23,8 +23,9 @@ struct CtaLayout {
   static constexpr int kAncestorsAt = kMaximaAt + kDecodeCtaWarps * 16 * 4;
   static constexpr int kUsedBytes = kAncestorsAt + kMaxTreeRows;
 
-  // Large tiles keep an SM busy alone.
-  static constexpr int kMostCtasPerSm = kTiles == 4 ? 1 : kDecodeCtasPerSm;
+  // Large tiles of large heads keep an SM busy alone.
+  static constexpr int kMostCtasPerSm =
+      kTiles == 4 && kHeadDim == kMaxHeadDim ? 1 : kDecodeCtasPerSm;
 };
 
 /// Copies an item's K and V to shared memory. A thread copies one chunk of every kKeyStep-th key.

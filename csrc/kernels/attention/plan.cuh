@@ -24,7 +24,9 @@ struct PlanArgs {
   int tile_pairs;
   float item_ns, block_ns;  // of a CTA: for an item, and for each of its blocks
   bool has_prefill;
-  bool has_wgmma;  // prefill tiles are those of sm_90a
+  bool has_wgmma;         // prefill tiles are those of sm_90a
+  int min_prefill_pairs;  // of a chain that these are for
+  int range_blocks;       // of AttentionChoice
   bool is_causal;
   Workspace workspace;
 };
@@ -97,37 +99,41 @@ struct SpanTable {
   __device__ int num_rows(int span) const { return row[span + 1] - row[span]; }
 };
 
-/// Marks the spans for the prefill tiles of sm_90a, which are the fastest way wherever they are not
-/// mostly empty, and those whose tiles are cut because there are too few for the SMs. Needs every
-/// thread of the CTA.
+/// Marks the spans for the prefill tiles of sm_90a, and those whose tiles are cut because there are
+/// too few for the SMs. Needs every thread of the CTA.
 __device__ inline void mark_prefill_spans(const PlanArgs& args, const SpanTable& spans) {
-  __shared__ int num_tiles, num_blocks, num_segments, longest, num_pair_slots;
-  if (threadIdx.x == 0) num_tiles = num_blocks = num_segments = longest = num_pair_slots = 0;
+  __shared__ int num_tiles, num_blocks, num_segments, num_merges, longest, num_pair_slots;
+  if (threadIdx.x == 0) {
+    num_tiles = num_blocks = num_segments = num_merges = longest = num_pair_slots = 0;
+  }
   __syncthreads();
   for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
     const int num_rows = spans.num_rows(span), kv_len = spans.kv_len[span];
-    if (spans.flags[span] != 0 || num_rows * args.group <= kMaxTilePairs) continue;
+    if (spans.flags[span] != 0 || num_rows * args.group < args.min_prefill_pairs) continue;
     spans.flags[span] = kIsPrefill;
     const PrefillCut cut(num_rows, kv_len, kIsCut | kHasSlots, args.group);
     const int mean_blocks = ceil_div(kv_len + num_rows / 2 + 1, kBlockTokens);
     atomicAdd(&num_tiles, cut.num_tiles);
     atomicAdd(&num_blocks, cut.num_tiles * mean_blocks);
     atomicAdd(&num_segments, cut.num_tiles * ceil_div(mean_blocks, kSegmentBlocks));
+    atomicAdd(&num_merges, cut.num_tiles * cut.num_merges);
     atomicMax(&longest, cut.num_blocks);
     atomicAdd(&num_pair_slots,
               count_pair_slots(args, cut.num_slots, num_rows, args.workspace.num_pair_slots));
   }
   __syncthreads();
   if (num_tiles == 0 || num_pair_slots > args.workspace.num_pair_slots) return;
-  // In blocks of a tile. Partial results are written and read at 5.5 TB/s.
-  constexpr float kBlockTime = 650.0f, kMergeTime = 12.0f;
+  // In blocks of a tile. Merges begin when the last items are done, and each CTA does one after the
+  // other; partial results are written and read at 5.5 TB/s.
+  constexpr float kBlockTime = 650.0f, kFirstMergeTime = 3.0f, kMergeTime = 1.0f;
   const int num_sms = args.num_sms;
   const int whole = max(
       longest, ceil_div(num_tiles * args.num_kv_heads, num_sms) * ceil_div(num_blocks, num_tiles));
   const float cut = ceil_div(num_segments * args.num_kv_heads, num_sms) * kSegmentBlocks +
-                    kMergeTime +
+                    kFirstMergeTime +
+                    kMergeTime * ceil_div(num_merges * args.num_kv_heads, num_sms) +
                     num_pair_slots * (2.0f * (kMaxHeadDim + 2) * 4 / 5500.0f / kBlockTime);
-  if (cut >= whole) return;
+  if (args.range_blocks > 0 ? args.range_blocks != kSegmentBlocks : cut >= whole) return;
   for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
     const int num_tokens = spans.kv_len[span] + spans.num_rows(span);
     if ((spans.flags[span] & kIsPrefill) != 0 && num_tokens > 2 * kSegmentBlocks * kBlockTokens) {
@@ -189,6 +195,7 @@ __device__ inline Strategy choose_strategy(const PlanArgs& args, const SpanTable
 
   if (warp == 0) {
     float time = lane < kNumStrategies ? estimate(args, all, num_tokens) : INFINITY;
+    if (strategy.range_blocks == args.range_blocks) time = 0.0f;
     int index = lane;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
@@ -349,9 +356,9 @@ __device__ inline void write_prefill_merge(const PlanArgs& args, const SpanTable
                                            int index) {
   const int span = span_of(spans.prefill_merge, args.rows.num_spans, index);
   const PrefillCut cut(spans.num_rows(span), spans.kv_len[span], spans.flags[span], args.group);
-  const int in_span = index - spans.prefill_merge[span], per_tile = cut.merges_per_tile(args.group);
-  args.workspace.prefill_merges[index] = {spans.prefill_item[span] + in_span / per_tile,
-                                          in_span % per_tile * kPrefillMergePairs};
+  const int in_span = index - spans.prefill_merge[span];
+  args.workspace.prefill_merges[index] = {spans.prefill_item[span] + in_span / cut.num_merges,
+                                          in_span % cut.num_merges * kPrefillMergePairs};
 }
 
 /// Bits of the rows of the span that a row sees: itself and its ancestors, which come before it.
@@ -450,7 +457,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
       const PrefillCut cut(span_rows, spans.kv_len[span], flags, args.group);
       num_prefill = cut.num_tiles * cut.num_ranges;
       num_tiles = cut.num_slots > 0 ? cut.num_tiles : 0;
-      num_prefill_merges = cut.num_tiles * cut.merges_per_tile(args.group);
+      num_prefill_merges = cut.num_tiles * cut.num_merges;
     }
     const int item = add_entries(num_items, warp_sums, item_end);
     const int tile = add_entries(num_tiles, warp_sums, tile_end);

@@ -1,10 +1,10 @@
 #pragma once
 
-/// Prefill tiles on the warpgroup products of sm_90a, of heads of kMaxHeadDim only.
+/// Tiles of 128 pairs on the warpgroup products of sm_90a: prompts, and chains of many pairs.
 ///
 /// The arithmetic is that of math.cuh: a product of a warpgroup over 16 k adds up as
-/// m16n8k16 does, so chains of them give the same bits. p . 1 is a 17th column tile of p . v, over
-/// a V that is followed by ones.
+/// m16n8k16 does, so chains of them give the same bits. p . 1 is one more column tile of p . v,
+/// over a V that is followed by ones.
 ///
 /// A block of threads stays for many items. The warps of one warpgroup draw them and copy their K
 /// and V into a ring (prefill_wgmma_copy.cuh); two warpgroups have 64 of the tile's pairs
@@ -32,7 +32,12 @@ inline constexpr int kCopyingRegisters = 40;
 inline constexpr int kMultiplyingRegisters = 232;
 
 /// A warpgroup that multiplies.
+template <int kHeadDim>
 class PairGroup {
+  using Layout = WgmmaLayout<kHeadDim>;
+  using Position = RingPosition<Layout::kStages>;
+  static constexpr int kPanels = Layout::kPanels, kChunks = kHeadDim / 8;
+
  public:
   __device__ PairGroup(const AttentionArgs& args, const KvRing& ring, float4* scratch)
       : args_(args), ring_(ring) {
@@ -40,9 +45,9 @@ class PairGroup {
     // keeps what it keeps, for a uniform value and drops the thread.
     group_ = uniform(opaque_thread() / kGroupThreads);
     lane_ = threadIdx.x % 32;
-    queries_ = ring.queries + group_ * 2 * kHalfBytes;
+    queries_ = ring.queries + group_ * kPanels * kPanelBytes;
     // Sums indexes it by the thread of the block.
-    scratch_ = scratch + group_ * (kKept - 1) * kGroupThreads;
+    scratch_ = scratch + group_ * (Layout::kKept - 1) * kGroupThreads;
   }
 
   __device__ __forceinline__ void attend(const WorkItem& item, int kv_head) {
@@ -65,21 +70,19 @@ class PairGroup {
   }
 
  private:
-  using Position = RingPosition<kStages>;
-
   __device__ __forceinline__ void load_queries(const WorkItem& item, int kv_head, int num_pairs) {
     const int thread = threadIdx.x % kGroupThreads;
-    const int chunk = thread % 16, first = group_ * kGroupPairs + thread / 16;
-    const uint32_t to =
-        queries_ + chunk / 8 * kHalfBytes + thread / 16 * 128 + (chunk % 8 ^ thread / 16) * 16;
+    constexpr int kRows = kGroupThreads / kChunks;  // at a time
+    const int chunk = thread % kChunks, row = thread / kChunks, first = group_ * kGroupPairs + row;
+    const uint32_t to = queries_ + chunk / 8 * kPanelBytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
     // The other warps are done with the tile before.
     wgmma::sync_group(group_);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int pair = first + 8 * i;
+    for (int i = 0; i < kGroupPairs / kRows; ++i) {
+      const int pair = first + kRows * i;
       const int64_t from =
-          pair_at<kMaxHeadDim>(args_, item.tile_row, kv_head, min(pair, num_pairs - 1));
-      copy_async(to + i * 1024, args_.q + from + chunk * 8, pair < num_pairs);
+          pair_at<kHeadDim>(args_, item.tile_row, kv_head, min(pair, num_pairs - 1));
+      copy_async(to + i * kRows * 128, args_.q + from + chunk * 8, pair < num_pairs);
     }
     commit_copies();
     wait_for_copies<0>();
@@ -88,42 +91,42 @@ class PairGroup {
   }
 
   __device__ __forceinline__ uint32_t keys_at(Position at) const {
-    return ring_.stages + at.index * kWgmmaStageBytes;
+    return ring_.stages + at.index * Layout::kStageBytes;
   }
   __device__ __forceinline__ uint32_t values_at(Position at) const {
-    return keys_at(at) + 2 * kHalfBytes;
+    return keys_at(at) + kPanels * kPanelBytes;
   }
 
   /// Starts the scores of the block at `at`.
   __device__ __forceinline__ void start_scores(float (&scores)[32], Position at) {
     constexpr uint64_t kForm = wgmma::describe_form(1024, true);
-    constexpr uint32_t kHalf = kHalfBytes / 16;
+    constexpr uint32_t kPanel = kPanelBytes / 16;
     const uint32_t keys = uniform(wgmma::describe_place(keys_at(at), 16));
     wgmma::wait(ring_.full_keys + at.index * 8, at.parity);
     wgmma::begin_products();
-    const auto key = [&](int step) { return kForm | (keys + step / 4 * kHalf + step % 4 * 2); };
+    const auto key = [&](int step) { return kForm | (keys + step / 4 * kPanel + step % 4 * 2); };
     const uint32_t queries = wgmma::describe_place(queries_, 16);
     const auto query = [&](int step) {
-      return kForm | (queries + step / 4 * kHalf + step % 4 * 2);
+      return kForm | (queries + step / 4 * kPanel + step % 4 * 2);
     };
     wgmma::multiply_64<true>(scores, query(0), key(0));
 #pragma unroll
-    for (int step = 1; step < 8; ++step) {
+    for (int step = 1; step < kHeadDim / 16; ++step) {
       wgmma::multiply_64<false>(scores, query(step), key(step));
     }
     wgmma::end_products();
   }
 
   /// Starts p . v and p . 1 of the stage at `values`.
-  __device__ __forceinline__ void start_sums(float (&product)[68], uint32_t (&weights)[4][4],
-                                             uint32_t values) {
+  __device__ __forceinline__ void start_sums(float (&product)[kHeadDim / 2 + 4],
+                                             uint32_t (&weights)[4][4], uint32_t values) {
     constexpr uint64_t kForm = wgmma::describe_form(1024, true);
-    const uint32_t place = uniform(wgmma::describe_place(values, kHalfBytes));
+    const uint32_t place = uniform(wgmma::describe_place(values, kPanelBytes));
     wgmma::begin_products();
-    wgmma::multiply_136_along_rows<true>(product, weights[0], kForm | place);
+    wgmma::multiply_along_rows<true>(product, weights[0], kForm | place);
 #pragma unroll
     for (int step = 1; step < 4; ++step) {
-      wgmma::multiply_136_along_rows<false>(product, weights[step], kForm | (place + step * 128));
+      wgmma::multiply_along_rows<false>(product, weights[step], kForm | (place + step * 128));
     }
     wgmma::end_products();
   }
@@ -168,9 +171,9 @@ class PairGroup {
   __device__ __forceinline__ void clear_values(uint32_t values, int first_row) {
     const int thread = threadIdx.x % kGroupThreads;
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int row = thread / 16; row < kBlockTokens; row += kGroupThreads / 16) {
+    for (int row = thread / kChunks; row < kBlockTokens; row += kGroupThreads / kChunks) {
       if (row < first_row) continue;
-      wgmma::store_floats(values + thread % 16 / 8 * kHalfBytes + row * 128 + thread % 8 * 16,
+      wgmma::store_floats(values + thread % kChunks / 8 * kPanelBytes + row * 128 + thread % 8 * 16,
                           zeros);
     }
     wgmma::publish_writes();
@@ -191,12 +194,12 @@ class PairGroup {
     const int all_visible = min(uniform(first_visible + group_ * kGroupPairs / args_.group), end);
     const bool is_direct = uniform(item.num_slots) == 0;
 
-    Sums<kMaxHeadDim, 1, 16> sums;
+    Sums<kHeadDim, 1, kHeadDim / 8> sums;
     sums.clear();
     bool has_kept = false;
     float scores[32], maximum[2];
     uint32_t weights[4][4];
-    float product[68];
+    float product[kHeadDim / 2 + 4];
     MergeWeights merge[2];
 
     const auto finish_scores = [&](int block, Position at) {
@@ -234,10 +237,10 @@ class PairGroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& normaliser = sums.normaliser[0][half];
-        normaliser = merged(normaliser, product[64 + 2 * half], merge[half]);
+        normaliser = merged(normaliser, product[kHeadDim / 2 + 2 * half], merge[half]);
       }
 #pragma unroll
-      for (int i = 0; i < 64; ++i) {
+      for (int i = 0; i < kHeadDim / 2; ++i) {
         float& sum = sums.out[0][i / 4][i % 4];
         sum = merged(sum, product[i], merge[i % 4 / 2]);
       }
@@ -316,26 +319,32 @@ class PairGroup {
 __device__ __forceinline__ void wait_for_tile(const AttentionArgs& args, const WorkItem& item,
                                               int kv_head) {
   if (threadIdx.x % 32 == 0) {
-    const int counter = item.tile_index * args.num_kv_heads + kv_head;
-    int32_t* num_arrived = args.workspace.num_arrived + counter;
-    int32_t* num_merged = args.workspace.num_merged + counter;
+    const int32_t* num_arrived =
+        args.workspace.num_arrived + item.tile_index * args.num_kv_heads + kv_head;
     // Seconds: a fault in the plan must not hang the device. (A trap here takes registers from the
     // products: ptxas no longer believes that the warps that multiply get theirs.)
     for (int tries = 1 << 24; tries > 0 && load_and_order(num_arrived) < item.num_arrivals;
          --tries) {
       __nanosleep(20);
     }
-    if (atomicAdd(num_merged, 1) == item.tile_rows * args.group - 1) {
-      *num_arrived = 0;
-      *num_merged = 0;
-    }
   }
   __syncwarp();
 }
+/// Counts a pair of a tile as merged. The last one clears the tile's counters.
+__device__ __forceinline__ void count_merged(const AttentionArgs& args, const WorkItem& item,
+                                             int kv_head) {
+  if (threadIdx.x % 32 != 0) return;
+  const int counter = item.tile_index * args.num_kv_heads + kv_head;
+  if (atomicAdd(args.workspace.num_merged + counter, 1) == item.tile_rows * args.group - 1) {
+    args.workspace.num_arrived[counter] = 0;
+    args.workspace.num_merged[counter] = 0;
+  }
+}
 
+template <int kHeadDim>
 __device__ __forceinline__ void attend_items(const AttentionArgs& args, const KvRing& ring,
                                              const Announcement* announcements, float4* scratch) {
-  PairGroup group(args, ring, scratch);
+  PairGroup<kHeadDim> group(args, ring, scratch);
   const int lane = threadIdx.x % 32;
   RingPosition<kItemSlots> slot;
   const auto next_kv_head = [&] {
@@ -363,7 +372,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& args, const Kv
     const int pair = announcement.first_pair + threadIdx.x / 32;
     if (pair < item.tile_rows * args.group) {
       wait_for_tile(args, item, kv_head);
-      merge_pair<kMaxHeadDim>(args, item, kv_head, pair);
+      merge_pair<kHeadDim>(args, item, kv_head, pair);
+      count_merged(args, item, kv_head);
     }
     finish_item();
   }
@@ -371,11 +381,14 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& args, const Kv
 
 #endif  // OPENSPEC_HAS_WGMMA
 
+template <int kHeadDim>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     prefill_wgmma_kernel(const __grid_constant__ CUtensorMap map,
                          const __grid_constant__ WgmmaArgs args) {
 #ifdef OPENSPEC_HAS_WGMMA
   cuda::allow_next_kernel();
+  using Layout = WgmmaLayout<kHeadDim>;
+  constexpr int kStages = Layout::kStages;
   // Their place in static shared memory also tells the host that the kernel has a body.
   __shared__ uint64_t barriers[4 * kStages + 2 * kItemSlots];
   __shared__ Announcement announcements[kItemSlots];
@@ -384,7 +397,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const uint32_t base = (unaligned + kWgmmaAlignment - 1) / kWgmmaAlignment * kWgmmaAlignment;
   KvRing ring;
   ring.stages = base;
-  ring.queries = base + kWgmmaQueriesAt;
+  ring.queries = base + Layout::kQueriesAt;
   ring.full_keys = wgmma::shared_address(barriers);
   ring.full_values = ring.full_keys + kStages * 8;
   ring.empty_keys = ring.full_values + kStages * 8;
@@ -405,24 +418,25 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   }
   const float ones[4] = {__uint_as_float(0x3f803f80u), __uint_as_float(0x3f803f80u),
                          __uint_as_float(0x3f803f80u), __uint_as_float(0x3f803f80u)};
-  for (int i = threadIdx.x; i < kStages * kHalfBytes / 16; i += kWgmmaThreads) {
-    constexpr int kChunks = kHalfBytes / 16;
-    wgmma::store_floats(
-        ring.stages + i / kChunks * kWgmmaStageBytes + 4 * kHalfBytes + i % kChunks * 16, ones);
+  for (int i = threadIdx.x; i < kStages * kPanelBytes / 16; i += kWgmmaThreads) {
+    constexpr int kChunks = kPanelBytes / 16;
+    wgmma::store_floats(ring.stages + i / kChunks * Layout::kStageBytes +
+                            2 * Layout::kPanels * kPanelBytes + i % kChunks * 16,
+                        ones);
   }
   wgmma::publish_writes();
   __syncthreads();
-  cuda::wait_for_previous_kernel();
-
   const int warp = threadIdx.x / 32;
+  // Warps that copy may begin with what was there before the step.
+  if (warp < kGroups * 4 || !args.attention.is_early) cuda::wait_for_previous_kernel();
   if (warp >= kGroups * 4) {
     wgmma::give_registers<kCopyingRegisters>();
-    copy_items(map, args, ring, announcements);
+    copy_items<kHeadDim>(map, args, ring, announcements);
   } else {
     wgmma::take_registers<kMultiplyingRegisters>();
     float4* scratch =
-        reinterpret_cast<float4*>(dynamic_shared + (base - unaligned) + kWgmmaScratchAt);
-    attend_items(args.attention, ring, announcements, scratch);
+        reinterpret_cast<float4*>(dynamic_shared + (base - unaligned) + Layout::kScratchAt);
+    attend_items<kHeadDim>(args.attention, ring, announcements, scratch);
   }
 #endif
 }

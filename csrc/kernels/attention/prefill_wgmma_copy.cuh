@@ -10,6 +10,7 @@
 #include "kernels/attention/math.cuh"
 #include "kernels/attention/sums.cuh"
 #include "kernels/attention/work.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/wgmma.cuh"
 
 namespace openspec::span_attention {
@@ -19,22 +20,25 @@ inline constexpr int kGroups = kPrefillTilePairs / 64;
 inline constexpr int kGroupPairs = 64;
 inline constexpr int kWgmmaThreads = (kGroups + 1) * kGroupThreads;
 inline constexpr int kCopyWarps = kGroupThreads / 32;
-inline constexpr int kStages = 3;
 inline constexpr int kItemSlots = 2;
 
-// 64 rows of 64 columns in the swizzle of 128 bytes: half of a block's K, V or of a group's Q.
-inline constexpr int kHalfBytes = kBlockTokens * 128;
-// K, V and, as V's third half, ones.
-inline constexpr int kWgmmaStageBytes = 5 * kHalfBytes;
-inline constexpr int kKept = 16 + 1;  // float4 per thread: Sums::keep
-inline constexpr int kGroupScratchBytes = kKept * kGroupThreads * 16;
-static_assert(kPrefillThreads == kGroupThreads);  // the stride of what Sums keeps
+// 64 rows of 64 columns in the swizzle of 128 bytes: a panel of a block's K, V or of a group's Q.
+inline constexpr int kPanelBytes = kBlockTokens * 128;
 inline constexpr int kWgmmaAlignment = 1024;      // of the swizzle
+static_assert(kPrefillThreads == kGroupThreads);  // the stride of what Sums keeps
 
-inline constexpr int kWgmmaQueriesAt = kStages * kWgmmaStageBytes;
-inline constexpr int kWgmmaScratchAt = kWgmmaQueriesAt + kGroups * 2 * kHalfBytes;
-inline constexpr int kWgmmaSharedBytes =
-    kWgmmaAlignment + kWgmmaScratchAt + kGroups * kGroupScratchBytes;
+/// Shared memory: the ring, each group's Q, what each group keeps of the segments so far.
+template <int kHeadDim>
+struct WgmmaLayout {
+  static constexpr int kPanels = kHeadDim / 64;
+  static constexpr int kStages = kPanels == 2 ? 3 : 6;
+  // K, V and, as a panel behind those of V, ones.
+  static constexpr int kStageBytes = (2 * kPanels + 1) * kPanelBytes;
+  static constexpr int kQueriesAt = kStages * kStageBytes;
+  static constexpr int kKept = kHeadDim / 8 + 1;  // float4 per thread: Sums::keep
+  static constexpr int kScratchAt = kQueriesAt + kGroups * kPanels * kPanelBytes;
+  static constexpr int kBytes = kWgmmaAlignment + kScratchAt + kGroups * kKept * kGroupThreads * 16;
+};
 
 struct WgmmaArgs {
   AttentionArgs attention;
@@ -74,11 +78,17 @@ struct Announcement {
   int first_pair;  // of a merge; -1: the item is to be computed
 };
 
-/// One of the warps that copy: it copies one half, by columns, of an item's K or V to the ring.
-/// (One warp for all would be late: each page is a copy of its own.)
+/// One of the warps that copy: it copies one half of an item's K or V to the ring: a panel of two,
+/// or every other box of the only one. (One warp for all would be late: each page is a copy of its
+/// own.) With `is_early` it waits for the previous kernel before the first block that the step
+/// writes to, and clears it.
+template <int kHeadDim>
 __device__ __forceinline__ void copy_blocks(const CUtensorMap& map, const WgmmaArgs& wgmma_args,
                                             const WorkItem& item, int kv_head, const KvRing& ring,
-                                            RingPosition<kStages>& at) {
+                                            RingPosition<WgmmaLayout<kHeadDim>::kStages>& at,
+                                            bool& is_early) {
+  using Layout = WgmmaLayout<kHeadDim>;
+  constexpr bool kByPanels = Layout::kPanels == 2;
   const AttentionArgs& args = wgmma_args.attention;
   const int lane = threadIdx.x % 32;
   const int share = uniform(opaque_thread() / 32) % kCopyWarps;
@@ -98,7 +108,10 @@ __device__ __forceinline__ void copy_blocks(const CUtensorMap& map, const WgmmaA
   };
   const uint32_t full = is_value ? ring.full_values : ring.full_keys;
   const uint32_t empty = is_value ? ring.empty_values : ring.empty_keys;
-  const uint32_t to = ring.stages + (2 * is_value + half) * kHalfBytes;
+  const int panel = kByPanels ? half : 0;
+  const uint32_t to = ring.stages + (Layout::kPanels * is_value + panel) * kPanelBytes;
+  const int first_box = kByPanels ? 0 : half, box_step = kByPanels ? 1 : 2;
+  const int my_bytes = (num_boxes - first_box + box_step - 1) / box_step * box_lines * 128;
   const int end = uniform(item.block_end);
   int block = uniform(item.block_begin);
   // Those of the first block stand in the item: one dependent load less.
@@ -108,14 +121,18 @@ __device__ __forceinline__ void copy_blocks(const CUtensorMap& map, const WgmmaA
 #pragma unroll 1
   for (; block < end; ++block) {
     const int line_after = lane < num_boxes && block + 1 < end ? line_of(block + 1) : 0;
+    if (is_early && (block + 1) * kBlockTokens > item.kv_len) {
+      cuda::wait_for_previous_kernel();
+      is_early = false;
+    }
     wgmma::wait(empty + at.index * 8, at.parity ^ 1);
-    if (lane == 0) wgmma::expect_bytes(full + at.index * 8, kHalfBytes);
+    if (lane == 0) wgmma::expect_bytes(full + at.index * 8, my_bytes);
 #pragma unroll 1
-    for (int box = 0; box < num_boxes; ++box) {
+    for (int box = first_box; box < num_boxes; box += box_step) {
       const int box_line = __shfl_sync(0xffffffffu, line, box);
       if (lane == 0) {
-        wgmma::copy_box(to + at.index * kWgmmaStageBytes + box * box_lines * 128, map, half * 64,
-                        box_line, full + at.index * 8);
+        wgmma::copy_box(to + at.index * Layout::kStageBytes + box * box_lines * 128, map,
+                        panel * 64, box_line, full + at.index * 8);
       }
     }
     line = line_after;
@@ -124,6 +141,7 @@ __device__ __forceinline__ void copy_blocks(const CUtensorMap& map, const WgmmaA
 }
 
 /// The warps that copy. The first of them draws the items and announces them to all.
+template <int kHeadDim>
 __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaArgs& wgmma_args,
                                            const KvRing& ring, Announcement* announcements) {
   const AttentionArgs& args = wgmma_args.attention;
@@ -133,9 +151,10 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
   const int num_items = header.num_prefill_items * args.num_kv_heads;
   const int num_in_all = num_items + header.num_prefill_merges * args.num_kv_heads;
   const bool has_tickets = num_in_all > static_cast<int>(gridDim.x);
-  RingPosition<kStages> at;
+  RingPosition<WgmmaLayout<kHeadDim>::kStages> at;
   RingPosition<kItemSlots> slot;
   int index = blockIdx.x, ticket = 0;
+  bool is_early = args.is_early, is_first = is_early;
   for (;;) {
     Announcement& announcement = announcements[slot.index];
     if (draws) {
@@ -155,15 +174,22 @@ __device__ __forceinline__ void copy_items(const CUtensorMap& map, const WgmmaAr
       __syncwarp();
       if (lane == 0) {
         wgmma::arrive(ring.full_items + slot.index * 8);
-        // On its way while this item is copied.
-        if (has_tickets && index < num_in_all) ticket = atomicAdd(&header.prefill_tickets.next, 1);
+        // On its way while this item is copied; the first time it has to wait.
+        if (has_tickets && index < num_in_all && !is_first) {
+          ticket = atomicAdd(&header.prefill_tickets.next, 1);
+        }
       }
     }
     wgmma::wait(ring.full_items + slot.index * 8, slot.parity);
     const int kv_head = announcement.kv_head;
     if (kv_head < 0) break;
     if (announcement.first_pair < 0) {
-      copy_blocks(map, wgmma_args, announcement.item, kv_head, ring, at);
+      copy_blocks<kHeadDim>(map, wgmma_args, announcement.item, kv_head, ring, at, is_early);
+    }
+    if (is_first) {
+      if (is_early) cuda::wait_for_previous_kernel();
+      is_first = is_early = false;
+      if (draws && has_tickets && lane == 0) ticket = atomicAdd(&header.prefill_tickets.next, 1);
     }
     __syncwarp();
     if (lane == 0) wgmma::arrive(ring.empty_items + slot.index * 8);

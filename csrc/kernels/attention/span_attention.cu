@@ -124,55 +124,70 @@ const std::vector<DecodeKernel>& warp_kernels() {
 template <int kHeadDim>
 const std::vector<DecodeKernel>& cta_kernels() {
   static const std::vector<DecodeKernel> kernels = [] {
-    std::vector<DecodeKernel> all = {DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 4>(1)),
-                                     DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 2>(2)),
-                                     DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 2>(1))};
+    std::vector<DecodeKernel> all;
+    const auto add = [&](DecodeKernel kernel) { all.push_back(DecodeKernel::available(kernel)); };
+    if constexpr (kHeadDim == kMinHeadDim) add(DecodeKernel::by_cta<kHeadDim, 4>(2));
+    add(DecodeKernel::by_cta<kHeadDim, 4>(1));
+    add(DecodeKernel::by_cta<kHeadDim, 2>(2));
+    add(DecodeKernel::by_cta<kHeadDim, 2>(1));
     if constexpr (kHeadDim == kMaxHeadDim) {
-      all.push_back(DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 1>(2)));
-      all.push_back(DecodeKernel::available(DecodeKernel::by_cta<kHeadDim, 1>(1)));
+      add(DecodeKernel::by_cta<kHeadDim, 1>(2));
+      add(DecodeKernel::by_cta<kHeadDim, 1>(1));
     }
     return all;
   }();
   return kernels;
 }
 
+bool is_short(const SpanAttentionParams& params) {
+  return params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0;
+}
+
+/// Of a span that has as many rows as there is room for on average.
+int mean_pairs_of(const SpanAttentionParams& params) {
+  return ceil_div(params.rows.num_rows, std::max(params.rows.num_spans, 1)) * group_of(params);
+}
+int num_heads_of(const SpanAttentionParams& params) {
+  return std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
+}
+
+/// Pairs of a span up to which warps are as fast as tiles of 128 pairs on sm_90a, in contexts of
+/// any length: these take one CTA to an SM, and heads of half the size as long for a block.
+int most_pairs_by_warps(const SpanAttentionParams& params, const DecodeKernel& largest) {
+  if (!has_largest_heads(params)) return largest.tile_pairs;
+  return num_heads_of(params) <= largest.num_ctas() ? 2 * kWarpTilePairs : kWarpTilePairs;
+}
+
 /// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
-/// `num_pairs` are of a span that has as many rows as there is room for on average.
-const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params, int num_pairs) {
+const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params) {
   const std::vector<DecodeKernel>& kernels =
       has_largest_heads(params) ? warp_kernels<kMaxHeadDim>() : warp_kernels<kMinHeadDim>();
   const DecodeKernel& largest = kernels.back();
   if (!largest.is_available) return nullptr;
-  const int num_heads = std::max(params.rows.num_spans, 1) * params.kv.num_kv_heads;
+  const int num_pairs = mean_pairs_of(params), num_heads = num_heads_of(params);
+  const int num_sms = cuda::num_sms();
   // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
   // SMs that would be idle, or half idle.
-  const int kv_len = params.rows.expected_kv_len;
-  for (int most_tiles = cuda::num_sms();
-       kv_len > 0 && kv_len <= kShortKvLen && most_tiles <= largest.num_ctas();
-       most_tiles += cuda::num_sms()) {
+  for (int most_tiles = num_sms; is_short(params) && most_tiles <= largest.num_ctas();
+       most_tiles += num_sms) {
     for (const DecodeKernel& kernel : kernels) {
       if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;
     }
   }
   // Any context: spans of so few rows that reading is all the work.
-  const int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kWarpTilePairs;
+  int most_pairs = num_heads <= largest.num_ctas() ? largest.tile_pairs : kWarpTilePairs;
+  if (has_wgmma()) most_pairs = most_pairs_by_warps(params, largest);
   return num_pairs <= most_pairs ? &largest : nullptr;
 }
 
 /// The first that the device has of those that suit the step: tiles by what a span has room for on
 /// average, CTAs alone on their SMs unless there are more KV heads of spans than SMs.
-const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
-  const int num_spans = std::max(params.rows.num_spans, 1);
+const DecodeKernel* cta_kernel_of(const SpanAttentionParams& params) {
   const int group = group_of(params);
-  int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group;
-  const int num_heads_of_spans = num_spans * params.kv.num_kv_heads;
-  if (!params.rows.may_have_trees) {
-    const DecodeKernel* by_warps = warp_kernel_of(params, num_pairs);
-    if (by_warps != nullptr) return by_warps;
-  }
+  int num_pairs = mean_pairs_of(params);
   const std::vector<DecodeKernel>& kernels =
       has_largest_heads(params) ? cta_kernels<kMaxHeadDim>() : cta_kernels<kMinHeadDim>();
-  int most_ctas_per_sm = num_heads_of_spans <= cuda::num_sms() ? 1 : 2;
+  int most_ctas_per_sm = num_heads_of(params) <= cuda::num_sms() ? 1 : 2;
   if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     // Rows of small trees are shared out over the SMs: their tails take time.
     num_pairs /= 4;
@@ -192,16 +207,11 @@ const DecodeKernel* decode_kernel_of(const SpanAttentionParams& params) {
   return smallest;
 }
 
-/// Whether its prefill tiles are those of sm_90a.
-bool uses_wgmma(const SpanAttentionParams& params) {
-  return has_largest_heads(params) && has_wgmma();
-}
-
 /// Whether the step may have prefill tiles: launching their kernel for nothing takes time, too.
 bool has_prefill(const SpanAttentionParams& params) {
   const int span_rows = params.rows.expected_span_rows;
   if (span_rows > 0 && span_rows * group_of(params) <= kMaxTilePairs) return false;
-  return params.rows.num_rows >= (uses_wgmma(params) ? kMinRowsForWgmma : kMinRowsForPrefill);
+  return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForPrefill);
 }
 
 /// Clusters on as many SMs as may be.
@@ -231,28 +241,99 @@ struct ClusterLaunch {
   }
 };
 
-const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
-  static const ClusterLaunch apart(ClusterLayout::kApartBytes), close(ClusterLayout::kUsedBytes);
-  // Clusters that a step of short contexts wants, its rows spread evenly.
-  const int num_kv_heads = params.kv.num_kv_heads, num_spans = std::max(params.rows.num_spans, 1);
-  const int num_pairs = ceil_div(params.rows.num_rows, num_spans) * group_of(params);
-  const int num_wanted = num_spans * ceil_div(num_pairs, kMinTilePairs) * num_kv_heads;
-  const bool has_room =
-      std::min(params.rows.num_rows * num_kv_heads, num_wanted) <= apart.num_clusters;
-  return has_room ? apart : close;
+/// Clusters that a step of up to `kv_len` tokens wants, its rows spread evenly.
+int num_clusters_of(const SpanAttentionParams& params, int kv_len) {
+  return num_heads_of(params) * ceil_div(mean_pairs_of(params), kMinTilePairs) *
+         ceil_div(kv_len, kClusterBlocks * kBlockTokens);
 }
 
-/// Whether decode_cluster_kernel alone attends to the step: known when a graph is captured.
-bool runs_in_clusters(const SpanAttentionParams& params, const Workspace& workspace) {
+/// Two CTAs to an SM, or three.
+const ClusterLaunch& close_clusters() {
+  static const ClusterLaunch close(ClusterLayout::kUsedBytes);
+  return close;
+}
+const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
+  static const ClusterLaunch apart(ClusterLayout::kApartBytes);
+  const int num_wanted = std::min(params.rows.num_rows * params.kv.num_kv_heads,
+                                  num_clusters_of(params, /*kv_len=*/1));
+  return num_wanted <= apart.num_clusters ? apart : close_clusters();
+}
+
+/// Whether decode_cluster_kernel can attend to the step.
+bool fits_clusters(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  const bool is_short = params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0 &&
-                        params.rows.expected_kv_len <= kShortKvLen;
-  if (!has_largest_heads(params) || params.rows.may_have_trees ||
-      params.rows.num_rows > (is_short ? kMaxClusterRows : kMaxClusterBatchRows) ||
-      params.rows.num_rows * params.num_q_heads * num_segments > workspace.num_pair_slots) {
-    return false;
+  return has_largest_heads(params) && !params.rows.may_have_trees &&
+         params.rows.num_rows <= kMaxClusterRows &&
+         params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
+         close_clusters().num_clusters > 0;
+}
+
+/// What computes a step: known when a graph is captured.
+struct Way {
+  bool is_by_clusters = false;           // which do it all
+  const DecodeKernel* decode = nullptr;  // null: none
+  bool has_prefill = false;
+};
+
+const std::vector<DecodeKernel>& kernels_of(const SpanAttentionParams& params, bool by_warps) {
+  if (by_warps)
+    return has_largest_heads(params) ? warp_kernels<kMaxHeadDim>() : warp_kernels<kMinHeadDim>();
+  return has_largest_heads(params) ? cta_kernels<kMaxHeadDim>() : cta_kernels<kMinHeadDim>();
+}
+
+/// Of a choice; empty: it is not for this step.
+Way chosen_way(const SpanAttentionParams& params, const Workspace& workspace) {
+  using Kernel = AttentionChoice::Kernel;
+  const AttentionChoice& choice = params.choice;
+  Way way;
+  if (choice.kernel == Kernel::kCluster) {
+    way.is_by_clusters = fits_clusters(params, workspace);
+    return way;
   }
-  return cluster_launch_of(params).num_clusters > 0;
+  if (choice.kernel == Kernel::kPrefill) {
+    way.has_prefill = has_wgmma() && !params.rows.may_have_trees;
+    return way;
+  }
+  const bool by_warps = choice.kernel == Kernel::kWarp;
+  if (by_warps && params.rows.may_have_trees) return way;
+  for (const DecodeKernel& kernel : kernels_of(params, by_warps)) {
+    if (kernel.is_available && kernel.tile_pairs == choice.tile_pairs &&
+        (by_warps || kernel.ctas_per_sm == choice.ctas_per_sm)) {
+      way.decode = &kernel;
+    }
+  }
+  return way;
+}
+
+/// Few rows, or few in short contexts; on sm_90a, which has a faster way with more, only if all
+/// clusters of the short ones run at once, and if a span of the others is one tile.
+bool suits_clusters(const SpanAttentionParams& params) {
+  if (!is_short(params)) {
+    return params.rows.num_rows <= kMaxClusterBatchRows &&
+           (!has_wgmma() || mean_pairs_of(params) <= kMinTilePairs);
+  }
+  const int num_wanted = num_clusters_of(params, params.rows.expected_kv_len);
+  return !has_wgmma() || num_wanted <= close_clusters().num_clusters;
+}
+
+/// Empty: the device has no kernel for it.
+Way way_of(const SpanAttentionParams& params, const Workspace& workspace) {
+  if (params.choice.kernel != AttentionChoice::Kernel::kSuited) {
+    return chosen_way(params, workspace);
+  }
+  // Chains on sm_90a take one kernel: clusters, warps or prefill tiles. Elsewhere prefill tiles are
+  // for spans that the plan finds to be long.
+  Way way;
+  way.is_by_clusters = fits_clusters(params, workspace) && suits_clusters(params);
+  if (way.is_by_clusters) return way;
+  if (!params.rows.may_have_trees) {
+    way.decode = warp_kernel_of(params);
+    way.has_prefill = way.decode == nullptr && has_wgmma();
+    if (way.has_prefill) return way;
+  }
+  if (way.decode == nullptr) way.decode = cta_kernel_of(params);
+  way.has_prefill = way.decode != nullptr && has_prefill(params);
+  return way;
 }
 
 /// What the kernels of both ways are told alike.
@@ -312,7 +393,7 @@ size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, 
 
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
-  PlanArgs args;
+  PlanArgs args = {};
   args.rows = params.rows;
   args.pages = params.page_table.pages;
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
@@ -320,29 +401,38 @@ int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
   args.num_kv_heads = params.kv.num_kv_heads;
   args.group = group_of(params);
   args.head_dim = params.kv.head_dim;
-  const DecodeKernel* decode = decode_kernel_of(params);
-  if (decode == nullptr) return cudaErrorInvalidConfiguration;
-  args.num_decode_ctas = decode->num_ctas();
-  args.num_sms = cuda::num_sms();
-  args.tile_pairs = decode->tile_pairs;
-  args.item_ns = decode->item_ns;
-  args.block_ns = decode->block_ns;
-  args.has_prefill = has_prefill(params);
-  args.has_wgmma = uses_wgmma(params);
   args.is_causal = params.is_causal;
   args.workspace = workspace_of(params);
+  args.num_sms = cuda::num_sms();
+  const Way way = way_of(params, args.workspace);
   const size_t shared_bytes = (params.rows.num_spans + 1) * SpanTable::kArrays * sizeof(int);
-  auto* kernel =
-      runs_in_clusters(params, args.workspace) ? decode_cluster_plan_kernel : plan_kernel;
-  return cuda::launch(kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  if (way.is_by_clusters) {
+    return cuda::launch(decode_cluster_plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
+  }
+  if (way.decode == nullptr && !way.has_prefill) return cudaErrorInvalidConfiguration;
+  if (way.decode != nullptr) {
+    args.num_decode_ctas = way.decode->num_ctas();
+    args.tile_pairs = way.decode->tile_pairs;
+    args.item_ns = way.decode->item_ns;
+    args.block_ns = way.decode->block_ns;
+  } else {
+    args.tile_pairs = kMaxTilePairs;
+  }
+  args.has_prefill = way.has_prefill;
+  args.has_wgmma = has_wgmma();
+  // With warps beside them, chains of more than one tile of these.
+  const int most_decode_pairs = params.rows.may_have_trees ? kMaxTilePairs : kMaxWarpTilePairs;
+  args.min_prefill_pairs = way.decode == nullptr ? 1 : most_decode_pairs + 1;
+  args.range_blocks = params.choice.range_blocks;
+  return cuda::launch(plan_kernel, 1, kPlanThreads, shared_bytes, stream, args);
 }
 
 int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   if (!is_supported(params)) return cudaErrorInvalidValue;
   const Workspace workspace = workspace_of(params);
-  if (runs_in_clusters(params, workspace)) return launch_clusters(params, workspace, stream);
-  const DecodeKernel* decode = decode_kernel_of(params);
-  if (decode == nullptr) return cudaErrorInvalidConfiguration;
+  const Way way = way_of(params, workspace);
+  if (way.is_by_clusters) return launch_clusters(params, workspace, stream);
+  if (way.decode == nullptr && !way.has_prefill) return cudaErrorInvalidConfiguration;
   auto args = args_of<AttentionArgs>(params);
   args.pages = params.page_table.pages;
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
@@ -350,14 +440,21 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
   args.hidden_end = params.window > 0 ? kNoWindow : params.first_token;
   args.workspace = workspace;
-  const int decode_bytes =
-      params.rows.may_have_trees ? decode->tree_shared_bytes : decode->shared_bytes;
-  const int status = cuda::launch(decode->kernel, decode->num_ctas(), decode->num_threads,
-                                  decode_bytes, stream, args);
-  if (status != cudaSuccess || !has_prefill(params)) return status;
-  if (uses_wgmma(params)) return launch_prefill_wgmma(args, stream);
-  return has_largest_heads(params) ? launch_prefill_mma<kMaxHeadDim>(args, stream)
-                                   : launch_prefill_mma<kMinHeadDim>(args, stream);
+  if (way.decode != nullptr) {
+    const int bytes =
+        params.rows.may_have_trees ? way.decode->tree_shared_bytes : way.decode->shared_bytes;
+    const int status = cuda::launch(way.decode->kernel, way.decode->num_ctas(),
+                                    way.decode->num_threads, bytes, stream, args);
+    if (status != cudaSuccess) return status;
+  }
+  if (!way.has_prefill) return cudaSuccess;
+  const bool is_large = has_largest_heads(params);
+  if (has_wgmma()) {
+    return is_large ? launch_prefill_wgmma<kMaxHeadDim>(args, stream)
+                    : launch_prefill_wgmma<kMinHeadDim>(args, stream);
+  }
+  return is_large ? launch_prefill_mma<kMaxHeadDim>(args, stream)
+                  : launch_prefill_mma<kMinHeadDim>(args, stream);
 }
 
 }  // namespace openspec

@@ -5,6 +5,18 @@
 
 namespace openspec {
 
+/// CUDA: a kernel and a cut for a step, instead of those that suit it: for tests and benchmarks.
+/// Its results do not depend on them.
+struct AttentionChoice {
+  enum class Kernel { kSuited, kCluster, kWarp, kCta, kPrefill };
+  Kernel kernel = Kernel::kSuited;
+  int tile_pairs = 0;   // of kWarp and kCta
+  int ctas_per_sm = 0;  // of kCta
+  // 0: as suits. Of kWarp and kCta one of those in plan.cuh; of kPrefill 8 cuts tiles into
+  // segments, another does not.
+  int range_blocks = 0;
+};
+
 /// Grouped-query attention of every row over its committed prefix [0, span_kv_len) and, inside its
 /// span, over itself and its ancestors (row_parent), or over all rows (is_causal), whose KV is
 /// already in the pages.
@@ -41,6 +53,7 @@ struct SpanAttentionParams {
   // the prefixes' KV, there was a fence (RopeAnglesParams). These are then read before the previous
   // op is complete.
   bool is_behind_fence = false;
+  AttentionChoice choice = {};
 };
 
 /// Scratch for every thread, and room for the blocks of one long context that several threads
@@ -49,10 +62,12 @@ size_t span_attention_workspace_bytes_cpu(int num_threads, int num_q_heads, int 
 void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& params);
 
 /// CUDA: a step of chains with these numbers of rows is attended to faster if it has room for few
-/// spans, kFewSpans at most, and expects none to be longer than kShortKvLen. Up to
+/// spans, kFewSpans at most, and expects none to be longer than short_kv_len(). Up to
 /// kMaxRowsOfOneSpan rows, room for one span alone is faster still.
 inline constexpr int kFewSpans = 4;
-inline constexpr int kShortKvLen = 2048;
+inline constexpr int short_kv_len(int num_rows, int num_spans) {
+  return num_rows <= 8 && num_spans <= 2 ? 2048 : 1024;
+}
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
 inline constexpr int kMaxRowsOfOneSpan = 16;
 /// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A

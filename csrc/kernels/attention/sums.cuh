@@ -34,6 +34,7 @@ struct AttentionArgs {
 /// Whether the code of sm_90a is there and the current device runs it.
 bool has_wgmma();
 /// Computes the plan's prefill items and their merges. Needs has_wgmma().
+template <int kHeadDim>
 int launch_prefill_wgmma(const AttentionArgs& args, void* stream);
 
 inline constexpr int kNoWindow = 0x7fffffff;

@@ -66,7 +66,8 @@ constexpr int kPrefillCtasPerSm = 2;
 constexpr int kDecodeScratch = 8 + 1;
 constexpr int kPrefillScratch = 32 + 2;
 
-// Steps with room for fewer rows than this have no prefill tiles, and spare the launch.
+// Steps with room for fewer rows than this have no prefill tiles beside others, and spare the
+// launch.
 constexpr int kMinRowsForPrefill = 257;
 // The same where the prefill tiles are those of sm_90a.
 constexpr int kMinRowsForWgmma = kMinRowsOfLongSpans;
@@ -209,15 +210,13 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   // An item of a tile that is cut takes a slot for every head of a row or more, or is a row's tail.
   const size_t max_items = workspace.num_pair_slots / heads + max_tiles + rows;
   workspace.max_items = static_cast<int32_t>(max_items);
-  const bool has_prefill = geometry.num_rows >= kMinRowsForWgmma;
   take(workspace.header, 1);
   take(workspace.items, max_items);
-  take(workspace.prefill_items, has_prefill ? rows / (kPrefillTilePairs / kMaxGroup) + spans +
-                                                  workspace.num_pair_slots / heads
-                                            : 0);
-  // A tile has kPrefillTilePairs / kMaxGroup of them or fewer, the last one of a span too; and such
-  // a span has half as many rows for each of its tiles or more.
-  take(workspace.prefill_merges, has_prefill ? 2 * rows : 0);
+  take(workspace.prefill_items,
+       rows / (kPrefillTilePairs / kMaxGroup) + spans + workspace.num_pair_slots / heads);
+  // A span's only tile has no more of them than rows. Of several, each has kPrefillTilePairs /
+  // kMaxGroup of them or fewer, and the span half as many rows for each tile or more.
+  take(workspace.prefill_merges, 2 * rows);
   take(workspace.num_arrived, max_tiles * heads);
   take(workspace.num_merged, max_tiles * heads);
   take(workspace.ancestors, rows * kAncestorWords);
@@ -228,8 +227,9 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.cluster_items, max_cluster_items * kClusterCtas);
   take(workspace.cluster_arrived, cluster_rows * heads * kClusterCtas);
   const size_t decode_scratch = kDecodeCtasPerSm * kDecodeScratch * kDecodeCtaThreads;
-  const size_t prefill_scratch =
-      has_prefill ? kPrefillCtasPerSm * kPrefillScratch * kPrefillThreads : 0;
+  const size_t prefill_scratch = geometry.num_rows >= kMinRowsForPrefill
+                                     ? kPrefillCtasPerSm * kPrefillScratch * kPrefillThreads
+                                     : 0;
   take(workspace.scratch,
        num_sms * (decode_scratch > prefill_scratch ? decode_scratch : prefill_scratch));
   take(workspace.partial_stats, workspace.num_pair_slots);
@@ -322,6 +322,7 @@ struct PrefillCut {
   int tile_rows, num_tiles, num_blocks;
   int num_ranges;  // per tile
   int num_slots;   // 0: each item is a whole tile
+  int num_merges;  // per tile
 
   __device__ PrefillCut(int num_rows, int kv_len, int flags, int group) {
     tile_rows = kPrefillTilePairs / group;
@@ -330,9 +331,7 @@ struct PrefillCut {
     const bool is_cut = (flags & kIsCut) != 0 && (flags & kHasSlots) != 0;
     num_ranges = is_cut ? ceil_div(num_blocks, kSegmentBlocks) : 1;
     num_slots = is_cut ? num_ranges : 0;
-  }
-  __device__ int merges_per_tile(int group) const {
-    return num_slots > 0 ? ceil_div(tile_rows * group, kPrefillMergePairs) : 0;
+    num_merges = is_cut ? ceil_div(min(tile_rows, num_rows) * group, kPrefillMergePairs) : 0;
   }
 };
 

@@ -273,14 +273,29 @@ __device__ __forceinline__ void multiply_64(float (&d)[32], uint64_t a, uint64_t
   }
 }
 
-/// 136 columns, a in registers: lane l of warp w holds columns 2 (l % 4) and the next of rows
+/// 72 or 136 columns, a in registers: lane l of warp w holds columns 2 (l % 4) and the next of rows
 /// 16 w + l / 4 and that + 8, then columns 8 further of both; they are taken until wait_products.
 /// b is contiguous along its rows: in the swizzle of 128 bytes 64 rows of b by 8 k are 1024 bytes,
 /// `group_stride` of describe_form leads to the other 8 k and `k_stride` of describe_place to the
 /// next 64 rows.
 template <bool kIsFirst>
-__device__ __forceinline__ void multiply_136_along_rows(float (&d)[68], const uint32_t (&a)[4],
-                                                        uint64_t b) {
+__device__ __forceinline__ void multiply_along_rows(float (&d)[36], const uint32_t (&a)[4],
+                                                    uint64_t b) {
+  if constexpr (kIsFirst) {
+    OPENSPEC_WGMMA_CHAIN("72", OPENSPEC_WGMMA_PLACES_32 ", %32, %33, %34, %35",
+                         "{%36, %37, %38, %39}", "%40", "0", "1", OPENSPEC_WGMMA_REGISTERS,
+                         OPENSPEC_WGMMA_NEW_16(0), OPENSPEC_WGMMA_NEW_16(16),
+                         OPENSPEC_WGMMA_NEW_4(32));
+  } else {
+    OPENSPEC_WGMMA_CHAIN("72", OPENSPEC_WGMMA_PLACES_32 ", %32, %33, %34, %35",
+                         "{%36, %37, %38, %39}", "%40", "1", "1", OPENSPEC_WGMMA_REGISTERS,
+                         OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                         OPENSPEC_WGMMA_SUMS_4(32));
+  }
+}
+template <bool kIsFirst>
+__device__ __forceinline__ void multiply_along_rows(float (&d)[68], const uint32_t (&a)[4],
+                                                    uint64_t b) {
   if constexpr (kIsFirst) {
     OPENSPEC_WGMMA_CHAIN(
         "136", OPENSPEC_WGMMA_PLACES_64 ", %64, %65, %66, %67", "{%68, %69, %70, %71}", "%72", "0",

@@ -272,6 +272,16 @@ class Step {
     }
     return first;
   }
+  // A step of chains, by a kernel and a cut. Empty: they are not for the step, or the device.
+  Bits run(const AttentionChoice& choice) {
+    SpanAttentionParams chosen = params_;
+    chosen.rows.may_have_trees = false;
+    chosen.choice = choice;
+    if (span_attention_plan_cuda(chosen, nullptr) != 0) return {};
+    const Bits first = run_once(chosen);
+    CHECK(run_behind_fence(chosen) == first);
+    return first;
+  }
   Bits output() const {
     for (const auto& buffer : buffers_) CHECK(buffer->guard_is_whole());
     return slice(out_->download<uint16_t>(), 0, num_rows_ * shape_.q_width());

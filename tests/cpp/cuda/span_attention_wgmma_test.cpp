@@ -1,6 +1,6 @@
-// Prompts: on sm_90a by warpgroup products, elsewhere by the tiles of prefill_mma_kernel. Steps
-// with room for few rows never are (kMinRowsForWgmma of attention/work.cuh), so parts of a chain
-// give the bits that all others must have.
+// Prompts: on sm_90a by warpgroup products, elsewhere by the tiles of prefill_mma_kernel. What
+// gives the bits that all others must have are parts of a chain, in steps that might have trees and
+// have room for few rows (kMinRowsForWgmma of attention/work.cuh).
 
 #include "cuda/attention_testing.h"
 
