@@ -14,7 +14,7 @@ struct StepShape {
   int num_spans = 0;      // room
   bool proposes = false;  // on the device
   bool has_trees = false;
-  bool is_general = true;      // false: no sequence has more than kShortKvLen tokens
+  bool is_general = true;      // false: no sequence is longer than short_kv_len()
   bool keeps_rows = false;     // for the drafter, which else learns from them
   bool has_long_spans = true;  // false: none has more rows than a known token and its drafts
   auto operator<=>(const StepShape&) const = default;

@@ -197,9 +197,9 @@ def _other_attentions(model: DraftModel) -> tuple[str, ...]:
 
 def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     draft_model = _read_draft_model(setup, has_markov)
-    model = draft_model.options
-    anchor = DROP if model["anchor_drafts"] else FIRST
-    given, block_size = setup.num_speculative_tokens, int(str(model["block_size"]))
+    dialect = read_dialect(open_draft_checkpoint(setup.draft_folder).keys, setup.options)
+    anchor = DROP if dialect.anchor_drafts else FIRST
+    given, block_size = setup.num_speculative_tokens, dialect.block_size
     tree_size, also = int(setup.options[DRAFT_TREE_SIZE]), ""
     options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
     if anchor == FIRST and given is None and 0 < tree_size < block_size:
