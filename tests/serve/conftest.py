@@ -109,7 +109,7 @@ def run_fake_server(
             engine=replicas,
             model=ModelConfig.from_folder(model),
             tokenizer=tokenizer,
-            model_names=[MODEL_NAME],
+            model_names=list(settings.served_model_name or [MODEL_NAME]),
             text_pool=TextPool(settings.num_text_threads, tokenizer, model),
         )
         server = http_server(context)

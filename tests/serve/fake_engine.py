@@ -40,16 +40,23 @@ class _Sequence:
 class FakeEngineClient:
     """`script` says what a request is answered; it is cut at stop ids and at max_tokens."""
 
-    def __init__(self, model: Path, *, max_num_seqs: int = 16, step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        max_num_seqs: int = 16,
+        max_model_len: int = MAX_POSITIONS,
+        step_s: float = 0.0,
+    ) -> None:
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.info = EngineInfo(
             model=str(model),
             vocab_size=vocab_size(self.tokenizer),
-            max_model_len=MAX_POSITIONS,
+            max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=512,
             page_size=16,
-            num_pages=1024,
+            num_pages=max(1024, max_model_len // 16),
             method="ngram",
             num_speculative_tokens=NUM_DRAFTS,
             dtype="float32",

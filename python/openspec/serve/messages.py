@@ -66,6 +66,7 @@ class MessageUsage(msgspec.Struct):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: dict[str, int]
+    service_tier: str = "standard"
 
 
 class Message(msgspec.Struct, kw_only=True):

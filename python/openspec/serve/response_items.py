@@ -66,6 +66,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     previous_response_id: None = None
     reasoning: dict[str, str | None]
     seed: int | None
+    service_tier: str = "default"
     store: bool = False
     temperature: float
     text: dict[str, dict[str, str]]
