@@ -186,6 +186,13 @@ needs_engine = pytest.mark.skipif(
 
 
 @needs_engine
+def test_the_other_feedback_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """The embedded model's head reads its outputs before the final norm."""
+    assert doctor.main(["--method", "eagle3", "--draft-feedback", "normed"]) == 1
+    assert "use --draft-feedback raw" in capsys.readouterr().out
+
+
+@needs_engine
 @pytest.mark.parametrize(("layers", "status"), [("0,1,2", 0), ("1,2,3", 1)])
 def test_layers_off_by_one_are_found(
     layers: str, status: int, capsys: pytest.CaptureFixture[str]

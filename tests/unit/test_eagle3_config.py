@@ -168,7 +168,7 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
     spec = get_drafter("eagle3")
     names = ["capture_layers", "draft_noise", "draft_window", "draft_top_k", "draft_tree_size"]
-    assert [option.name for option in spec.options] == names
+    assert [option.name for option in spec.options] == [*names, "draft_feedback"]
     assert spec.needs_draft_model
 
 
@@ -454,8 +454,9 @@ def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> No
     assert [variant.options for variant in checkup.variants] == [
         {"capture_layers": "0,8,16,24,32"},
         {"capture_layers": "2,10,18,26,34"},
+        {"draft_feedback": "normed"},
     ]
-    assert all("other numbering" in variant.advice for variant in checkup.variants)
+    assert all("other numbering" in variant.advice for variant in checkup.variants[:2])
     assert 0 < checkup.least_first < checkup.usual[0] < 1
     text = " ".join(checkup.causes)
     assert "normed states" in text and "offsets" in text
@@ -464,7 +465,8 @@ def test_checkup_names_the_neighbours(target: ModelConfig, tmp_path: Path) -> No
         draft_model=str(write_draft(tmp_path / "edge", *classic())),
         method_options={"capture_layers": "0,1,35"},
     )
-    assert spec.plan_checkup(edge.draft_setup(target)).variants == ()
+    variants = spec.plan_checkup(edge.draft_setup(target)).variants
+    assert [variant.options for variant in variants] == [{"draft_feedback": "normed"}]
 
 
 @pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)

@@ -112,6 +112,52 @@ def test_layers_that_slide(target: ModelConfig) -> None:
     assert read_format(target, classic, **keys).options["sliding_window"] == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "options", "norm_output", "others"),
+    [
+        ({}, {}, False, [{"draft_feedback": "normed"}]),
+        ({"norm_output": True}, {}, True, [{"draft_feedback": "raw"}]),
+        ({}, {"draft_feedback": "normed"}, True, [{"draft_feedback": "raw"}]),
+        ({"norm_output": True}, {"draft_feedback": "raw"}, False, [{"draft_feedback": "normed"}]),
+        (
+            {"sliding_window": 512, "model_type": "qwen3"},
+            {},
+            False,
+            [{"draft_feedback": "normed"}, {"draft_window": 512}],
+        ),
+        (
+            {"sliding_window": 512, "model_type": "qwen3"},
+            {"draft_window": 256},
+            False,
+            [{"draft_feedback": "normed"}],
+        ),
+        (
+            {"sliding_window": 512, "layer_types": ["sliding_attention"]},
+            {},
+            False,
+            [{"draft_feedback": "normed"}],
+        ),
+    ],
+)
+def test_the_other_readings_are_named(
+    target: ModelConfig,
+    changes: dict[str, Any],
+    options: dict[str, str | int],
+    norm_output: bool,
+    others: list[dict[str, str | int]],
+) -> None:
+    config, tensors = classic()
+    folder = write_draft(target.folder.parent / "draft", config | changes, tensors)
+    engine = EngineConfig(
+        model=str(target.folder), method="eagle3", draft_model=str(folder), method_options=options
+    )
+    spec, setup = get_drafter("eagle3"), engine.draft_setup(target)
+    assert spec.read_draft_model is not None and spec.plan_checkup is not None
+    assert spec.read_draft_model(setup).options["norm_output"] is norm_output
+    found = [dict(variant.options) for variant in spec.plan_checkup(setup).variants]
+    assert [one for one in found if "capture_layers" not in one] == others
+
+
 def test_the_last_layer_is_read_before_the_final_norm(
     target: ModelConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,9 @@ from openspec.errors import ConfigError
 
 SEQUENTIAL, PARALLEL = "eagle3", "peagle"
 """The methods that these checkpoints are for, and their names in the speculators format."""
+DRAFT_FEEDBACK = "draft_feedback"
+"""The option that says which of its outputs a head reads as the next draft's state."""
+AUTO, NORMED, RAW = "auto", "normed", "raw"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 MASK_HIDDEN = "mask_hidden"
 INNER_LAYER = "midlayer."
@@ -155,7 +158,8 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
     names |= {name: name for name in (EMBEDDING, TOKEN_MAP) if head.has(name)}
     norm_kind, norm_names = _capture_norms(format, checkpoint, len(head.layers))
     is_norm_first = dialect.keys.boolean("norm_before_residual", False)
-    norm_output = format.boolean("norm_output")
+    feedback = setup.options.get(DRAFT_FEEDBACK, AUTO)
+    norm_output = format.boolean("norm_output") if feedback == AUTO else feedback == NORMED
     sliding = read_sliding_layers(dialect.layer, num_layers)
     shown_norms = {
         "none": "captured states as they are",
