@@ -12,7 +12,7 @@
 //
 // A chain of all tokens reads one table once for every draft: `floor` is what that takes at the
 // bandwidth of plain reading. A path of candidates and a tree read it once for the first draft,
-// then the rows of candidates alone.
+// then the rows of candidates alone, and with successors the rows of these.
 
 #include <cstdint>
 #include <cstdio>
@@ -145,6 +145,12 @@ int main(int argc, char** argv) {
                            .sampling = sampling,
                            .pairs = pairs,
                            .chosen = chosen};
+  std::vector<int32_t> followers(size_t{kVocab} * kNumSuccessors);
+  for (int32_t& token : followers) token = static_cast<int32_t>(engine() % kVocab);
+  BlockPathParams with_successors = along;
+  with_successors.successors = device_copy(followers);
+  with_successors.logits = logits;
+  with_successors.table = table;
   BlockPairsParams behind = {.seq = seqs,
                              .first_sample = first_sample,
                              .num_depths = depths,
@@ -220,6 +226,10 @@ int main(int argc, char** argv) {
         CHECK_CUDA(block_path_cuda(along, stream));
       });
       const double path_tail = call_us(stream, [&] { CHECK_CUDA(block_path_cuda(along, stream)); });
+      const double successors_tail = call_us(stream, [&] {
+        with_successors.num_seqs = num_seqs;
+        CHECK_CUDA(block_path_cuda(with_successors, stream));
+      });
       const double tree = call_us(stream, [&] {
         top.num_samples = num_seqs * kDepth;
         behind.num_seqs = trees.num_seqs = num_seqs;
@@ -240,14 +250,16 @@ int main(int argc, char** argv) {
                      ", \"choice_without_pairs_us\": " + std::to_string(drawn_at_once) +
                      ", \"path_us\": " + std::to_string(best_path) +
                      ", \"path_without_candidates_us\": " + std::to_string(path_tail) +
+                     ", \"path_with_successors_us\": " + std::to_string(successors_tail) +
                      ", \"tree_us\": " + std::to_string(tree) +
                      ", \"tree_pairs_and_nodes_us\": " + std::to_string(tail) + "}");
       std::printf(
           "temperature %.0f, %2d sequences: chain %7.1f us (%.2f x floor), its steps alone %7.1f, "
           "read the same way each time %7.1f; path of %d candidates %6.1f, without these %5.1f, "
-          "choice without pairs %5.1f; tree of %d %6.1f, of which pairs and nodes %5.1f\n",
+          "then with successors %5.1f, choice without pairs %5.1f; tree of %d %6.1f, of which "
+          "pairs and nodes %5.1f\n",
           temperature, num_seqs, chain, chain / floor_us, steps, one_way, kTopK, best_path,
-          path_tail, drawn_at_once, kNodes, tree, tail);
+          path_tail, successors_tail, drawn_at_once, kNodes, tree, tail);
     }
   }
   if (path != nullptr) write_json(path, "bench/kernels/cuda_token_pairs.cu", runs);
