@@ -215,7 +215,7 @@ def check_passing_through(url: str, behind: Sequence[RealServer]) -> None:
         assert plain.status_code == 200, plain.text
         assert plain.json()["metrics"]["speculative_decoding"]["num_drafts"] == 0
         assert plain.headers["x-request-id"] == request_id
-        assert any(request_id in server.log for server in behind)
+        until(lambda: any(request_id in server.log for server in behind), "the id is in a log")
         wrong = client.post("/v1/completions", json={**body, "temperature": -1})
         assert wrong.status_code == 400, wrong.text
         assert wrong.json()["error"]["param"] == "temperature"
