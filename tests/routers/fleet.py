@@ -225,7 +225,8 @@ def check_passing_through(url: str, behind: Sequence[RealServer]) -> None:
 
 
 def check_client_that_leaves(url: str, behind: Sequence[RealServer]) -> None:
-    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=PATIENCE_S) as stream:
+    body = {**LONG, "max_tokens": 15_000}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
         next(stream.iter_lines())
         assert sum(load_of(server) for server in behind) == 1
     until(

@@ -135,7 +135,7 @@ def check_scaling(url: str, folder: Path) -> None:
     serve_run(str(path))
     fleet.until(lambda: len(replicas()) == 2, "two replicas")
     assert first in replicas(), "scaling keeps the replica that is there"
-    assert httpx.get(f"{url}/v1/models").status_code == 401
+    fleet.until(lambda: httpx.get(f"{url}/v1/models").status_code == 401, "the key is asked for")
     headers = {"authorization": "Bearer a-key"}
     asks = [fleet.Ask(one.path, one.body, headers) for one in fleet.mixed(40, seed=5)]
     fleet.answers(url, asks)

@@ -109,18 +109,20 @@ def parse(args: Mapping[str, Raw]) -> tuple[EngineConfig, ServeConfig, RayConfig
     Raises:
         ConfigError: for an unknown name or a value that does not fit.
     """
-    groups = [group_of("ray", RayConfig), group_of("server", ServeConfig, tuple(NOT_OF_REPLICAS))]
-    by_name = {one.name: one for group in (*groups, *engine_groups()) for one in group.settings}
+    groups = [group_of("server", ServeConfig, tuple(NOT_OF_REPLICAS)), group_of("ray", RayConfig)]
+    by_name = {one.name: one for group in (*engine_groups(), *groups) for one in group.settings}
     values: dict[str, Raw] = {}
     for key, raw in args.items():
         name = key.replace("-", "_")
-        if name in NOT_OF_REPLICAS:
+        if name in NOT_OF_REPLICAS and name not in by_name:
             raise ConfigError(f"{key}: not of a replica; Ray Serve has options of its own for it")
         if name not in by_name:
             raise ConfigError(f"unknown setting {key!r}{nearest(name, by_name)}")
         values[name] = by_name[name].convert(raw, key)
     engine = engine_config(values)
-    server = build_settings(ServeConfig, values)
+    server = build_settings(
+        ServeConfig, {name: raw for name, raw in values.items() if name not in NOT_OF_REPLICAS}
+    )
     server.check()
     ray_config = build_settings(RayConfig, values)
     check_ranges(ray_config)
