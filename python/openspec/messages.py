@@ -282,7 +282,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors of the draft model with NaN or infinity, which cost drafts."""
     step_times: list[StepTime] = msgspec.field(default_factory=list)
     """What adaptive drafting reckons with; empty where it is off."""
-    kv_events: dict[str, str | int | None] | None = None
+    kv_events: dict[str, str | int | bool | None] | None = None
     """Where KV events are, under vLLM's names; None if there are none."""
 
 

@@ -147,6 +147,7 @@ def check_scaling(url: str, folder: Path) -> None:
 
 def check_autoscaling(url: str) -> None:
     """One replica becomes two under load."""
+    serve.delete("default")  # or Ray keeps the two that there are for ten minutes
     serve.run(build({**ARGS, "max_replicas": 2, "target_ongoing_requests": 2}), route_prefix="/")
     fleet.until(lambda: len(replicas()) == 1 and is_ready(url), "one replica when idle")
     ends = time.monotonic() + 90

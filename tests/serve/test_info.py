@@ -328,7 +328,7 @@ def test_what_routers_read(server: RunningServer) -> None:
 
 def test_where_kv_events_are(server: RunningServer) -> None:
     assert get(server, "/kv_event_sources") == {}
-    source: dict[str, str | int | None] = {
+    source: dict[str, str | int | bool | None] = {
         "data_parallel_rank": 2,
         "endpoint": "tcp://127.0.0.1:5559",
         "replay_endpoint": None,

@@ -198,13 +198,14 @@ class KVEventPublisher:
         self._send([AllBlocksCleared()])
 
     @property
-    def source(self) -> dict[str, str | int | None]:
+    def source(self) -> dict[str, str | int | bool | None]:
         """What a subscriber needs, under vLLM's names."""
         return {
             "data_parallel_rank": self._rank,
             "endpoint": self.endpoint,
             "replay_endpoint": self.replay_endpoint,
             "topic": self._topic.decode(),
+            "enable_kv_cache_events": True,
             "publisher": "zmq",
             "buffer_steps": self._buffer.maxlen,
         }
