@@ -207,6 +207,8 @@ class KVEventPublisher:
             "topic": self._topic.decode(),
             "enable_kv_cache_events": True,
             "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
             "buffer_steps": self._buffer.maxlen,
         }
 
