@@ -227,8 +227,10 @@ def check_passing_through(url: str, behind: Sequence[RealServer]) -> None:
 def check_client_that_leaves(url: str, behind: Sequence[RealServer]) -> None:
     body = {**LONG, "max_tokens": 15_000}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
-        next(stream.iter_lines())
-        assert sum(load_of(server) for server in behind) == 1
+        lines = stream.iter_lines()  # kept: its end is that of the connection
+        first = next(lines)
+        loads = [load_of(server) for server in behind]
+        assert sum(loads) == 1, (loads, stream.status_code, first)
     until(
         lambda: sum(load_of(server) for server in behind) == 0,
         "the server knows that the client left",

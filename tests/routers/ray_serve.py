@@ -19,6 +19,7 @@ from tests.routers import fleet
 from openspec.serve.ray_app import build
 
 BIN = Path(sys.argv[1])
+ROOT = Path(__file__).resolve().parents[2]
 ARGS = {"kv_cache_memory": "64MiB", "max_model_len": "8192", "num_cpus": "1"}
 MARKS = ("openspec.engine.process", "openspec.text.worker", "ray::", "raylet", "gcs_server")
 
@@ -88,6 +89,21 @@ def check_requests(url: str, expected: list[str], asks: list[fleet.Ask]) -> None
     print("   headers, errors and /metrics are the server's own")
 
 
+def check_metrics() -> None:
+    """On the node's own port, which Ray's dashboard and Prometheus read."""
+    [node] = ray.nodes()
+
+    def sample(name: str) -> float:
+        page = httpx.get(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics").text
+        lines = [line for line in page.splitlines() if line.startswith(name + "{")]
+        assert all('deployment="OpenSpec"' in line and 'replica="' in line for line in lines)
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    fleet.until(lambda: sample("ray_openspec_generation_tokens_total") > 1000, "tokens are counted")
+    fleet.until(lambda: sample("ray_openspec_num_requests_running") == 0, "nothing runs")
+    print("   Ray's metrics have the engine's figures by deployment and replica")
+
+
 def check_dead_engine(url: str) -> None:
     """Health checks find it, and Ray starts another replica."""
     [old] = replicas()
@@ -110,39 +126,28 @@ def check_killed_replica(url: str) -> None:
 
 
 def check_scaling(url: str, folder: Path) -> None:
-    """From one replica to two by a config file, which sets an API key without a new replica."""
+    """docs/serve.yaml for two replicas on CPUs, with an API key that needs no new replica."""
     [first] = replicas()
-    config = {
-        "http_options": {"host": "127.0.0.1", "port": int(url.rpartition(":")[2])},
-        "applications": [
-            {
-                "name": "default",
-                "route_prefix": "/",
-                "import_path": "openspec.serve.ray_app:build",
-                "args": ARGS,
-                "deployments": [
-                    {
-                        "name": "OpenSpec",
-                        "num_replicas": 2,
-                        "user_config": {"api_key": ["a-key"]},
-                    }
-                ],
-            }
-        ],
-    }
+    config = msgspec.yaml.decode((ROOT / "docs" / "serve.yaml").read_bytes())
+    config["http_options"]["port"] = int(url.rpartition(":")[2])
+    [application] = config["applications"]
+    application["args"] = ARGS
+    [deployment] = application["deployments"]
+    del deployment["autoscaling_config"], deployment["ray_actor_options"]
+    deployment["num_replicas"] = 2
     path = folder / "serve.yaml"
     path.write_bytes(msgspec.yaml.encode(config))
     serve_run(str(path))
     fleet.until(lambda: len(replicas()) == 2, "two replicas")
     assert first in replicas(), "scaling keeps the replica that is there"
     fleet.until(lambda: httpx.get(f"{url}/v1/models").status_code == 401, "the key is asked for")
-    headers = {"authorization": "Bearer a-key"}
+    headers = {"authorization": "Bearer change-me"}
     asks = [fleet.Ask(one.path, one.body, headers) for one in fleet.mixed(40, seed=5)]
     fleet.answers(url, asks)
-    config["applications"][0]["deployments"] = [{"name": "OpenSpec", "num_replicas": 2}]  # type: ignore[index]
+    del deployment["user_config"]
     path.write_bytes(msgspec.yaml.encode(config))
     serve_run(str(path))
-    print("   serve.yaml scales from 1 to 2 and sets an API key while the replica runs")
+    print("   docs/serve.yaml scales from 1 to 2 and sets an API key while the replica runs")
 
 
 def check_autoscaling(url: str) -> None:
@@ -200,6 +205,7 @@ with tempfile.TemporaryDirectory(prefix="ray") as temporary:
     print(f"   ray {ray.__version__}: up in {ready - started:.0f} s,", end=" ")
     print(f"the application in {time.monotonic() - ready:.0f} s more")
     check_requests(url, expected, asks)
+    check_metrics()
     check_dead_engine(url)
     check_killed_replica(url)
     check_scaling(url, Path(temporary))
