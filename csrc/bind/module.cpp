@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "bind/packed.h"
 #include "bind/sampling_params.h"
 #include "core/check.h"
 #include "runtime/runner.h"
@@ -129,6 +130,10 @@ std::vector<T> parts_of(Runner& runner, T Draft::* part) {
   for (const Draft& draft : runner.backend().last_drafts()) parts.push_back(draft.*part);
   return parts;
 }
+
+struct PythonVocabulary {
+  std::shared_ptr<const Vocabulary> vocabulary;
+};
 
 /// Of each FinishReason.
 constexpr const char* kFinishNames[] = {"", "stop", "length"};
@@ -255,10 +260,27 @@ void bind_values(py::module_& m) {
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
+  py::class_<PythonVocabulary>(m, "Vocabulary")
+      .def(py::init([](const std::vector<std::string>& tokens, int vocab_size,
+                       const std::vector<int32_t>& stop_ids) {
+             py::gil_scoped_release nogil;
+             return PythonVocabulary{
+                 std::make_shared<const Vocabulary>(tokens, vocab_size, stop_ids)};
+           }),
+           py::arg("tokens"), py::arg("vocab_size"), py::arg("stop_ids"));
+  py::class_<PythonGrammar>(m, "Grammar")
+      .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
+             const std::string data = unpacked(packed);
+             py::gil_scoped_release nogil;
+             return PythonGrammar{CompiledGrammar::deserialize(vocabulary.vocabulary, data)};
+           }),
+           py::arg("vocabulary"), py::arg("data"))
+      .def_property_readonly("num_bytes",
+                             [](const PythonGrammar& self) { return self.grammar->num_bytes(); });
   py::class_<SequenceParams>(m, "SequenceParams")
       .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
            py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1,
-           py::arg("reports_steps") = false);
+           py::arg("reports_steps") = false, py::arg("grammar") = py::none());
   py::class_<SpanDetail>(m, "SpanDetail")
       .def_property_readonly("draft_token_ids",
                              [](const SpanDetail& detail) { return detail.draft.tokens; })

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,9 +81,16 @@ inline constexpr SamplingField kSamplingFields[] = {
      }},
 };
 
+/// What a request's grammar is to Python: pybind11 holds no pointers to const.
+struct PythonGrammar {
+  std::shared_ptr<const CompiledGrammar> grammar;
+};
+
 inline SequenceParams make_sequence_params(const pybind11::object& sampling, int max_tokens,
-                                           int num_prompt_logprobs, bool reports_steps) {
+                                           int num_prompt_logprobs, bool reports_steps,
+                                           const std::optional<PythonGrammar>& grammar) {
   SequenceParams params;
+  if (grammar) params.grammar = grammar->grammar;
   for (const SamplingField& field : kSamplingFields) field.read(params, sampling.attr(field.name));
   params.max_tokens = max_tokens;
   params.num_prompt_logprobs = num_prompt_logprobs;

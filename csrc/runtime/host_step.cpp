@@ -28,7 +28,8 @@ HostStep::HostStep(StepContext context)
     : StepBackend(context, StepYield::Common::kPace),
       context_(std::move(context)),
       threads_(context_.config.num_threads),
-      exec_{.pool = &threads_} {
+      exec_{.pool = &threads_},
+      masks_(context_.config.target.vocab_size) {
   const RunnerConfig& config = context_.config;
   logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
                    static_cast<size_t>(config.target.vocab_size));
@@ -81,8 +82,10 @@ void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
   offer_drafts(lease);
   last_drafts_ = lease.offered;
+  prune_drafts(lease);
   grant_drafts(lease);
   lay_out(lease);
+  fill_masks(lease);
 }
 
 void HostStep::lay_out(StepLease& lease) {
@@ -134,6 +137,7 @@ void HostStep::choose(StepLease& lease) {
                       .logits = logits_.floats(),
                       .vocab_size = context_.config.target.vocab_size,
                       .drafts = drawn_drafts(lease),
+                      .row_masks = masks_.masks(),
                       .sampling = context_.table.sampling_data(),
                       .tokens = context_.table.token_data(),
                       .tokens_stride = context_.table.tokens_stride(),
@@ -146,6 +150,7 @@ void HostStep::choose(StepLease& lease) {
     context_.target.logits(exec_, &layout.sample_row[first], count, logits_.floats());
     num_last_logits_ = count;
     params.sample_row = &layout.sample_row[first];
+    params.sample_mask = masks_.empty() ? nullptr : &masks_.sample_mask()[first];
     params.score_token = &layout.score_token[first];
     params.num_samples = count;
     params.chosen = &lease.chosen[first];
@@ -203,7 +208,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   SpanResult result;
   result.slot = span.slot;
   result.num_computed = span.num_new_tokens;
-  result.num_draft_tokens = span.draft.size();
+  result.num_draft_tokens = span.draft.size() + lease.num_refused[index];
 
   const auto logprobs_of = [&](int sample, int num_best) {
     const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);

@@ -8,6 +8,7 @@
 
 #include "core/thread_pool.h"
 #include "kernels/drafts/kept_rows.h"
+#include "runtime/row_masks.h"
 #include "runtime/step_backend.h"
 
 namespace openspec {
@@ -18,6 +19,7 @@ class HostStep final : public StepBackend {
   explicit HostStep(StepContext context);
 
   int num_steps_ahead() const override { return 0; }
+  bool supports_grammars() const override { return true; }
   void prepare() override { context_.drafter.prepare(exec_); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
@@ -44,8 +46,10 @@ class HostStep final : public StepBackend {
   void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void teach_kept();
   KeptRows kept_rows();
+  void prune_drafts(StepLease& lease);
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
+  void fill_masks(const StepLease& lease);
   void score(StepLease& lease);
   void choose(StepLease& lease);
   DrawnDrafts drawn_drafts(const StepLease& lease);
@@ -70,6 +74,7 @@ class HostStep final : public StepBackend {
   std::vector<int32_t> kept_begin_;
   int num_captured_rows_ = 0;
   std::vector<Draft> last_drafts_;
+  RowMasks masks_;
   // Of the step under way.
   bool keeps_rows_ = false;
   double host_seconds_ = 0.0;      // between steps, smoothed, without

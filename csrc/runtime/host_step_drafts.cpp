@@ -75,6 +75,32 @@ DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
   return drawn;
 }
 
+/// Brings the grammars up to the known tokens, and takes out what they cannot let pass: no row is
+/// spent on it.
+void HostStep::prune_drafts(StepLease& lease) {
+  const SequenceTable& table = context_.table;
+  lease.num_refused.assign(lease.requests.size(), 0);
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const int slot = lease.requests[i].slot;
+    GrammarState* grammar = table.grammar(slot);
+    if (grammar == nullptr || !lease.is_sampled[i]) continue;
+    grammar->sync(table.tokens(slot).subspan(static_cast<size_t>(table.prompt_len(slot))));
+    lease.num_refused[i] = grammar->prune(lease.offered[i]);
+  }
+}
+
+/// Masks of the rows that are laid out.
+void HostStep::fill_masks(const StepLease& lease) {
+  masks_.begin(lease.layout.sample_row.size());
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const Span& span = lease.spans[i];
+    const int first = lease.layout.first_choice[i];
+    if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
+    masks_.add(context_.table, span.slot, context_.table.tokens(span.slot), span.draft,
+               static_cast<size_t>(first));
+  }
+}
+
 bool HostStep::drafts_pay(StepLease& lease) {
   const RunnerConfig& config = context_.config;
   if (!context_.drafter.needs().is_costly || !config.adaptive || !has_step_times()) return true;

@@ -188,6 +188,13 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     OPENSPEC_CHECK_ARG(token >= 0 && token < config_.target.vocab_size, "token id ", token,
                        " is outside the vocabulary of ", config_.target.vocab_size);
   }
+  OPENSPEC_CHECK_ARG(params.grammar == nullptr || backend_->supports_grammars(),
+                     "on CUDA there are no grammars yet: use the CPU");
+  if (params.grammar != nullptr) {
+    const int vocab_size = params.grammar->vocabulary().size();
+    OPENSPEC_CHECK_ARG(vocab_size == config_.target.vocab_size, "the grammar is for ", vocab_size,
+                       " tokens, the model has ", config_.target.vocab_size);
+  }
   if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
   const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
   try {

@@ -1,6 +1,7 @@
 #include "runtime/sequence_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
@@ -42,6 +43,15 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   OPENSPEC_CHECK_ARG(count < max_model_len_, count, " tokens leave no room in a context of ",
                      max_model_len_);
   OPENSPEC_CHECK(!free_slots_.empty(), "no free slot in the sequence table");
+  std::unique_ptr<GrammarState> grammar;
+  if (params.grammar != nullptr) {
+    grammar = std::make_unique<GrammarState>(params.grammar);
+    params.grammar_min_tokens = std::exchange(params.min_tokens, 0);
+    for (const int32_t id : params.grammar->vocabulary().stop_ids()) {
+      std::vector<int32_t>& ids = params.lists.stop_ids;
+      if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+  }
   const int slot = free_slots_.back();
   free_slots_.pop_back();
   Sequence& sequence = sequences_[index(slot)];
@@ -49,6 +59,7 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   sequence.serial = ++num_added_;
   sequence.in_flight = {};
   sequence.availability = AcceptanceEstimate();
+  sequence.grammar = std::move(grammar);
   sequence.params = std::move(params);
   sequence.root = root;
   sequence.page_hashes.clear();
@@ -75,6 +86,8 @@ void SequenceTable::remove(int slot) {
   check_slot(slot);
   num_tokens_[index(slot)] = kv_len_[index(slot)] = num_pages_[index(slot)] = 0;
   sequences_[index(slot)].in_use = false;
+  sequences_[index(slot)].grammar.reset();
+  sequences_[index(slot)].params.grammar.reset();
   free_slots_.push_back(slot);
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/draft_budget.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
+#include "grammar/grammar_state.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/rows.h"
 #include "kernels/drafts/draft_rows.h"
@@ -22,6 +24,10 @@ struct SequenceParams : SamplingParams {
   };
   int max_tokens = 16;  // output tokens
   Lists lists;
+  // What the output must be; null: anything. Its vocabulary's end tokens are stop ids then, and
+  // min_tokens becomes part of the masks (RowMasks).
+  std::shared_ptr<const CompiledGrammar> grammar = nullptr;
+  int grammar_min_tokens = 0;
 
   /// Calls visit(list, pointer to it in `params`) for each.
   template <typename Visit>
@@ -76,6 +82,8 @@ class SequenceTable {
   int prompt_len(int slot) const { return prompt_len_[index(slot)]; }
   int num_pages(int slot) const { return num_pages_[index(slot)]; }
   const SequenceParams& params(int slot) const { return sequences_[index(slot)].params; }
+  /// Where the output stands in the sequence's grammar; null: it has none.
+  GrammarState* grammar(int slot) const { return sequences_[index(slot)].grammar.get(); }
   bool is_in_use(int slot) const { return sequences_[index(slot)].in_use; }
   /// Tells one occupant of a slot from the next.
   uint64_t serial(int slot) const { return sequences_[index(slot)].serial; }
@@ -132,6 +140,7 @@ class SequenceTable {
     bool in_use = false;
     uint64_t serial = 0;
     SequenceParams params;
+    std::unique_ptr<GrammarState> grammar;
     AcceptanceEstimate acceptance, availability;
     InFlight in_flight;
     PageHash root;

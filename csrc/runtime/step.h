@@ -87,7 +87,8 @@ struct StepLease {
 
   // The host's own step.
   std::vector<Span> spans;
-  std::vector<Draft> offered;  // what the drafter proposed, before the row budget
+  std::vector<Draft> offered;    // what the drafter proposed, before the row budget
+  std::vector<int> num_refused;  // by span: drafts that its grammar took out of `offered`
   RowLayout layout;
   std::vector<int32_t> chosen;              // [num_samples]
   std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]

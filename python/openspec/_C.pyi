@@ -91,11 +91,27 @@ def drafter_names() -> list[str]:
     """Names of the drafters compiled in, "none" among them."""
 
 @final
+class Vocabulary:
+    """As `_grammar.Vocabulary`, for the engine."""
+
+    def __init__(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
+    ) -> None: ...
+
+@final
+class Grammar:
+    """What `_grammar.compile_...` returned for the same vocabulary; else raises ValueError."""
+
+    def __init__(self, vocabulary: Vocabulary, data: bytes) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+@final
 class SequenceParams:
     """What a sequence needs on the device: sampling, stops, budget.
 
     `max_tokens` counts output tokens. `num_prompt_logprobs`: -1 none, n the n best beside the token
-    itself. All else is read from `sampling`.
+    itself. `grammar`: what the output must be. All else is read from `sampling`.
     """
 
     def __init__(
@@ -105,6 +121,7 @@ class SequenceParams:
         max_tokens: int,
         num_prompt_logprobs: int = -1,
         reports_steps: bool = False,
+        grammar: Grammar | None = None,
     ) -> None: ...
 
 TokenLogprobs = tuple[list[int], list[float], int]

@@ -185,6 +185,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Lower runs first; equal priorities run in order of arrival."""
     cache_salt: str = ""
     speculative: SpeculativeOptions = SpeculativeOptions()
+    grammar: str = ""
+    """What the output must be: the key of a grammar that was loaded; empty: anything. The answer
+    ends with the grammar, whatever `ignore_eos` and `min_tokens` say."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -297,6 +300,7 @@ def engine_request(
     priority: int = 0,
     cache_salt: str = "",
     speculative: SpeculativeOptions | None = None,
+    grammar: str = "",
 ) -> EngineRequest:
     """A prompt and its sampling parameters as the engine takes them.
 
@@ -321,6 +325,7 @@ def engine_request(
         priority=priority,
         cache_salt=cache_salt,
         speculative=speculative or SpeculativeOptions(),
+        grammar=grammar,
     )
 
 

@@ -38,6 +38,7 @@ class Job:
     """Tokens."""
     priority: int = 0
     speculative: SpeculativeOptions = SpeculativeOptions()  # noqa: RUF009
+    grammar: str = ""
 
 
 @dataclass
@@ -100,6 +101,7 @@ def run(core: EngineCore, jobs: Sequence[Job]) -> list[Result]:
                     sampling=job.sampling,
                     priority=job.priority,
                     speculative=job.speculative,
+                    grammar=job.grammar,
                 )
             )
         for output in core.step():

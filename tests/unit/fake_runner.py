@@ -186,6 +186,7 @@ class FakeRunner:
         self.stats = FakeStats()
         self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
+        self.on_load_grammar: Callable[[], None] = lambda: None
         self.most_rows = 0
         self.num_dry_steps = 0
         self._slots: dict[int, _Sequence] = {}
@@ -197,6 +198,17 @@ class FakeRunner:
         self._evictable: dict[int, None] = {}  # in order of last use
         self.open_leases: list[FakeLease] = []
         self.is_giving_up = False
+
+    # Grammars, which it does not follow
+
+    def load_vocabulary(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
+    ) -> object:
+        return list(tokens)
+
+    def load_grammar(self, vocabulary: object, data: bytes) -> object:
+        self.on_load_grammar()
+        return data
 
     # Sequences
 

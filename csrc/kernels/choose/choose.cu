@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (plan.has(RowPlan::kIsEdited)) {
     walk.copy = workspace.edited;
     walk.copies_nothing = sampling.num_allowed > 0;
+    walk.mask = row_mask_of(params, sample);
   }
   const GroupBest result = walk.run(batch, group, lane);
   if (lane == 0) {

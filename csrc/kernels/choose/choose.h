@@ -65,23 +65,24 @@ struct DrawnDrafts {
 /// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
 /// seed and the position (design: "position-keyed choice").
 ///
-///   1. logit_bias is added; tokens outside allowed_ids become -inf, and stop ids while fewer than
-///      min_tokens tokens are out, and the last id of a bad word where the row's prefix, its own
-///      draft ancestors included, ends in the ids before it;
+///   1. logit_bias is added; tokens outside allowed_ids or outside the row's mask become -inf, and
+///      stop ids while fewer than min_tokens tokens are out, and the last id of a bad word where
+///      the row's prefix, its own draft ancestors included, ends in the ids before it;
 ///   2. repetition penalty over prompt and output, then frequency and presence penalties over the
 ///      output, each counting the row's own draft ancestors as output;
 ///   3. temperature 0 (below 1e-5): argmax (lowest id among equals). Otherwise logits * (1 /
 ///      temperature), then min_p, top_k (ties with the k-th largest stay), top_p (the smallest set
 ///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
 ///      position, id), `position` being the chosen token's own index: the row's position + 1.
-///   4. rejection sampling, where `drafts` are given, the row has a draft d behind it (the i-th at
-///      position num_tokens - 1 + i) and a temperature: with p the distribution that step 3 draws
-///      from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and otherwise a
-///      token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed as p, but
-///      depends on the draft: it is another token than step 3's. A draft that cannot have been
-///      drawn from its logits counts as none.
+///   4. rejection sampling, where `drafts` are given and the row has no mask, a draft d behind it
+///      (the i-th at position num_tokens - 1 + i) and a temperature: with p the distribution that
+///      step 3 draws from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and
+///      otherwise a token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed
+///      as p, but depends on the draft: it is another token than step 3's. A draft that cannot have
+///      been drawn from its logits counts as none.
 ///
-/// NaN counts as -inf and +inf as the largest number; where every logit is -inf, token 0 is chosen.
+/// NaN counts as -inf and +inf as the largest number; where every logit is -inf, token 0 is chosen,
+/// or with a mask the lowest token that it allows, which is never empty.
 /// Token ids outside the vocabulary, in history or parameters, are ignored.
 ///
 /// Sums that decide a filter or normalise a distribution are taken in fixed point, and exp and log
@@ -118,7 +119,10 @@ struct ChooseParams {
   // [vocab_size] the token of each column of the logits, rising; null: the column's own number.
   // For drafts alone; an invalid argument otherwise.
   const int32_t* token_of = nullptr;
-  DrawnDrafts drafts = {};                   // no logits: choices do not depend on drafts
+  DrawnDrafts drafts = {};  // no logits: choices do not depend on drafts
+  // Masks of rows whose tokens a grammar limits: bit id % 32 of word id / 32 allows a token.
+  const int32_t* row_masks = nullptr;        // [masks, (vocab_size + 31) / 32]
+  const int32_t* sample_mask = nullptr;      // [num_samples] which of them, or -1: none; null: none
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
   int64_t tokens_stride = 0;

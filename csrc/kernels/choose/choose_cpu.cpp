@@ -41,6 +41,7 @@ class RowChooser {
         slot_(params.rows.span_seq[params.rows.row_span[row_]]),
         position_(params.rows.row_position[row_]),
         sampling_(params.sampling[slot_]),
+        mask_(row_mask_of(params, sample)),
         raw_{params.logits + sample * params.vocab_size, params.vocab_size} {}
 
   void run() {
@@ -66,12 +67,13 @@ class RowChooser {
       if (is_filtered) filter(logits);
       chosen = params_.token_of == nullptr ? draw_one<false>(logits, is_filtered)
                                            : draw_one<true>(logits, is_filtered);
-      if (!params_.is_draft) {
+      if (!params_.is_draft && mask_ == nullptr) {
         const DrawnDraft draft = draft_behind(params_, params_.rows.row_span[row_], position_,
                                               params_.num_tokens[slot_]);
         if (draft.logits != nullptr) chosen = reject_or_take(draft, logits, is_filtered, chosen);
       }
     }
+    if (mask_ != nullptr && !is_allowed_by(mask_, chosen)) chosen = lowest_allowed_by(mask_);
     params_.chosen[sample_] = params_.token_of == nullptr ? chosen : params_.token_of[chosen];
     if (params_.is_draft || sampling_.num_logprobs < 0) return;
     if (sampling_.raw_logprobs) {
@@ -92,8 +94,8 @@ class RowChooser {
   }
   bool has_edits() const {
     if (params_.is_draft) return false;
-    return sampling_.num_bias > 0 || sampling_.num_allowed > 0 || sampling_.num_bad_words > 0 ||
-           masks_stops() || has_penalties(sampling_);
+    return mask_ != nullptr || sampling_.num_bias > 0 || sampling_.num_allowed > 0 ||
+           sampling_.num_bad_words > 0 || masks_stops() || has_penalties(sampling_);
   }
 
   void edit();
@@ -128,6 +130,7 @@ class RowChooser {
   const int slot_;
   const int position_;
   const SamplingParams& sampling_;
+  const int32_t* mask_;  // null: none
   const Logits raw_;
   int64_t num_kept_ = 0;
   float maximum_ = 0.0f;  // of the filtered row, before filtering
@@ -143,6 +146,16 @@ void RowChooser::edit() {
     }
   } else {
     std::memcpy(logits, raw_.values, vocab_size() * sizeof(float));
+  }
+  if (mask_ != nullptr) {
+    for (int64_t first = 0; first < vocab_size(); first += 32) {
+      const auto word = static_cast<uint32_t>(mask_[first / 32]);
+      if (word == ~0u) continue;
+      const int64_t end = min_of(vocab_size(), first + 32);
+      for (int64_t id = first; id < end; ++id) {
+        if ((word >> (id - first) & 1) == 0) logits[id] = kMinusInfinity;
+      }
+    }
   }
   for (int i = 0; i < sampling_.num_bias; ++i) {
     const int32_t id = sampling_.bias_ids[i];

@@ -18,14 +18,17 @@ class RowEditor {
         sampling_(params.sampling[plan.slot]),
         source_(source),
         raw_(row_logits(params, sample)),
+        mask_(row_mask_of(params, sample)),
         logits_(workspace.edited),
         counts_(workspace.counts) {}
 
   __device__ void run() {
     const bool is_penalised = has_penalties(sampling_);
-    // The first kernel left -inf everywhere where only some tokens are allowed.
-    for_each_id(sampling_.allowed_ids, sampling_.num_allowed,
-                [&](int, int32_t id) { logits_[id] = raw_[id]; });
+    // The first kernel left -inf where the mask says so, and everywhere where only some tokens are
+    // allowed.
+    for_each_id(sampling_.allowed_ids, sampling_.num_allowed, [&](int, int32_t id) {
+      if (mask_ == nullptr || is_allowed_by(mask_, id)) logits_[id] = raw_[id];
+    });
     for_each_id(sampling_.bias_ids, sampling_.num_bias, [&](int, int32_t id) { counts_[id] = 0; });
     if (is_penalised) visit_history([&](int32_t id, bool) { counts_[id] = 0; });
     __syncthreads();
@@ -142,6 +145,7 @@ class RowEditor {
   const SamplingParams& sampling_;
   const RowSource& source_;
   const float* const raw_;
+  const int32_t* const mask_;  // or null
   float* const logits_;
   int32_t* const counts_;
 };

@@ -42,7 +42,7 @@ class RowFinisher {
     if (plan_.has(RowPlan::kIsEdited)) {
       view.values = workspace_.edited;
       RowEditor(params_, sample_, plan_, workspace_, source_of(view)).run();
-      best = walk_edited(view);
+      best = within_mask(walk_edited(view));
     } else if (!is_filtered) {
       best = best_of_groups(workspace_.best);
     }
@@ -107,6 +107,13 @@ class RowFinisher {
     return cluster_.max(best);
   }
 
+  /// The candidate itself, or the lowest token of the row's mask where that leaves no logit.
+  __device__ uint64_t within_mask(uint64_t best) const {
+    const int32_t* mask = row_mask_of(params_, sample_);
+    if (mask == nullptr || is_allowed_by(mask, id_of(best))) return best;
+    return candidate_key(minus_infinity(), lowest_allowed_by(mask));
+  }
+
   __device__ void filter(const View& view, const DraftRow& draft);
   template <typename Source>
   __device__ uint64_t draw(Source& source, const Filters& filters, const DraftRow& draft) const;
@@ -148,7 +155,7 @@ __device__ void RowFinisher<kHasDrafts>::filter(const View& view, const DraftRow
   const bool reports_kept = plan_.has(RowPlan::kIsReported) && !sampling_.raw_logprobs;
   uint64_t best = 0;
   filter_.narrow(view, [&](auto& source, const Filters& filters) {
-    best = draw(source, filters, draft);
+    best = within_mask(draw(source, filters, draft));
     if (reports_kept) report_kept(source, filters, best);
   });
   write_chosen(id_of(best));

@@ -150,9 +150,10 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
     return plan;
   }
   const SamplingParams& sampling = params.sampling[plan.slot];
-  if (!kIsDraft && (sampling.num_bias > 0 || sampling.num_allowed > 0 ||
-                    sampling.num_bad_words > 0 || has_penalties(sampling) ||
-                    masks_stop_ids(sampling, plan.position, params.prompt_len[plan.slot]))) {
+  if (!kIsDraft &&
+      (sampling.num_bias > 0 || sampling.num_allowed > 0 || sampling.num_bad_words > 0 ||
+       has_penalties(sampling) || row_mask_of(params, sample) != nullptr ||
+       masks_stop_ids(sampling, plan.position, params.prompt_len[plan.slot]))) {
     plan.flags |= RowPlan::kIsEdited;
   }
   if (!(sampling.temperature < kMinTemperature)) {
@@ -161,7 +162,8 @@ __device__ inline RowPlan plan_row(const ChooseParams& params, int sample, int r
     if (has_filters(sampling, params.vocab_size) && !has_own_noise) {
       plan.flags |= RowPlan::kIsFiltered;
     }
-    if (!kIsDraft && params.drafts.logits.values != nullptr) {
+    if (!kIsDraft && params.drafts.logits.values != nullptr &&
+        row_mask_of(params, sample) == nullptr) {
       const int depth = plan.position + 1 - params.num_tokens[plan.slot];
       if (depth >= 0 && depth < params.drafts.counts[span]) plan.flags |= RowPlan::kHasDraft;
     }
@@ -200,8 +202,8 @@ struct GroupBest {
 
 /// Goes over a group with one warp. `batch` holds its first chunks. `noise` is null for argmax of
 /// the logits, else the sequence whose seed the choice is drawn with. Unless null, `copy` takes the
-/// logits, or -inf throughout, and `drawn` the logits with noise; `token_of` is that of the
-/// parameters.
+/// logits that `mask` (null: all) allows and -inf for the others, or -inf throughout, and `drawn`
+/// the logits with noise; `token_of` is that of the parameters.
 struct GroupWalk {
   View view;
   const SamplingParams* noise;
@@ -211,6 +213,7 @@ struct GroupWalk {
   const int32_t* token_of = nullptr;
   float* drawn = nullptr;
   uint64_t other_noise = 0;  // kDraftNoise, or that of the seed itself
+  const int32_t* mask = nullptr;
 
   __device__ __forceinline__ GroupBest run(Batch& batch, int group, int lane) const {
     float largest = sm::float_of(0x7fffffffu);
@@ -234,7 +237,9 @@ struct GroupWalk {
           largest = fmaxf(largest, value);  // NaN gives way
           if (noise == nullptr) add(sm::sanitize(value), id);
           if (copy != nullptr && id < view.size)
-            copy[id] = copies_nothing ? minus_infinity() : value;
+            copy[id] = copies_nothing || !(mask == nullptr || is_allowed_by(mask, id))
+                           ? minus_infinity()
+                           : value;
         }
       }
       if (noise != nullptr) {

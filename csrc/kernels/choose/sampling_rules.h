@@ -22,6 +22,23 @@ OPENSPEC_HD bool masks_stop_ids(const SamplingParams& sampling, int position, in
   return sampling.num_stop_ids > 0 && position + 1 - prompt_len < sampling.min_tokens;
 }
 
+/// The mask of a sample's row; null: none. Drafts have none.
+OPENSPEC_HD const int32_t* row_mask_of(const ChooseParams& params, int64_t sample) {
+  if (params.sample_mask == nullptr || params.is_draft) return nullptr;
+  const int32_t mask = params.sample_mask[sample];
+  const int64_t num_words = (int64_t{params.vocab_size} + 31) / 32;
+  return mask < 0 ? nullptr : params.row_masks + mask * num_words;
+}
+OPENSPEC_HD bool is_allowed_by(const int32_t* mask, int64_t id) {
+  return (static_cast<uint32_t>(mask[id / 32]) >> (id % 32) & 1) != 0;
+}
+/// The lowest token that a mask, which is not empty, allows.
+OPENSPEC_HD int32_t lowest_allowed_by(const int32_t* mask) {
+  int32_t id = 0;
+  while (!is_allowed_by(mask, id)) ++id;
+  return id;
+}
+
 /// The logit of a token that was seen before, `num_out` times in the output.
 OPENSPEC_HD float penalised(const SamplingParams& sampling, float logit, int32_t num_out) {
   if (sampling.repetition_penalty != 1.0f) {

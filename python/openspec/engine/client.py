@@ -19,14 +19,17 @@ from openspec.engine.output_stream import OutputStream
 from openspec.engine.protocol import (
     Abort,
     Close,
+    DropGrammar,
     Fatal,
     FrameEncoder,
     FrameSplitter,
+    LoadGrammar,
     Outputs,
     ReadStats,
     Ready,
     Rejected,
     ResetPrefixCache,
+    SetVocabulary,
     Start,
     StartFailed,
     Stats,
@@ -232,6 +235,18 @@ class EngineClient:
         if self._is_alive:
             self._send(ResetPrefixCache())
         await self.stats()
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        """The bytes of each token, once, before the first grammar."""
+        self._send(SetVocabulary(tokens, vocab_size, stop_ids))
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """What `_grammar.compile_...` returned, for requests submitted from here on."""
+        self._send(LoadGrammar(key, data))
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar; requests that crossed keep it."""
+        self._send(DropGrammar(key))
 
     async def close(self) -> None:
         """Ends the child; open streams fail with `EngineError`."""

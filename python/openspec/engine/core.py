@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from openspec.engine import executor
 from openspec.engine.executor import Lease, Runner, SpanResult
+from openspec.engine.grammars import Grammars
 from openspec.engine.kv_events import KVEventPublisher
 from openspec.engine.planner import SchedulerConfig
 from openspec.engine.request import Request, StepPlan
@@ -28,6 +29,8 @@ from openspec.messages import (
 logger = logging.getLogger(__name__)
 
 DRAFTER_CHECK_STEPS = 64
+GRAMMAR_WAIT_S = 0.005
+"""What the engine waits for a grammar at a time if it has nothing else to do."""
 _LONGEST_STEP_S = 1.0  # a longer gap between ticks is idleness
 
 
@@ -56,6 +59,7 @@ class EngineCore:
         self.info = info
         self._runner = runner
         self._scheduler = Scheduler(scheduler_config, runner)
+        self._grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
@@ -74,13 +78,28 @@ class EngineCore:
         Raises:
             RequestError: if it can never be served, with the numbers.
         """
-        self._ready += self._scheduler.add(request, self.info.vocab_size)
+        grammar = self._grammars.get(request.grammar) if request.grammar else None
+        self._ready += self._scheduler.add(request, self.info.vocab_size, grammar)
 
     def abort(self, request_id: str) -> None:
         """Ends a sequence; unknown or finished ones are ignored."""
         output = self._scheduler.abort(request_id)
         if output is not None:
             self._ready.append(output)
+
+    def set_vocabulary(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
+    ) -> None:
+        """The bytes of each token, once, before the first grammar."""
+        self._grammars.set_vocabulary(tokens, vocab_size, stop_ids)
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """What `_grammar.compile_...` returned, for requests that name the key from here on."""
+        self._grammars.load(key, data)
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar; requests that have it keep it."""
+        self._grammars.drop(key)
 
     @property
     def has_work(self) -> bool:
@@ -137,6 +156,7 @@ class EngineCore:
             if len(self._in_flight) <= self._runner.num_steps_ahead:
                 return []
         if not self._in_flight:
+            self._scheduler.await_grammars(GRAMMAR_WAIT_S)
             return []
         plan = self._in_flight[0][0]
         try:

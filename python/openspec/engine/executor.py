@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from openspec.engine.grammars import GrammarLoader
 from openspec.engine.request import Request, Span
 
 Logprobs = tuple[list[int], list[float], int]
@@ -96,7 +97,7 @@ class Lease(Protocol):
     def close(self) -> None: ...
 
 
-class Runner(Protocol):
+class Runner(GrammarLoader, Protocol):
     """Sequences, pages and the step; see `_C.Runner`."""
 
     def add(self, request: Request, /) -> int:

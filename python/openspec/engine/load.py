@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -64,6 +65,16 @@ class CompiledRunner(_C.Runner):
             request.source.cache_salt.encode(),
         )
 
+    def load_vocabulary(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
+    ) -> _C.Vocabulary:
+        """What grammars are read with."""
+        return _C.Vocabulary(tokens, vocab_size, stop_ids)
+
+    def load_grammar(self, vocabulary: _C.Vocabulary, data: bytes) -> _C.Grammar:
+        """A grammar that was compiled for the vocabulary."""
+        return _C.Grammar(vocabulary, data)
+
 
 def sequence_params(request: Request) -> _C.SequenceParams:
     """The core's parameters of a request that is about to take a slot."""
@@ -76,6 +87,7 @@ def sequence_params(request: Request) -> _C.SequenceParams:
         if request.needs_prompt_logprobs
         else -1,
         reports_steps=request.source.speculative.detailed,
+        grammar=None if request.grammar is None else request.grammar.result(),
     )
 
 

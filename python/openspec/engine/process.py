@@ -24,13 +24,16 @@ from openspec.engine.log import log_to_stderr
 from openspec.engine.protocol import (
     Abort,
     Close,
+    DropGrammar,
     EngineChannel,
     Fatal,
+    LoadGrammar,
     Outputs,
     ReadStats,
     Ready,
     Rejected,
     ResetPrefixCache,
+    SetVocabulary,
     Start,
     StartFailed,
     Stats,
@@ -123,6 +126,12 @@ def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None
         channel.send(Stats(core.stats()))
     elif isinstance(message, ResetPrefixCache):
         core.reset_prefix_cache()
+    elif isinstance(message, SetVocabulary):
+        core.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
+    elif isinstance(message, LoadGrammar):
+        core.load_grammar(message.key, message.data)
+    elif isinstance(message, DropGrammar):
+        core.drop_grammar(message.key)
 
 
 def _one_line(error: Exception) -> str:

@@ -55,6 +55,27 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     """Forget all cached prefixes."""
 
 
+class SetVocabulary(msgspec.Struct, tag="set_vocabulary", frozen=True):
+    """The bytes of each token, before the first grammar; see `_grammar.Vocabulary`."""
+
+    tokens: list[bytes]
+    vocab_size: int
+    stop_ids: list[int]
+
+
+class LoadGrammar(msgspec.Struct, tag="load_grammar", frozen=True):
+    """What `_grammar.compile_...` returned, for requests that name the key."""
+
+    key: str
+    data: bytes
+
+
+class DropGrammar(msgspec.Struct, tag="drop_grammar", frozen=True):
+    """Forget a grammar; requests that have it keep it."""
+
+    key: str
+
+
 class Close(msgspec.Struct, tag="close", frozen=True):
     """End the process."""
 
@@ -99,7 +120,17 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     message: str
 
 
-ToEngine: TypeAlias = Start | Submit | Abort | ReadStats | ResetPrefixCache | Close
+ToEngine: TypeAlias = (
+    Start
+    | Submit
+    | Abort
+    | ReadStats
+    | ResetPrefixCache
+    | SetVocabulary
+    | LoadGrammar
+    | DropGrammar
+    | Close
+)
 ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
 
 

@@ -44,6 +44,8 @@ class Replica:
         self.prefixes = SentPrefixes(0)
         self.stats = EngineStats()
         """The last known ones."""
+        self.grammars: set[str] | None = None
+        """Keys of those it was sent; None: not even the vocabulary."""
         self._stats_time = 0.0
         self._stats_task: asyncio.Task[EngineStats] | None = None
 
@@ -91,6 +93,7 @@ class Replica:
         """Another engine is about to take the place: it knows nothing."""
         self.num_placed = 0
         self.prefixes = SentPrefixes(info.num_pages)
+        self.grammars = None
         self.stats = EngineStats(num_pages=info.num_pages, num_free_pages=info.num_pages)
         self._stats_time = 0.0
 
@@ -151,6 +154,8 @@ class Replicas:
         self._tasks: set[asyncio.Task[None]] = set()
         """First engines that are still starting, and a rolling restart."""
         self._is_rolling = False
+        self._vocabulary: tuple[list[bytes], int, list[int]] | None = None
+        self._grammars: dict[str, bytes] = {}
         self.all: list[Replica] = []
         for index, start in enumerate(starts):
             role = "engine" if len(starts) == 1 else f"engine {index}"
@@ -239,12 +244,15 @@ class Replicas:
             EngineError: no engine gets requests.
         """
         if len(self.all) == 1:
+            for request in requests:
+                self._bring_grammar(self.all[0], request.grammar)
             return self.all[0].engine.submit(*requests)
         stream = OutputStream(
             self.abort, [one for request in requests for one in sequence_ids(request)]
         )
         for request in requests:
             replica = self._place(request)
+            self._bring_grammar(replica, request.grammar)
             replica.engine.submit(request, stream=stream)
             stream.sources.update(dict.fromkeys(sequence_ids(request), replica.index))
         return stream
@@ -260,6 +268,40 @@ class Replicas:
         replica.num_placed += 1
         replica.prefixes.add(keys)
         return replica
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        """The bytes of each token, once, before the first grammar."""
+        self._vocabulary = (tokens, vocab_size, stop_ids)
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """What `_grammar.compile_...` returned; each engine gets it with its first request.
+
+        So does one that takes the place of another.
+        """
+        self._grammars[key] = data
+        for one in self.all:
+            if one.grammars is not None:
+                one.grammars.discard(key)
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar; requests that were submitted keep it."""
+        self._grammars.pop(key, None)
+        for one in self.all:
+            if one.grammars is not None and key in one.grammars:
+                one.grammars.remove(key)
+                if one.is_alive:
+                    one.engine.drop_grammar(key)
+
+    def _bring_grammar(self, replica: Replica, key: str) -> None:
+        """Sends the engine a grammar that it has not got; one that nobody loaded it refuses."""
+        if not key or key not in self._grammars or self._vocabulary is None:
+            return
+        if replica.grammars is None:
+            replica.grammars = set()
+            replica.engine.set_vocabulary(*self._vocabulary)
+        if key not in replica.grammars:
+            replica.grammars.add(key)
+            replica.engine.load_grammar(key, self._grammars[key])
 
     def abort(self, *request_ids: str) -> None:
         """Ends sequences within a step; each gets a last output, finish reason "abort"."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, TokenLogprobs
 
@@ -31,6 +33,8 @@ class Request:
     """Drafts per step that settings and request allow."""
     draft_depth: int
     """How many of these follow each other, at most."""
+    grammar: Future[Any] | None = None
+    """What the output must be, once it is loaded; None: anything."""
     request_id: str = field(init=False)
     rank: tuple[int, int] = field(init=False)
     """Priority, then arrival: what comes first is served first and preempted last."""

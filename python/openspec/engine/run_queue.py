@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import concurrent.futures
 import heapq
 from collections.abc import Sequence
 
@@ -29,6 +30,7 @@ class RunQueue:
         self._runner = runner
         self._by_id: dict[str, Request] = {}
         self._heap: list[tuple[tuple[int, int], Request]] = []  # finished ones are skipped
+        self._loading: list[Request] = []  # their grammars are not there yet
         self._running: list[Request] = []
         self._blocked: tuple[Request, int] | None = None
         self.num_waiting = 0
@@ -50,11 +52,33 @@ class RunQueue:
     def enqueue(self, request: Request) -> None:
         """Takes a new request."""
         self._by_id[request.request_id] = request
-        self._wait(request)
+        if request.grammar is None or request.grammar.done():
+            self._wait(request)
+        else:
+            self.num_waiting += 1
+            self._loading.append(request)
+
+    def take_loaded(self) -> None:
+        """Lets requests run whose grammars are there, or cannot be had."""
+        if not self._loading:
+            return
+        loading, self._loading = self._loading, []
+        for request in loading:
+            if request.phase is Phase.FINISHED:
+                continue
+            if request.grammar is None or request.grammar.done():
+                heapq.heappush(self._heap, (request.rank, request))
+            else:
+                self._loading.append(request)
+
+    def await_grammars(self, wait_s: float) -> None:
+        """Waits for the first that is missing."""
+        if self._loading and self._loading[0].grammar is not None:
+            concurrent.futures.wait([self._loading[0].grammar], wait_s)
 
     def may_admit(self, num_free_pages: int) -> bool:
         """Whether `admit` is worth a try."""
-        if self.num_waiting == 0 or self._runner.num_free_slots == 0:
+        if self._first_waiting() is None or self._runner.num_free_slots == 0:
             return False
         if self._blocked is None:
             return True

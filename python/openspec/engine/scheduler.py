@@ -14,6 +14,8 @@ has no part in those results.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from openspec.engine.executor import Logprobs, Runner, SpanResult
 from openspec.engine.planner import SchedulerConfig, plan_step
@@ -44,8 +46,12 @@ class Scheduler:
 
     # Submission and cancellation
 
-    def add(self, source: EngineRequest, vocab_size: int) -> list[EngineOutput]:
-        """Queues the sequences of a request. Returns their only outputs if nothing is to compute.
+    def add(
+        self, source: EngineRequest, vocab_size: int, grammar: Future[Any] | None = None
+    ) -> list[EngineOutput]:
+        """Queues the sequences of a request, which run once its grammar is there.
+
+        Returns their only outputs if nothing is to compute.
 
         Raises:
             RequestError: for a request that can never run, with the numbers.
@@ -61,7 +67,7 @@ class Scheduler:
         depth = min(limit, self._depth)
         outputs = []
         for sequence in sequences:
-            request = Request(sequence, self._num_arrivals, max_tokens, limit, depth)
+            request = Request(sequence, self._num_arrivals, max_tokens, limit, depth, grammar)
             self._num_arrivals += 1
             if max_tokens == 0 and not request.needs_prompt_logprobs:
                 outputs.append(request.last_output("length"))
@@ -94,9 +100,14 @@ class Scheduler:
         Raises:
             NotAdmitted: if a request could not be given a slot; nothing is planned.
         """
+        self._queue.take_loaded()
         plan = plan_step(self._config, self._runner, self._queue)
         self._queue.advance(plan)
         return plan
+
+    def await_grammars(self, wait_s: float) -> None:
+        """Waits for the grammar of a request that cannot run before, if there is one."""
+        self._queue.await_grammars(wait_s)
 
     def fall_back(self) -> None:
         """All steps in flight were given up; what they had planned is to be planned anew."""

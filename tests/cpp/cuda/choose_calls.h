@@ -30,6 +30,7 @@ struct Batch {
   bool has_own_noise = false;
   Ids token_of;  // or empty
   DrawnBatch drawn{{}};
+  MaskBatch masks;
 
   size_t num_samples() const { return sample_row.size(); }
 };
@@ -51,6 +52,7 @@ inline Batch flatten(const std::vector<Request>& requests, int num_samples = 0,
   const auto pad = [&] {
     batch.sample_row.push_back(-1);
     batch.score_token.push_back(0);
+    batch.masks.add_none();
     batch.logits.insert(batch.logits.end(), static_cast<size_t>(batch.vocab_size), kInfinity);
   };
   for (const Request& request : requests) {
@@ -97,6 +99,7 @@ inline Batch flatten(const std::vector<Request>& requests, int num_samples = 0,
       batch.sample_row.push_back(first + row);
       batch.score_token.push_back(request.score_tokens.empty() ? -1 : request.score_tokens[r]);
       batch.logits.insert(batch.logits.end(), request.logits[r].begin(), request.logits[r].end());
+      batch.masks.add(request, row);
     }
   }
   while (batch.num_samples() < static_cast<size_t>(num_samples)) pad();
@@ -141,6 +144,8 @@ inline ChooseParams params_of(const Batch& batch, const Asked& asked) {
     return params;
   }
   params.drafts = batch.drawn.view();
+  params.row_masks = batch.masks.words.data();
+  params.sample_mask = batch.masks.sample_mask.data();
   params.tokens = batch.tokens.data();
   params.tokens_stride = static_cast<int64_t>(batch.stride);
   params.num_tokens = batch.num_tokens.data();
@@ -171,6 +176,7 @@ inline Outputs choose_on_cpu(Batch batch, const Asked& asked = {}) {
     const size_t at = real.size();
     compact.sample_row[at] = batch.sample_row[i];
     compact.score_token[at] = batch.score_token[i];
+    compact.masks.sample_mask[at] = batch.masks.sample_mask[i];
     std::copy_n(&batch.logits[i * vocab_size], vocab_size, &compact.logits[at * vocab_size]);
     real.push_back(i);
   }
@@ -213,6 +219,8 @@ class DeviceCall {
         tokens_(capacity * 64 * 4),
         token_of_(static_cast<size_t>(vocab_size) * 4),
         numbers_(capacity * 9 * 4),
+        mask_words_(num_samples * ((static_cast<size_t>(vocab_size) + 31) / 32) * 4),
+        sample_mask_(num_samples * 4),
         chosen_(num_samples * 4),
         logprob_ids_(num_samples * kWidth * 4),
         ranks_(num_samples * 4),
@@ -260,6 +268,13 @@ class DeviceCall {
       params.token_of = token_of_.as<int32_t>();
     }
     if (params.drafts.logits.values != nullptr) upload_drafts(batch.drawn, params.drafts);
+    if (params.sample_mask != nullptr) {
+      CHECK_LE(batch.masks.words.size() * sizeof(int32_t), mask_words_.bytes());
+      mask_words_.upload(batch.masks.words);
+      sample_mask_.upload(batch.masks.sample_mask);
+      params.row_masks = mask_words_.as<int32_t>();
+      params.sample_mask = sample_mask_.as<int32_t>();
+    }
     params.chosen = chosen_.as<int32_t>();
     params.logprob_ids = asked.logprobs ? logprob_ids_.as<int32_t>() : nullptr;
     params.logprobs = asked.logprobs ? logprobs_ : nullptr;
@@ -304,8 +319,8 @@ class DeviceCall {
   }
 
   const size_t num_samples_;
-  DeviceBuffer logits_, sampling_, ids_, values_, tokens_, token_of_, numbers_, chosen_,
-      logprob_ids_, ranks_, workspace_;
+  DeviceBuffer logits_, sampling_, ids_, values_, tokens_, token_of_, numbers_, mask_words_,
+      sample_mask_, chosen_, logprob_ids_, ranks_, workspace_;
   const size_t capacity_;
   float* logprobs_ = nullptr;
   std::unique_ptr<DeviceBuffer> draft_ids_[4], draft_logits_;

@@ -89,6 +89,7 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
     }
     if (one_in(15)) logits[static_cast<size_t>(rng.integer(0, vocab_size - 1))] = kInfinity;
   }
+  if (one_in(4)) add_random_masks(rng, request);
   return request;
 }
 
@@ -138,6 +139,7 @@ Request plain(Request request) {
   request.stop_ids = request.bias_ids = request.allowed_ids = request.score_tokens = {};
   request.bias_values = {};
   request.bad_words = {};
+  request.mask_ids = {};
   return request;
 }
 

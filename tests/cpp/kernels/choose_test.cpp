@@ -62,6 +62,7 @@ Request random_request(Rng& rng, int vocab_size) {
       for (float& logit : request.logits.back()) logit = std::round(logit);
     }
   }
+  if (sometimes()) add_random_masks(rng, request);
   return request;
 }
 
@@ -264,6 +265,9 @@ TEST(drafts_count_like_committed_tokens) {
         committed.drafts.clear();
         committed.parents.clear();
         committed.logits = {request.logits[static_cast<size_t>(row)]};
+        if (!request.mask_ids.empty()) {
+          committed.mask_ids = {request.mask_ids[static_cast<size_t>(row)]};
+        }
         CHECK(choose_one(committed) == choices[static_cast<size_t>(row)]);
       }
     }
@@ -379,6 +383,35 @@ TEST(a_bad_word_is_masked_behind_its_own_beginning) {
   CHECK_EQ(is_masked({{0, 2, 4}, {5, 0, 1, 4}}), (std::vector<int>{0, 1, 1, 0}));
   CHECK_EQ(is_masked({{0, 1, 3, 4}, {2, 3, 4}, {4, 4}}), (std::vector<int>{0, 0, 0, 1}));
   CHECK_EQ(is_masked({{9, 5, 0, 4}, {5, 5, 0, 4}}), (std::vector<int>{0, 0, 0, 0}));  // too long
+}
+
+TEST(a_mask_leaves_a_row_its_tokens) {
+  for_each_isa([] {
+    Request request = greedy({5, 4, 3, 2, 1, 0});
+    request.logits.resize(3, request.logits[0]);
+    request.drafts = {1, 2};
+    request.parents = {-1, 0};
+    request.mask_ids = {{3, 4}, {}, {5}};
+    const auto chosen = [&] {
+      std::vector<int32_t> ids;
+      for (const Choice& choice : choose_all({request})) ids.push_back(choice.id);
+      return ids;
+    };
+    CHECK_EQ(chosen(), (std::vector<int32_t>{3, 0, 5}));
+    // Neither a bias nor a list of allowed tokens brings back what the mask takes.
+    request.bias_ids = {0, 4};
+    request.bias_values = {100.0f, 50.0f};
+    CHECK_EQ(chosen(), (std::vector<int32_t>{4, 0, 5}));
+    request.allowed_ids = {0, 3, 5};
+    CHECK_EQ(chosen(), (std::vector<int32_t>{3, 0, 5}));
+    request.sampling.temperature = 2.0f;
+    request.sampling.num_logprobs = 3;
+    request.sampling.raw_logprobs = false;
+    const Choice choice = choose_all({request})[0];
+    CHECK_EQ(choice.id, 3);
+    CHECK_EQ(choice.logprobs[0], 0.0f);
+    CHECK_EQ(choice.logprobs[2], -kInfinity);
+  });
 }
 
 TEST(foreign_ids_are_ignored) {

@@ -24,7 +24,9 @@ struct Request {
   std::vector<int32_t> history = {0};
   int prompt_len = 1;
   std::vector<int32_t> drafts, parents;
-  std::vector<int32_t> score_tokens;       // by row, or empty
+  std::vector<int32_t> score_tokens;  // by row, or empty
+  // By row, or empty: the tokens that its mask allows. A row without any has no mask.
+  std::vector<std::vector<int32_t>> mask_ids;
   std::vector<std::vector<float>> logits;  // by row
   // A chain drawn behind the last token, and the drafter's logits of each; not all need rows.
   std::vector<int32_t> drawn;
@@ -39,6 +41,9 @@ struct Request {
       flat[i] = static_cast<int32_t>(flat.size());
     }
     return flat;
+  }
+  bool has_mask(int row) const {
+    return !mask_ids.empty() && !mask_ids[static_cast<size_t>(row)].empty();
   }
   int position(int row) const {
     int depth = 0;
@@ -64,6 +69,37 @@ struct Choice {
   std::vector<float> logprobs;
   bool operator==(const Choice&) const = default;
 };
+
+/// Masks of samples, added one after the other.
+struct MaskBatch {
+  std::vector<int32_t> words, sample_mask;
+
+  void add_none() { sample_mask.push_back(-1); }
+  void add(const Request& request, int row) {
+    if (!request.has_mask(row)) return add_none();
+    const size_t num_words = (request.logits[static_cast<size_t>(row)].size() + 31) / 32;
+    const size_t first = words.size();
+    sample_mask.push_back(static_cast<int32_t>(first / num_words));
+    words.resize(first + num_words);
+    for (const int32_t id : request.mask_ids[static_cast<size_t>(row)]) {
+      words[first + static_cast<size_t>(id) / 32] |= static_cast<int32_t>(1u << (id % 32));
+    }
+  }
+};
+
+/// Gives some rows a mask of random tokens, a few or most of them.
+inline void add_random_masks(Rng& rng, Request& request) {
+  for (const std::vector<float>& logits : request.logits) {
+    const auto size = static_cast<int>(logits.size());
+    std::vector<int32_t>& ids = request.mask_ids.emplace_back();
+    const int share = rng.integer(0, 2);
+    if (share == 0) continue;
+    ids.push_back(rng.integer(0, size - 1));
+    for (int32_t id = 0; id < size; ++id) {
+      if (rng.integer(0, 30) < (share == 1 ? 1 : 28)) ids.push_back(id);
+    }
+  }
+}
 
 /// What the requests' drafts were drawn from, as it lies in memory: by depth, rows in an order of
 /// their own, NaN where nobody may read.
@@ -131,6 +167,7 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
       prompt_len(num_seqs);
   std::vector<int32_t> row_token, position, span, parent, seq, sample_row, score_token;
   std::vector<float> logits;
+  MaskBatch masks;
   for (size_t index = 0; index < num_seqs; ++index) {
     Request& request = requests[index];
     const size_t slot = num_seqs - 1 - index;
@@ -160,6 +197,7 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
       sample_row.push_back(first + row);
       score_token.push_back(request.score_tokens.empty() ? -1 : request.score_tokens[r]);
       logits.insert(logits.end(), request.logits[r].begin(), request.logits[r].end());
+      masks.add(request, row);
     }
   }
   const std::vector<float> logits_before = logits;
@@ -186,6 +224,8 @@ inline std::vector<Choice> choose_all(std::vector<Request> requests, int num_thr
   params.vocab_size = vocab_size;
   const DrawnBatch drawn(requests, drawn_token_of);
   params.drafts = drawn.view();
+  params.row_masks = masks.words.data();
+  params.sample_mask = masks.sample_mask.data();
   params.sampling = sampling.data();
   params.tokens = tokens.data();
   params.tokens_stride = static_cast<int64_t>(stride);
@@ -224,6 +264,15 @@ inline std::vector<float> edited_logits(const Request& request, int row) {
   if (!request.allowed_ids.empty()) {
     std::vector<bool> is_allowed(size, false);
     for (const int32_t id : request.allowed_ids) is_allowed[static_cast<size_t>(id)] = true;
+    for (size_t id = 0; id < size; ++id) {
+      if (!is_allowed[id]) logits[id] = -kInfinity;
+    }
+  }
+  if (request.has_mask(row)) {
+    std::vector<bool> is_allowed(size, false);
+    for (const int32_t id : request.mask_ids[static_cast<size_t>(row)]) {
+      is_allowed[static_cast<size_t>(id)] = true;
+    }
     for (size_t id = 0; id < size; ++id) {
       if (!is_allowed[id]) logits[id] = -kInfinity;
     }
@@ -312,6 +361,11 @@ inline int32_t reference_choice(const Request& request, int row, bool& is_close)
       best = score;
       chosen = static_cast<int32_t>(id);
     }
+  }
+  if (request.has_mask(row)) {
+    const std::vector<int32_t>& ids = request.mask_ids[static_cast<size_t>(row)];
+    const bool is_allowed = std::find(ids.begin(), ids.end(), chosen) != ids.end();
+    if (!is_allowed) chosen = *std::min_element(ids.begin(), ids.end());
   }
   return chosen;
 }

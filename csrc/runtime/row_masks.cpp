@@ -1,0 +1,106 @@
+#include "runtime/row_masks.h"
+
+#include <algorithm>
+
+namespace openspec {
+
+namespace {
+
+bool is_empty(std::span<const int32_t> mask) {
+  return std::all_of(mask.begin(), mask.end(), [](int32_t word) { return word == 0; });
+}
+
+int32_t bit_of(int32_t id) { return static_cast<int32_t>(1u << (id % 32)); }
+
+void allow(std::span<int32_t> mask, int32_t id) {
+  mask[static_cast<size_t>(id / 32)] |= bit_of(id);
+}
+
+void forbid(std::span<int32_t> mask, int32_t id) {
+  if (id >= 0 && static_cast<size_t>(id / 32) < mask.size()) {
+    mask[static_cast<size_t>(id / 32)] &= ~bit_of(id);
+  }
+}
+
+/// Takes from a mask what the other parameters forbid behind `path`, but for min_tokens.
+void forbid_others(std::span<int32_t> mask, const SequenceParams& params,
+                   std::span<const int32_t> path) {
+  if (!params.lists.allowed_ids.empty()) {
+    std::vector<int32_t> allowed(mask.size(), 0);
+    for (const int32_t id : params.lists.allowed_ids) {
+      if (id >= 0 && static_cast<size_t>(id / 32) < mask.size()) allow(allowed, id);
+    }
+    for (size_t word = 0; word < mask.size(); ++word) mask[word] &= allowed[word];
+  }
+  int32_t begin = params.num_bad_words;
+  for (int word = 0; word < params.num_bad_words; ++word) {
+    const std::vector<int32_t>& list = params.lists.bad_words;
+    const int32_t end = list[static_cast<size_t>(word)];
+    const auto ids =
+        std::span(list).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    begin = end;
+    const size_t num_before = ids.size() - 1;
+    if (num_before > path.size()) continue;
+    if (std::equal(ids.begin(), ids.end() - 1, path.end() - static_cast<ptrdiff_t>(num_before))) {
+      forbid(mask, ids.back());
+    }
+  }
+}
+
+}  // namespace
+
+void RowMasks::begin(size_t num_samples) {
+  num_masks_ = 0;
+  sample_mask_.assign(num_samples, -1);
+}
+
+void RowMasks::add(const SequenceTable& table, int slot, std::span<const int32_t> known,
+                   const Draft& draft, size_t first) {
+  GrammarState& state = *table.grammar(slot);
+  const SequenceParams& params = table.params(slot);
+  const auto num_rows = static_cast<size_t>(1 + draft.size());
+  const auto num_words = static_cast<size_t>(num_words_);
+  const size_t needed = (static_cast<size_t>(num_masks_) + num_rows) * num_words;
+  if (words_.size() < needed) words_.resize(std::max(needed, 2 * words_.size()));
+  const auto index = std::span(sample_mask_).subspan(first, num_rows);
+  MaskRows masks{.num_words = num_words_, .words = words_, .num_rows = num_masks_};
+  state.fill_rows(draft, masks, index);
+  num_masks_ = masks.num_rows;
+
+  const bool has_more = params.grammar_min_tokens > 0 || !params.lists.allowed_ids.empty() ||
+                        params.num_bad_words > 0;
+  for (size_t row = 0; row < num_rows; ++row) {
+    if (index[row] < 0) continue;
+    if (!has_more) {
+      end_if_empty(masks.row(index[row]), params);
+      continue;
+    }
+    path_.assign(known.begin(), known.end());
+    for (int i = static_cast<int>(row) - 1; i >= 0; i = draft.parents[static_cast<size_t>(i)]) {
+      path_.push_back(draft.tokens[static_cast<size_t>(i)]);
+    }
+    std::reverse(path_.begin() + static_cast<ptrdiff_t>(known.size()), path_.end());
+    restrict_mask(masks.row(index[row]), params, path_,
+                  static_cast<int>(path_.size()) - table.prompt_len(slot));
+  }
+}
+
+void RowMasks::end_if_empty(std::span<int32_t> mask, const SequenceParams& params) {
+  if (!is_empty(mask)) return;
+  for (const int32_t id : params.grammar->vocabulary().stop_ids()) allow(mask, id);
+}
+
+void RowMasks::restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
+                             std::span<const int32_t> path, int num_output) {
+  rest_.assign(mask.begin(), mask.end());
+  forbid_others(rest_, params, path);
+  if (is_empty(rest_)) {
+    std::fill(mask.begin(), mask.end(), 0);
+  } else if (num_output < params.grammar_min_tokens) {
+    for (const int32_t id : params.lists.stop_ids) forbid(rest_, id);
+    if (!is_empty(rest_)) std::copy(rest_.begin(), rest_.end(), mask.begin());
+  }
+  end_if_empty(mask, params);
+}
+
+}  // namespace openspec

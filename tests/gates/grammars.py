@@ -1,0 +1,119 @@
+"""Grammars for the gates, and what is true of an answer by a matcher of its own."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import tokenizers
+
+from openspec import _grammar
+from openspec.config import EMBEDDED_MODEL
+from openspec.engine.core import EngineCore
+from openspec.text.vocabulary import spelling_of
+from tests.gates.harness import Job, Result, chat_prompt, make_core, tokenizer
+
+END = "<|im_end|>"
+SPELLED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Special tokens that a grammar may ask for."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+EXPRESSION = """
+root ::= term (" " [-+*] " " term)*
+term ::= [0-9]{1,3} | "(" root ")"
+"""
+THOUGHTS = {
+    "type": "structural_tag",
+    "format": {
+        "type": "sequence",
+        "elements": [
+            {
+                "type": "tag",
+                "begin": "<think>",
+                "content": {"type": "any_text"},
+                "end": "</think>",
+            },
+            {"type": "json_schema", "json_schema": PERSON},
+        ],
+    },
+}
+KINDS = ("json_schema", "regex", "choice", "ebnf", "structural_tag")
+
+
+@cache
+def tokens() -> tuple[list[bytes], int, list[int]]:
+    """What `set_vocabulary` takes: bytes by id, the model's vocabulary size, ends of answers."""
+    backend = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    spell = spelling_of(backend)
+    config = json.loads((EMBEDDED_MODEL / "config.json").read_text())
+    special = {int(index): one.content for index, one in backend.get_added_tokens_decoder().items()}
+    by_id = [b""] * config["vocab_size"]
+    for token, index in backend.get_vocab(with_added_tokens=True).items():
+        if index in special:
+            by_id[index] = token.encode() if token in SPELLED else b""
+        else:
+            by_id[index] = spell(token)
+    end = backend.token_to_id(END)
+    assert end is not None
+    return by_id, config["vocab_size"], [end]
+
+
+@cache
+def vocabulary() -> _grammar.Vocabulary:
+    return _grammar.Vocabulary(*tokens())
+
+
+@cache
+def compiled(kind: str) -> bytes:
+    if kind == "json_schema":
+        return _grammar.compile_json_schema(vocabulary(), json.dumps(PERSON), max_whitespace=1)
+    if kind == "regex":
+        return _grammar.compile_regex(vocabulary(), "[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
+    if kind == "choice":
+        days = ("Monday", "Tuesday", "Wednesday", "Thursday", "Monday evening")
+        return _grammar.compile_ebnf(vocabulary(), "root ::= " + " | ".join(map(json.dumps, days)))
+    if kind == "ebnf":
+        return _grammar.compile_ebnf(vocabulary(), EXPRESSION)
+    return _grammar.compile_structural_tag(vocabulary(), json.dumps(THOUGHTS))
+
+
+def grammar_core(**settings: object) -> EngineCore:
+    """An engine that knows every kind, by its name."""
+    core = make_core(**settings)  # type: ignore[arg-type]
+    core.set_vocabulary(*tokens())
+    for kind in KINDS:
+        core.load_grammar(kind, compiled(kind))
+    return core
+
+
+@cache
+def prompts() -> tuple[tuple[int, ...], ...]:
+    """Questions, the last with thoughts, so that some answers are forced into their form."""
+    questions = (
+        "Describe a person in JSON with name, age and pets.",
+        "What comes after Tuesday?",
+        "A farmer has 12 cows and 37 sheep. How many animals does he have?",
+        "Repeat the following text exactly:\n\nNow is the winter of our discontent.",
+    )
+    thinking = tokenizer().render_chat([{"role": "user", "content": questions[2]}])
+    return (*map(chat_prompt, questions), tuple(thinking.token_ids))
+
+
+def check_answer(job: Job, result: Result) -> None:
+    """Every token is one that a matcher of its own allows, and only a whole answer has ended."""
+    matcher = _grammar.Matcher(vocabulary(), compiled(job.grammar))
+    for place, token in enumerate(result.token_ids):
+        assert not matcher.is_terminated, "tokens after the end"
+        assert token in matcher.allowed(), (job.grammar, place, token)
+        assert matcher.accept(token)
+    assert result.finish_reason in ("stop", "length"), result
+    assert matcher.is_terminated == (result.finish_reason == "stop")
