@@ -10,27 +10,37 @@
 
 namespace openspec {
 
-void DeviceStep::enqueue(const StepShape& shape, int num_samples) {
+RowBatch DeviceStep::row_batch(const StepShape& shape) const {
   const DeviceArrays& s = arrays_;
-  const int num_spans = shape.num_spans;
-  const RowBatch rows = {
-      .num_rows = shape.num_rows,
-      .num_spans = num_spans,
-      .row_token = s.row_token,
-      .row_position = s.row_position,
-      .row_span = s.row_span,
-      .row_parent = s.row_parent,
-      .row_kv_slot = s.row_kv_slot,
-      .span_begin = s.span_begin,
-      .span_kv_len = s.span_kv_len,
-      .span_seq = s.span_seq,
-      .may_have_trees = shape.has_trees,
-      .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, num_spans),
-      .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.max_draft_tokens};
-  if (shape.proposes) propose(rows);
+  return {.num_rows = shape.num_rows,
+          .num_spans = shape.num_spans,
+          .row_token = s.row_token,
+          .row_position = s.row_position,
+          .row_span = s.row_span,
+          .row_parent = s.row_parent,
+          .row_kv_slot = s.row_kv_slot,
+          .span_begin = s.span_begin,
+          .span_kv_len = s.span_kv_len,
+          .span_seq = s.span_seq,
+          .may_have_trees = shape.has_trees,
+          .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, shape.num_spans),
+          .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.max_draft_tokens};
+}
+
+void DeviceStep::enqueue(const StepShape& shape, int num_samples) {
+  enqueue_rows(shape, num_samples);
+  score(row_batch(shape));
+  enqueue_choices(shape, num_samples, /*has_masks=*/false);
+}
+
+void DeviceStep::enqueue_rows(const StepShape& shape, int num_samples) {
+  if (shape.proposes) propose(row_batch(shape));
   lay_out(shape, num_samples);
-  score(rows);
-  choose(rows, num_samples);
+}
+
+void DeviceStep::enqueue_choices(const StepShape& shape, int num_samples, bool has_masks) {
+  const RowBatch rows = row_batch(shape);
+  choose(rows, num_samples, has_masks);
   commit(shape);
   if (shape.has_trees) move_kv(rows);
   if (shape.keeps_rows) {
@@ -139,7 +149,7 @@ void DeviceStep::score(const RowBatch& rows) {
                           context_.kv_layers, capture_layers_, captured_.data());
 }
 
-void DeviceStep::choose(const RowBatch& rows, int num_samples) {
+void DeviceStep::choose(const RowBatch& rows, int num_samples, bool has_masks) {
   const DeviceArrays& s = arrays_;
   const int block = context_.config.max_num_logits_rows;
   for (int first = 0; first < num_samples; first += block) {
@@ -152,6 +162,8 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples) {
                         .logits = s.logits,
                         .vocab_size = context_.config.target.vocab_size,
                         .drafts = drawn_drafts(),
+                        .row_masks = has_masks ? mask_words_.as<int32_t>() : nullptr,
+                        .sample_mask = has_masks ? sample_mask_.as<int32_t>() + first : nullptr,
                         .sampling = arrays_.table.sampling,
                         .tokens = arrays_.table.tokens,
                         .tokens_stride = arrays_.table.tokens_stride,

@@ -32,7 +32,8 @@ DeviceStep::DeviceStep(StepContext context)
       context_(std::move(context)),
       book_(graph_limits(context_.config, context_.drafter)),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
-      arrays_(context_.config, context_.drafter.needs(), stream_.handle()) {
+      arrays_(context_.config, context_.drafter.needs(), stream_.handle()),
+      masks_(context_.config.target.vocab_size) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
@@ -64,7 +65,7 @@ DeviceStep::~DeviceStep() {
 }
 
 void DeviceStep::prepare() {
-  graphs_.clear();
+  for (Graphs* graphs : {&graphs_, &row_graphs_, &score_graphs_, &choice_graphs_}) graphs->clear();
   context_.drafter.prepare(exec_);
   for (const StepShape& shape : book_.shapes()) {
     // Once for real, without sequences: kernels are loaded and their limits set before recording.
@@ -98,6 +99,7 @@ void DeviceStep::add_sequence(int slot) {
 
 void DeviceStep::restore_sequence(int slot) {
   has_restored_ = true;
+  launched_.clear();  // what is given up is given up to the last step
   update_slot(slot);
 }
 
@@ -192,7 +194,8 @@ void DeviceStep::launch(StepLease& lease) {
                  " page updates, more than its input holds");
   std::copy(slot_updates_.begin(), slot_updates_.end(), input.slot_updates);
   std::copy(page_updates.begin(), page_updates.end(), input.page_updates);
-  start(lease.ring_index, header, shape, num_samples);
+  start(lease.ring_index, header, shape, num_samples, has_masks(lease) ? &lease : nullptr);
+  note_launched(lease);
   num_kept_steps_ = lease.num_waiting;  // and not earlier: the device keeps what it was given
   slot_updates_.clear();
   new_slots_.clear();
@@ -278,12 +281,14 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
 }
 
 void DeviceStep::start(int ring_index, const StepHeader& header, const StepShape& shape,
-                       int num_samples) {
+                       int num_samples, const StepLease* masked) {
   begun_[index(ring_index)].record(stream_.handle());
   if (proposes_on_host()) arrays_.upload_proposals(ring_index, stream_.handle());
   begin(ring_index, header, shape.num_spans);
   const auto graph = graphs_.find(shape);
-  if (graph != graphs_.end()) {
+  if (masked != nullptr) {
+    run_masked(*masked, shape, num_samples);
+  } else if (graph != graphs_.end()) {
     graph->second.launch(stream_.handle());
   } else {
     enqueue(shape, num_samples);
@@ -306,6 +311,7 @@ int DeviceStep::num_samples_of(const StepLease& lease, const StepShape& shape) c
 
 void DeviceStep::collect(StepLease& lease) {
   done_[index(lease.ring_index)].wait();
+  note_collected(lease);
   lease.seconds = done_[index(lease.ring_index)].seconds_since(begun_[index(lease.ring_index)]);
   lease.results.clear();
   lease.num_rows = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "kernels/drafts/kept_rows.h"
 #include "runtime/device_buffers.h"
 #include "runtime/graph_book.h"
+#include "runtime/row_masks.h"
 #include "runtime/step_backend.h"
 
 namespace openspec {
@@ -15,13 +17,15 @@ namespace openspec {
 /// outcome that the device writes into a ring there. The device holds the sequence table that
 /// counts; the host's own is what it has heard of so far, so the next step can be launched before
 /// this one is known. GraphBook says which steps are graphs; any other goes op by op through the
-/// same code. In builds without CUDA there is none.
+/// same code. A step with a grammar in it takes three launches (device_grammar.cpp). In builds
+/// without CUDA there is none.
 class DeviceStep final : public StepBackend {
  public:
   explicit DeviceStep(StepContext context);
   ~DeviceStep() override;
 
   int num_steps_ahead() const override { return proposes_on_host() ? 0 : 1; }
+  bool supports_grammars() const override { return true; }
   void prepare() override;
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
@@ -54,11 +58,15 @@ class DeviceStep final : public StepBackend {
 
   // The step, by stages, on the device's stream.
   void enqueue(const StepShape& shape, int num_samples);
+  // Its parts: drafts and rows, and all that follows the target's forward pass.
+  void enqueue_rows(const StepShape& shape, int num_samples);
+  void enqueue_choices(const StepShape& shape, int num_samples, bool has_masks);
+  RowBatch row_batch(const StepShape& shape) const;
   void begin(int ring_index, const StepHeader& header, int num_spans);
   void propose(const RowBatch& rows);
   void lay_out(const StepShape& shape, int num_samples);
   void score(const RowBatch& rows);
-  void choose(const RowBatch& rows, int num_samples);
+  void choose(const RowBatch& rows, int num_samples, bool has_masks);
   void commit(const StepShape& shape);
   void move_kv(const RowBatch& rows);
   void teach(const RowBatch& rows);
@@ -85,8 +93,25 @@ class DeviceStep final : public StepBackend {
   int num_samples_of(const StepLease& lease, const StepShape& shape) const;
   /// Returns whether any of the proposals is a tree.
   bool propose_on_host(const StepLease& lease, const StepInputArrays& input);
-  /// Starts the step whose input is the header and the ring's entry.
-  void start(int ring_index, const StepHeader& header, const StepShape& shape, int num_samples);
+  /// Starts the step whose input is the header and the ring's entry. With `masked`, the lease, it
+  /// has rows that a grammar limits.
+  void start(int ring_index, const StepHeader& header, const StepShape& shape, int num_samples,
+             const StepLease* masked = nullptr);
+
+  // Steps with a grammar in them.
+  using Graphs = std::map<StepShape, device::Graph>;
+  void run_masked(const StepLease& lease, const StepShape& shape, int num_samples);
+  /// The graph of the shape, recorded at its first use; where the shape has none, `enqueue` itself.
+  void run_part(Graphs& graphs, const StepShape& shape, const std::function<void()>& enqueue);
+  bool has_masks(const StepLease& lease) const;
+  void download_rows(const StepShape& shape);
+  void fill_masks(const StepLease& lease, int num_samples);
+  void upload_masks();
+  /// Known tokens of a sequence, those of steps that are not collected yet included.
+  std::vector<int32_t> known_tokens(int slot, uint64_t serial) const;
+  void note_launched(const StepLease& lease);
+  void note_collected(const StepLease& lease);
+
   SpanResult result_of(const StepLease& lease, size_t span) const;
   SpanDetail detail_of(const SpanResult& result, size_t entry) const;
   void update_slot(int slot);
@@ -108,7 +133,23 @@ class DeviceStep final : public StepBackend {
   std::vector<device::Event> begun_, done_;  // [ring]
   int next_ring_ = 0;
   int num_last_rows_ = 0, num_last_logits_ = 0, num_last_spans_ = 0;
-  std::map<StepShape, device::Graph> graphs_;
+  Graphs graphs_;
+
+  // Of steps with a grammar in them; taken at the first.
+  struct LaunchedSpan {
+    int ring_index = 0;
+    size_t span = 0;
+    int slot = 0;
+    uint64_t serial = 0;
+  };
+  std::vector<LaunchedSpan> launched_;  // of sequences with a grammar, until they are collected
+  RowMasks masks_;
+  Buffer mask_words_, sample_mask_;  // on the device, see ChooseParams
+  Buffer masks_staging_, laid_out_;  // pinned: both of these, and what download_rows brings
+  size_t laid_out_spans_ = 0;        // room for spans in it
+  bool laid_out_trees_ = false;      // whether it has parents
+  device::Event is_laid_out_;
+  Graphs row_graphs_, score_graphs_, choice_graphs_;
 };
 
 }  // namespace openspec
