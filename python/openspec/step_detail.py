@@ -41,11 +41,10 @@ def steps_of(steps: Sequence[StepDetail], num_tokens: int) -> list[StepDetail]:
     for step in steps:
         if num_tokens == 0:
             break
-        count = min(len(step.token_ids), num_tokens)
-        num_tokens -= count
-        kept.append(
-            msgspec.structs.replace(
-                step, token_ids=step.token_ids[:count], accepted=step.accepted[:count]
+        if num_tokens < len(step.token_ids):
+            step = msgspec.structs.replace(
+                step, token_ids=step.token_ids[:num_tokens], accepted=step.accepted[:num_tokens]
             )
-        )
+        num_tokens -= len(step.token_ids)
+        kept.append(step)
     return kept
