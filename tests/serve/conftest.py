@@ -83,7 +83,11 @@ class RunningServer:
 
 @contextmanager
 def run_fake_server(
-    model: Path, engine_options: dict | None = None, num_engines: int = 1, **config: object
+    model: Path,
+    engine_options: dict | None = None,
+    num_engines: int = 1,
+    max_restarts: int | None = 0,
+    **config: object,
 ) -> Iterator[RunningServer]:
     # As `bound_socket` does it.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -99,7 +103,7 @@ def run_fake_server(
             engines.append(FakeEngineClient(model, **(engine_options or {})))
             return engines[-1]
 
-        replicas = Replicas([start_engine] * num_engines)
+        replicas = Replicas([start_engine] * num_engines, max_restarts)
         await replicas.start()
         settings = ServeConfig(**config)
         tokenizer = read_tokenizer(model, settings)
@@ -143,8 +147,8 @@ def start_server(fake_model: Path) -> Iterator[Callable[..., RunningServer]]:
     """Starts servers with settings of their own."""
     with ExitStack() as stack:
 
-        def start(engine_options: dict | None = None, **config: object) -> RunningServer:
-            return stack.enter_context(run_fake_server(fake_model, engine_options, **config))
+        def start(engine_options: dict | None = None, **settings: object) -> RunningServer:
+            return stack.enter_context(run_fake_server(fake_model, engine_options, **settings))
 
         yield start
 

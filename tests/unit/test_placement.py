@@ -6,7 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from openspec.engine.placement import LOAD_FACTOR, SentPrefixes, choose, page_keys
+from openspec.engine.placement import LOAD_FACTOR, OWN_LOAD, SentPrefixes, choose, page_keys
 from openspec.messages import EngineRequest
 from tests.unit.fake_core import make_request
 
@@ -67,24 +67,36 @@ def test_the_longest_prefix_wins_and_equals_go_to_the_least_loaded() -> None:
     assert place(engines, [7] * 9) == "a"
 
 
-def test_the_bound_on_load() -> None:
+def test_the_bound_on_load_is_tight_for_what_many_begin_with() -> None:
     a, b = engines = [Engine("a"), Engine("b")]
     a.prefixes.add(keys_of(LONG))
-    names = [place(engines, LONG) for _ in range(8)]
-    assert names == ["a", "a", "b", "b", "a", "b", "a", "b"], "one is never idle while one waits"
+    names = [place(engines, [*LONG[:20], *[50 + number] * 9]) for number in range(8)]
+    assert names == ["a", "a", "b", "b", "a", "b", "a", "b"], "soon it is everywhere"
+    assert not a.prefixes.is_own(keys_of([*LONG[:20], *[99] * 9]))
     b.prefixes.clear()
+    question = keys_of([*LONG[:20], *[99] * 9])
     a.num_sequences, b.num_sequences = LOAD_FACTOR * 10 + LOAD_FACTOR - 1, 10
-    assert place(engines, LONG) == "a"
-    a.num_sequences, b.num_sequences = LOAD_FACTOR * 10 + LOAD_FACTOR, 10
-    assert choose(engines, keys_of(LONG), 1) is b
+    assert choose(engines, question, 1) is a
+    a.num_sequences += 1
+    assert choose(engines, question, 1) is b
+
+
+def test_the_bound_on_load_is_loose_for_a_conversation() -> None:
+    a, b = engines = [Engine("a"), Engine("b")]
+    a.prefixes.add(keys_of(LONG))
+    turn = keys_of([*LONG, *range(60, 90)])
+    assert a.prefixes.is_own(turn) and not b.prefixes.is_own(turn)
+    a.num_sequences = LOAD_FACTOR - 1 + OWN_LOAD
+    assert choose(engines, turn, 1) is a
+    a.num_sequences += 1
+    assert choose(engines, turn, 1) is b
 
 
 def test_all_sequences_of_a_request_count() -> None:
     a, b = engines = [Engine("a"), Engine("b")]
     a.prefixes.add(keys_of(LONG))
     assert place(engines, LONG, num_sequences=8) == "a"
-    assert place(engines, LONG, num_sequences=1) == "b"
-    a.prefixes.add(keys_of(LONG))
+    assert place(engines, LONG[:20] + [99] * 9, num_sequences=1) == "b"
     b.prefixes.clear()
     assert choose(engines, keys_of(LONG), 8) is a, "8 more on either: 16 are within the bound"
 

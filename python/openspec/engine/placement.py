@@ -11,6 +11,8 @@ from openspec.messages import EngineRequest
 
 LOAD_FACTOR = 2
 """How many times the least load an engine may have and still get a request for its prefix."""
+OWN_LOAD = 4
+"""Sequences that it may have beyond that, where the prefix is the request's own."""
 MAX_KEYS = 1 << 17
 
 
@@ -23,7 +25,8 @@ class SentPrefixes:
     def __init__(self, num_pages: int) -> None:
         """Remembers as many pages as the engine has."""
         self._most = min(num_pages, MAX_KEYS)
-        self._keys: OrderedDict[int, None] = OrderedDict()
+        self._keys: OrderedDict[int, bool] = OrderedDict()
+        """Whether a page followed in a prompt."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -35,12 +38,19 @@ class SentPrefixes:
                 return place
         return len(keys)
 
+    def is_own(self, keys: Sequence[int]) -> bool:
+        """Whether the prompt continues one that was sent, and not only begins like others."""
+        num_known = self.num_known(keys)
+        return num_known > 0 and not self._keys[keys[num_known - 1]]
+
     def add(self, keys: Sequence[int]) -> None:
         """Remembers the pages of a prompt that was sent."""
         # The first page last: it is forgotten after those that are of no use without it.
+        has_next = False
         for key in reversed(keys[: self._most]):
-            self._keys[key] = None
+            self._keys[key] = has_next or self._keys.get(key, False)
             self._keys.move_to_end(key)
+            has_next = True
         while len(self._keys) > self._most:
             self._keys.popitem(last=False)
 
@@ -85,11 +95,17 @@ def choose(candidates: Sequence[CandidateT], keys: Sequence[int], num_sequences:
     """The candidate for a request of so many sequences, by the keys of its prompt.
 
     Of those within the bound on load it has the longest known prefix; of equals the least load, and
-    then the fewest requests so far.
+    then the fewest requests so far. The bound is tight for what many prompts begin with, such as a
+    system prompt, so that it soon is everywhere, and loose for the turns of a conversation.
     """
     least = min(candidate.num_sequences for candidate in candidates)
     most = LOAD_FACTOR * (least + num_sequences) - num_sequences
+
+    def is_within(one: CandidateT) -> bool:
+        num_beyond = one.num_sequences - most
+        return num_beyond <= 0 or (num_beyond <= OWN_LOAD and one.prefixes.is_own(keys))
+
     return min(
-        (candidate for candidate in candidates if candidate.num_sequences <= most),
+        filter(is_within, candidates),
         key=lambda one: (-one.prefixes.num_known(keys), one.num_sequences, one.num_placed),
     )

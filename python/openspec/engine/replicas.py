@@ -158,7 +158,7 @@ class Replicas:
         self._grammars: dict[str, bytes] = {}
         self.all: list[Replica] = []
         for index, start in enumerate(starts):
-            role = "engine" if len(starts) == 1 else f"engine {index}"
+            role = "the engine" if len(starts) == 1 else f"engine {index}"
             supervisor = Supervisor(self._beginning(index, start), max_restarts, role)
             self.all.append(Replica(index, supervisor))
 

@@ -28,7 +28,7 @@ class Supervisor:
         self,
         start: Callable[[], Awaitable[EngineClient]],
         max_restarts: int | None = 0,
-        role: str = "engine",
+        role: str = "the engine",
     ) -> None:
         """`start` makes an engine, after the first at most so many; None: without limit.
 
@@ -113,7 +113,7 @@ class Supervisor:
             self.num_restarts += 1
             limit = "" if self._max_restarts is None else f" of {self._max_restarts}"
             logger.warning(
-                "starting the %s again in %g s, for the %d.%s times",
+                "starting %s again in %g s, for the %d.%s times",
                 self._role,
                 pause_s,
                 self.num_restarts,
@@ -130,4 +130,4 @@ class Supervisor:
                 self.is_restarting = False
 
     def _log_failure(self, error: Exception) -> None:
-        logger.error("the %s did not start: %s", self._role, error)
+        logger.error("%s did not start: %s", self._role, error)

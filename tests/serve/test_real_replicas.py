@@ -1,0 +1,219 @@
+"""Two engine processes behind one server: the text of one, whatever happens to the other."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.serve.real_server import RealServer, children_of, is_running, real_server, run_to_its_end
+from tests.serve.real_server import command as server_command
+from tests.serve.sse import parse_events
+from tests.serve.waiting import wait_until
+
+pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
+
+FLAGS = ("--kv-cache-memory", "48MiB", "--num-threads", "1", "--max-num-seqs", "16")
+NUM_STREAMS = 32
+BACK_S = 10.0
+"""From its end until an engine is back, on a machine that starts a server at once."""
+WORDS = "one two three four five six seven the quick brown fox jumps over a lazy dog".split()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RealServer]:
+    with real_server(*FLAGS, "--replicas", "2", "--shutdown-timeout", "60") as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[RealServer]:
+    with real_server(*FLAGS) as server:
+        yield server
+
+
+def engines(server: RealServer) -> list[dict]:
+    return server.client.get("/server_info").json()["engines"]
+
+
+def pids(server: RealServer) -> list[int]:
+    """Of the engines, in order of their start: the first of two starts first."""
+    return children_of(server.process.pid, "openspec.engine.process")
+
+
+def mixed_request(number: int) -> tuple[str, dict]:
+    draw = random.Random(number)
+    text = " ".join(draw.choices(WORDS, k=draw.randint(1, 60)))
+    body: dict = {"max_tokens": draw.randint(1, 60), "seed": number, "return_token_ids": True}
+    body["temperature"] = draw.choice([0.0, 0.0, 0.7, 1.0])
+    for name, value in (("top_p", 0.9), ("repetition_penalty", 1.1), ("n", 2), ("logprobs", 2)):
+        if draw.random() < 0.2:
+            body[name] = value
+    if draw.random() < 0.2:
+        body["stop"] = ["e"]
+    if draw.random() < 0.4:
+        if "logprobs" in body:
+            body |= {"logprobs": True, "top_logprobs": 2}
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **body}
+    return "/v1/completions", {
+        "prompt": [text, text[::-1]] if draw.random() < 0.2 else text,
+        **body,
+    }
+
+
+def choices_of(server: RealServer, numbers: range) -> list[object]:
+    def ask(number: int) -> object:
+        path, body = mixed_request(number)
+        response = server.client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()["choices"]
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(ask, numbers))
+
+
+def test_the_text_is_that_of_one_server(
+    pair: RealServer, single: RealServer, request: pytest.FixtureRequest
+) -> None:
+    numbers = range(200 if request.config.getoption("--full") else 40)
+    assert choices_of(pair, numbers) == choices_of(single, numbers)
+    tokens = [one["num_generation_tokens"] for one in engines(pair)]
+    assert min(tokens) > 0.2 * sum(tokens), "both have worked"
+    assert "engine 0: ready in" in pair.log and "engine 1: ready in" in pair.log
+    assert ": 1 CPU threads each" not in pair.log, "they are set"
+
+
+def conversation(server: RealServer, number: int, num_turns: int) -> int:
+    """Cached tokens of all turns."""
+    messages = [{"role": "system", "content": " ".join(WORDS * 3)}]
+    num_cached = 0
+    for turn in range(num_turns):
+        question = " ".join(random.Random(100 * number + turn).choices(WORDS, k=30))
+        messages.append({"role": "user", "content": question})
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        answer = server.client.post("/v1/chat/completions", json=body).json()
+        num_cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        messages.append({"role": "assistant", "content": f"answer {number} {turn}"})
+    return num_cached
+
+
+def test_conversations_keep_their_prefix_hits(pair: RealServer, single: RealServer) -> None:
+    def run(server: RealServer) -> int:
+        server.client.post("/flush_cache")
+        with ThreadPoolExecutor(8) as pool:
+            return sum(pool.map(lambda number: conversation(server, number, 6), range(16)))
+
+    two, one = run(pair), run(single)
+    assert two >= 0.95 * one > 1000
+    hits = [engine["prefix_cache_hits"] for engine in engines(pair)]
+    assert min(hits) > 0
+
+
+def streamed(server: RealServer, number: int, max_tokens: int = 250) -> tuple[str, str]:
+    """How a stream ends, and its text."""
+    body = {"prompt": f"{number} {WORDS[number % 9]}", "max_tokens": max_tokens, "ignore_eos": True}
+    body |= {"seed": number, "stream": True, "temperature": number % 2}
+    response = server.client.post("/v1/completions", json=body)
+    if response.status_code != 200:
+        return str(response.json()["error"]["code"]), ""
+    events = parse_events(response.content)
+    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
+    if "error" in events[-1]:
+        return str(events[-1]["error"]["code"]), text
+    return "done", text
+
+
+def test_a_killed_engine_under_load(pair: RealServer) -> None:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        expected = list(pool.map(lambda number: streamed(pair, number), range(NUM_STREAMS)))
+        assert {end for end, _ in expected} == {"done"}
+        results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
+        held = "num_running", "num_waiting"
+        wait_until(lambda: sum(one[n] for one in engines(pair) for n in held) == NUM_STREAMS)
+        num_before = [one["num_restarts"] for one in engines(pair)]
+        killed = pids(pair)[1]
+        num_held = [sum(one[name] for name in held) for one in engines(pair)]
+        assert min(num_held) > NUM_STREAMS / 4
+        os.kill(killed, signal.SIGKILL)
+        dead_since = time.monotonic()
+        assert pair.client.get("/health").status_code == 200
+        wait_until(lambda: not engines(pair)[1]["is_alive"])
+        wait_until(lambda: engines(pair)[1]["is_alive"])
+        seconds = time.monotonic() - dead_since
+        ends = [result.result() for result in results]
+    failed = [number for number, (end, _) in enumerate(ends) if end != "done"]
+    assert len(failed) == num_held[1], "its own, all of them and no others"
+    assert {ends[number][0] for number in failed} == {"engine_dead"}
+    for number, (end, text) in enumerate(ends):
+        assert (
+            text == expected[number][1] if end == "done" else expected[number][1].startswith(text)
+        )
+    assert seconds < BACK_S + pair.seconds_to_ready
+    assert [one["num_restarts"] for one in engines(pair)] == [num_before[0], num_before[1] + 1]
+    assert choices_of(pair, range(4)) and not is_running(killed)
+
+
+def test_a_rolling_restart_under_load(pair: RealServer) -> None:
+    before = pids(pair)
+    with ThreadPoolExecutor(4) as pool:
+        expected = list(pool.map(lambda number: streamed(pair, number, 100), range(4)))
+
+        def ask_until_done(number: int) -> int:
+            num_answers = 0
+            while "rolling restart: done" not in pair.log:
+                assert streamed(pair, number, 100) == expected[number]
+                num_answers += 1
+                time.sleep(0.2)
+            return num_answers
+
+        os.kill(pair.process.pid, signal.SIGHUP)
+        assert min(pool.map(ask_until_done, range(4))) > 0
+    assert len(pids(pair)) == 2 and not set(pids(pair)) & set(before)
+
+
+def num_arrived(server: RealServer) -> float:
+    """Requests of one sequence, running or ended."""
+    names = "openspec:server_load", "openspec:request_success_total"
+    return sum(map(server.metric, names))
+
+
+def test_drain_loses_nothing(pair: RealServer) -> None:
+    """Ends the server: the last test with it."""
+    all_pids, num_before = pids(pair), num_arrived(pair)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
+        wait_until(lambda: num_arrived(pair) == num_before + NUM_STREAMS)
+        assert pair.stop() == 0
+        assert {result.result()[0] for result in results} == {"done"}
+    assert not any(is_running(pid) for pid in all_pids)
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    flags = ["--replicas", "64", "--device", "cpu", "--kv-cache-memory", "64GiB"]
+    flags += ["--max-num-seqs", "16384"]
+    status, errors, _ = run_to_its_end(server_command(flags))
+    last = errors.strip().splitlines()[-1]
+    assert status == 1 and last.startswith("openspec.serve: engine 0: not enough memory: weights ")
+    assert last.endswith("or run fewer --replicas") and "KV 64.00 GiB" in last
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--replicas", "2", "--min-replicas", "3", "--device", "cpu"], "min_replicas (3) is more"),
+        (["--devices", "0"], "--device cuda: "),
+    ],
+)
+def test_wrong_settings(flags: list[str], says: str) -> None:
+    if flags == ["--devices", "0"] and os.path.exists("/dev/nvidia0"):
+        pytest.skip("there is such a device")
+    status, errors, _ = run_to_its_end(server_command(flags))
+    last = errors.strip().splitlines()[-1]
+    assert status == 1 and last.startswith("openspec.serve: ") and says in last, errors
+    assert "Traceback" not in errors

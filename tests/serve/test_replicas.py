@@ -1,0 +1,282 @@
+"""Several engines behind one front: scripted ones, which die and restart at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from openspec.engine import supervisor
+from openspec.engine.replicas import Replicas
+from openspec.errors import ConfigError, EngineError
+from openspec.serve.config import ServeConfig
+from tests.serve.conftest import RunningServer
+from tests.serve.sse import parse_events
+from tests.serve.waiting import wait_until
+
+SLOW = {"step_s": 0.01}
+LONG = {"max_tokens": 600, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+
+
+def samples(server: RunningServer, name: str) -> dict[str, float]:
+    """By engine."""
+    found: dict[str, float] = {}
+    for line in server.client.get("/metrics").text.splitlines():
+        if line.startswith(name + "{"):
+            engine = line.partition('engine="')[2].partition('"')[0]
+            found[engine] = found.get(engine, 0) + float(line.rpartition(" ")[2])
+    return found
+
+
+def in_threads(*functions: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def seen_by(server: RunningServer) -> list[int]:
+    return [len(engine.requests) for engine in server.engines]
+
+
+def test_one_engine_is_asked_directly(start_server) -> None:
+    """The job reads the stream that the engine's client made: no layer between the two."""
+    server = start_server(SLOW)
+    given = []
+    submit = server.engine.submit
+    server.engine.submit = lambda *requests: given.append(submit(*requests)) or given[0]
+    jobs = server.context.lifecycle._jobs
+    threads = in_threads(lambda: server.complete(prompt="a", **LONG))
+    wait_until(lambda: jobs)
+    assert next(iter(jobs.values()))._stream is given[0]
+    server.client.post("/abort_request", json={"abort_all": True})
+    threads[0].join()
+
+
+def test_requests_spread_and_everything_is_told_by_engine(start_server) -> None:
+    server = start_server(SLOW, num_engines=3)
+    prompts = [f"{name} {'x' * 40}" for name in "abcdefghi"]
+    answer = server.complete(prompt=prompts, max_tokens=40)
+    alone = start_server().complete(prompt=prompts, max_tokens=40)
+    texts = [[choice["text"] for choice in one["choices"]] for one in (answer, alone)]
+    assert texts[0] == texts[1] and answer["usage"] == alone["usage"]
+    assert seen_by(server) == [3, 3, 3]
+    assert samples(server, "vllm:request_success_total") == {"0": 3, "1": 3, "2": 3}
+    assert samples(server, "vllm:time_to_first_token_seconds_count") == {"0": 3, "1": 3, "2": 3}
+    tokens = samples(server, "vllm:generation_tokens_total")
+    assert tokens == {"0": 120, "1": 120, "2": 120}
+    assert samples(server, "openspec:engine_alive") == {"0": 1, "1": 1, "2": 1}
+    info = server.client.get("/server_info").json()
+    assert info["num_replicas"] == 3 and len(info["internal_states"]) == 3
+    assert [one["engine"] for one in info["engines"]] == [0, 1, 2]
+    assert sum(one["num_generation_tokens"] for one in info["engines"]) == 360
+    assert info["max_running_requests"] == 3 * 16
+    loads = server.client.get("/v1/loads").json()
+    assert loads["dp_rank_count"] == 3 and [one["dp_rank"] for one in loads["loads"]] == [0, 1, 2]
+
+
+def test_a_prefix_finds_its_engine_until_the_cache_is_flushed(start_server) -> None:
+    server = start_server(num_engines=2)
+    texts = [f"{name} {'the quick brown fox ' * 8}" for name in "ab"]
+    for text in texts:
+        server.complete(prompt=text, max_tokens=1)
+    assert seen_by(server) == [1, 1]
+    for _ in range(3):
+        server.complete(prompt=texts[1] + "jumps", max_tokens=1)
+    assert seen_by(server) == [1, 4]
+    server.complete(prompt=texts[1], max_tokens=1, cache_salt="mine")
+    assert seen_by(server) == [2, 4], "under another salt nothing is known"
+    assert server.client.post("/flush_cache").status_code == 200
+    assert [engine.num_resets for engine in server.engines] == [1, 1]
+    server.complete(prompt=texts[1], max_tokens=1)
+    assert seen_by(server) == [3, 4]
+
+
+def test_aborts_reach_the_engine(start_server) -> None:
+    server = start_server(SLOW, num_engines=2)
+    threads = in_threads(lambda: server.complete(prompt=["a", "b"], request_id="mine", **LONG))
+    wait_until(lambda: seen_by(server) == [1, 1])
+    assert server.client.post("/abort_request", json={"request_id": "mine"}).json() == {
+        "num_aborted": 1
+    }
+    threads[0].join()
+    assert [len(engine.aborted) for engine in server.engines] == [1, 1]
+
+
+def test_a_dead_engine_fails_its_own_requests_and_comes_back(start_server) -> None:
+    server = start_server(SLOW, num_engines=2, max_restarts=None)
+    ends: list[dict] = []
+
+    def run(number: int) -> None:
+        body = {"prompt": f"{number} {'x' * 40}", **LONG, "stream": True}
+        response = server.client.post("/v1/completions", json=body)
+        # Before the first event it is a refusal, later the last event.
+        is_stream = response.status_code == 200
+        ends.append(parse_events(response.content)[-1] if is_stream else response.json())
+
+    threads = in_threads(*(lambda number=number: run(number) for number in range(6)))
+    wait_until(lambda: seen_by(server) == [3, 3])
+    server.call(server.engines[1].die)
+    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/ready").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert [one["error"]["type"] for one in ends if "error" in one] == ["server_error"] * 3
+    reasons = [one["choices"][0]["finish_reason"] for one in ends if "choices" in one]
+    assert reasons == ["length"] * 3
+    assert samples(server, "openspec:request_success_total") == {"0": 3, "1": 3}
+    wait_until(lambda: samples(server, "openspec:engine_restarts") == {"0": 0, "1": 1})
+    wait_until(lambda: server.context.engine.num_accepting == 2)
+    server.complete(prompt=["c", "d"], max_tokens=1)
+    assert seen_by(server) == [4, 3, 1]
+
+
+def test_the_last_engine(start_server) -> None:
+    server = start_server(num_engines=2)
+    server.call(server.engines[0].die)
+    assert server.complete(prompt="a", max_tokens=1)
+    assert samples(server, "openspec:engine_alive") == {"0": 0, "1": 1}
+    server.call(server.engines[1].die)
+    for path in ("/health", "/ready"):
+        assert server.client.get(path).status_code == 503
+    assert server.client.get("/health").json()["error"]["code"] == "engine_dead"
+    error = server.error("/v1/completions", 503, prompt="a")
+    assert error["code"] == "engine_dead"
+
+
+def test_ready_only_with_enough_engines(start_server) -> None:
+    server = start_server(num_engines=2, min_replicas=2)
+    assert server.client.get("/ready").status_code == 200
+    server.call(server.engines[0].die)
+    assert server.client.get("/ready").status_code == 503
+    assert server.client.get("/health").status_code == 200
+    assert server.complete(prompt="a", max_tokens=1)
+
+
+def test_a_rolling_restart_loses_nothing(start_server) -> None:
+    server = start_server(SLOW, num_engines=2)
+    before = list(server.engines)
+    ends: list[str] = []
+
+    def run(number: int) -> None:
+        answer = server.complete(prompt=f"{number}", max_tokens=100, ignore_eos=True)
+        ends.append(answer["choices"][0]["finish_reason"])
+
+    threads = in_threads(*(lambda number=number: run(number) for number in range(6)))
+    wait_until(lambda: sum(seen_by(server)) == 6)
+    server.call(lambda: server.context.engine.roll(30.0))
+    server.call(lambda: server.context.engine.roll(30.0))  # changes nothing
+    while len(server.engines) < 4:
+        threads += in_threads(lambda: run(9))
+        threads[-1].join()
+        assert server.client.get("/ready").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert set(ends) == {"length"} and len(ends) == len(threads) > 6
+    assert not any(engine.is_alive or engine.aborted for engine in before)
+    assert samples(server, "openspec:engine_restarts") == {"0": 0, "1": 0}, "planned ones"
+
+
+def test_a_rolling_restart_cuts_off_what_does_not_end(start_server) -> None:
+    server = start_server(SLOW)
+    answers: list[dict] = []
+    threads = in_threads(lambda: answers.append(server.complete(prompt="a", **LONG)))
+    wait_until(lambda: server.engine._running)
+    server.call(lambda: server.context.engine.roll(0.1))
+    assert server.error("/v1/completions", 503, prompt="b")["code"] == "engine_restarting"
+    threads[0].join()
+    assert answers[0]["choices"][0]["finish_reason"] == "abort"
+    wait_until(lambda: len(server.engines) == 2 and server.context.is_ready)
+    assert server.complete(prompt="b", max_tokens=1)
+
+
+class Started:
+    """Engines that start when they are told to."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes, self.num_starts = outcomes, 0
+        self.gates = [asyncio.Event() for _ in outcomes]
+
+    async def start(self) -> object:
+        number, self.num_starts = self.num_starts, self.num_starts + 1
+        await self.gates[number].wait()
+        if error := self.outcomes[number]:
+            raise error
+        return make_engine()
+
+
+def make_engine() -> object:
+    from types import SimpleNamespace
+
+    from tests.unit.fake_core import make_core
+    from tests.unit.fake_runner import FakeRunner
+
+    async def close() -> None:
+        engine.is_alive = False
+
+    engine = SimpleNamespace(
+        is_alive=True, info=make_core(FakeRunner()).info, close=close, ended=asyncio.Event().wait
+    )
+    return engine
+
+
+def test_vllm_s_name_of_the_setting() -> None:
+    assert ServeConfig(data_parallel_size=3).num_replicas == 3
+    ServeConfig(data_parallel_size=3, replicas=3).check()
+    with pytest.raises(ConfigError, match="another name of replicas"):
+        ServeConfig(data_parallel_size=3, replicas=2).check()
+
+
+def test_the_start_waits_for_all_or_for_some() -> None:
+    async def main(min_replicas: int | None, num_needed: int) -> None:
+        given = Started(None, None, None)
+        replicas = Replicas([given.start] * 3)
+        starting = asyncio.create_task(replicas.start(min_replicas))
+        for number in range(3):
+            await asyncio.sleep(0.01)
+            assert starting.done() == (number >= num_needed)
+            given.gates[number].set()
+        await starting
+        await asyncio.sleep(0.01)
+        assert replicas.num_accepting == 3
+        await replicas.close()
+        assert not replicas.is_alive
+
+    asyncio.run(main(None, 3))
+    asyncio.run(main(1, 1))
+
+
+def test_what_does_not_start_ends_the_others_or_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refused() -> None:
+        given = Started(None, ConfigError("no such GPU"))
+        for gate in given.gates:
+            gate.set()
+        replicas = Replicas([given.start] * 2)
+        with pytest.raises(ConfigError, match="no such GPU"):
+            await replicas.start()
+        assert not replicas.is_alive
+
+    async def late() -> None:
+        given = Started(None, EngineError("not ready after 1 s"), None)
+        given.gates[0].set()
+        replicas = Replicas([given.start] * 2, None)
+        await replicas.start(1)
+        assert replicas.num_accepting == 1 and replicas.all[1].failure == "engine_restarting"
+        given.gates[1].set()
+        given.gates[2].set()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+        assert replicas.num_accepting == 2 and "not ready after 1 s" in caplog.text
+        await replicas.close()
+
+    asyncio.run(refused())
+    asyncio.run(late())
