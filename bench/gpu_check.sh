@@ -7,7 +7,7 @@
 #
 #   bench/gpu_check.sh [STAGE ...]
 #
-# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, compare.
+# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, grammar, compare.
 #
 # `compare` runs this build's bench_cuda_step and another's, OLD_STEP, in turn: what a change costs a step.
 #
@@ -170,6 +170,14 @@ serve() {
   bench_method ngram --concurrency 1,4,8,16,32,64 --workload repeat,chat,mixed,random
 }
 
+# What a grammar costs that allows every text: of all requests, and of one among others.
+grammar() {
+  widen
+  say "grammars, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m bench.grammar_overhead --model "$WIDENED" --json "$RESULTS/grammar-overhead.json" \
+    --runs none "eagle3:$WIDENED/eagle3:3" "dflash:$WIDENED/dflash:15"
+}
+
 methods() {
   say "step with heads"
   "$BUILD/csrc/runtime/bench_cuda_step" --json "$RESULTS/cuda_step_heads.json"
@@ -188,7 +196,7 @@ nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 stages=${*:-build tests kernels step serve}
 for stage in $stages; do
   case $stage in
-    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | compare) "$stage" ;;
+    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | grammar | compare) "$stage" ;;
     *) echo "gpu_check.sh: unknown stage $stage" >&2; exit 2 ;;
   esac
 done

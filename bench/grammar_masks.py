@@ -1,0 +1,169 @@
+"""What masks of grammars cost: filling one, advancing by a token, compiling.
+
+    python -m bench.grammar_masks --vocabulary qwen.tiktoken --vocab-size 151936 [--json FILE]
+
+The vocabulary is a file of tiktoken's kind, a token in base64 and its id on each line, such as the
+one in the wheel of `dashscope`. Times are of this thread's processor, so that other work on the
+machine does not count; each row is timed alone, with the copy of its mask to Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from openspec import _grammar
+from openspec.bench.environment import environment
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "zip": {"type": "string"}},
+            "required": ["street", "zip"],
+        },
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "mail": {"type": "string", "pattern": "^[a-z.]+@[a-z]+\\.(com|org)$"},
+    },
+    "required": ["name", "age", "address"],
+}
+PERSON_TEXT = (
+    '{"name": "Ada Lovelace, Countess", "age": 36, "address": {"street": "12 St James\'s Square", '
+    '"zip": "SW1Y 4JH"}, "tags": ["mathematics", "analytical engine"], "mail": "ada@engine.org"}'
+)
+ORDERS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            f"field_{i}": {"type": "integer", "minimum": 0, "maximum": 1000 + i} for i in range(12)
+        },
+        "additionalProperties": False,
+    },
+}
+ORDERS_TEXT = json.dumps([{f"field_{i}": 37 * i % 1000 for i in range(12)}] * 4)
+TOOL = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [
+            {
+                "begin": '<tool_call>{"name": "find", "arguments": ',
+                "content": {"type": "json_schema", "json_schema": PERSON},
+                "end": "}</tool_call>",
+            }
+        ],
+    },
+}
+TOOL_TEXT = (
+    "Let me look that person up in the register before I answer. "
+    f'<tool_call>{{"name": "find", "arguments": {PERSON_TEXT}}}</tool_call> Done.'
+)
+HARD = "regex of counted groups"
+"""Left out of the figures of all: the library goes through the vocabulary in each state."""
+Compile = Callable[[_grammar.Vocabulary], bytes]
+CASES: dict[str, tuple[Compile, str]] = {
+    "json_schema": (lambda v: _grammar.compile_json_schema(v, json.dumps(PERSON)), PERSON_TEXT),
+    "json_schema of integers": (
+        lambda v: _grammar.compile_json_schema(v, json.dumps(ORDERS)),
+        ORDERS_TEXT,
+    ),
+    "json_object": (_grammar.compile_json_object, PERSON_TEXT),
+    "regex": (
+        lambda v: _grammar.compile_regex(v, r"[A-Z][a-z ]+ on \d{4}-\d{2}-\d{2}\."),
+        "The fleet left the harbour in good time on 2026-11-25.",
+    ),
+    HARD: (
+        lambda v: _grammar.compile_regex(v, r"([A-Z][a-z]+ ){3,20}\d{4}-\d{2}-\d{2}\."),
+        "Monday Morning The Fleet Left Harbour On Time 2026-11-25.",
+    ),
+    "choice": (lambda v: _grammar.compile_ebnf(v, 'root ::= "positive" | "negative"'), "negative"),
+    "structural_tag": (
+        lambda v: _grammar.compile_structural_tag(v, json.dumps(TOOL)),
+        TOOL_TEXT,
+    ),
+}
+
+
+def read_vocabulary(path: Path, vocab_size: int) -> _grammar.Vocabulary:
+    """The file's tokens, then one that ends an answer; the rest has no bytes."""
+    tokens = [base64.b64decode(line.split()[0]) for line in path.read_bytes().splitlines()]
+    return _grammar.Vocabulary([*tokens, b""], vocab_size, [len(tokens)])
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Of this thread."""
+    start = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - start) / 1000
+
+
+def walk(vocabulary: _grammar.Vocabulary, data: bytes, text: str) -> Iterator[tuple[float, float]]:
+    """Microseconds of each mask along the text, and of the token behind it."""
+    matcher = _grammar.Matcher(vocabulary, data)
+    for token in vocabulary.tokenize(text.encode(), 10_000):
+        fill = microseconds(matcher.bitmask)
+        accepted = []
+        advance = microseconds(lambda: accepted.append(matcher.accept(token)))  # noqa: B023
+        assert accepted == [True], f"{text!r} is not of its grammar"
+        yield fill, advance
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Mean, median, 99th percentile and largest."""
+    ordered = sorted(values)
+    return {
+        "mean": round(sum(ordered) / len(ordered), 2),
+        "p50": round(ordered[len(ordered) // 2], 2),
+        "p99": round(ordered[int(0.99 * (len(ordered) - 1))], 2),
+        "max": round(ordered[-1], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocabulary", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, default=151936)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    vocabulary = read_vocabulary(arguments.vocabulary, arguments.vocab_size)
+    flags = {"vocabulary": arguments.vocabulary.name, "vocab_size": arguments.vocab_size}
+    report: dict[str, object] = {"environment": environment(flags, {})}
+    all_fills: list[float] = []
+    all_advances: list[float] = []
+    cases = {}
+    for name, (compile_case, text) in CASES.items():
+        start = time.thread_time()
+        data = compile_case(vocabulary)
+        compile_ms = 1000 * (time.thread_time() - start)
+        rows = [row for _ in range(arguments.repeats) for row in walk(vocabulary, data, text)]
+        fills, advances = [row[0] for row in rows], [row[1] for row in rows]
+        if name != HARD:
+            all_fills += fills
+            all_advances += advances
+        cases[name] = {
+            "num_rows": len(rows),
+            "fill_us": summary(fills),
+            "advance_us": summary(advances),
+            "compile_ms": round(compile_ms, 1),
+            "num_bytes": len(data),
+        }
+        print(f"{name:26} {cases[name]}")
+    report |= {"cases": cases, "fill_us": summary(all_fills), "advance_us": summary(all_advances)}
+    for what in ("fill_us", "advance_us"):
+        print(f"all but {HARD}: {what} {report[what]}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
