@@ -3,7 +3,10 @@
     python -m bench.compare_servers --first watchdog_timeout=60 --second watchdog_timeout=0
 
 Both run at the same time and are asked in turns, so that whatever else slows the machine slows
-both. Settings are those of `python -m openspec.serve`, as NAME=VALUE.
+both. Settings are those of `python -m openspec.serve`, as NAME=VALUE. What a second replica gives:
+
+    python -m bench.compare_servers --both num_threads=1 --first replicas=2 --second replicas=1 \\
+        --turns 5 --concurrency 16
 """
 
 from __future__ import annotations

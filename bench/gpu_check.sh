@@ -7,7 +7,8 @@
 #
 #   bench/gpu_check.sh [STAGE ...]
 #
-# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, grammar, compare.
+# Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, grammar, compare,
+# replicas.
 #
 # `compare` runs this build's bench_cuda_step and another's, OLD_STEP, in turn: what a change costs a step.
 #
@@ -191,12 +192,22 @@ methods() {
   bench_method dspark-tree --method dspark --draft-top-k 64 --draft-tree-size 15 "${some[@]}"
 }
 
+# Two engines on one GPU: they start, serve, lose one and drain; then one front with engines that have no model.
+replicas() {
+  widen_target
+  say "two replicas on one GPU, embedded model at the shape of Qwen3-4B"
+  "$PYTHON" -m bench.kill_replica --replicas 2 --seconds 40 --every 20 --json "$RESULTS/replicas.json" \
+    -- --model "$WIDENED" --devices 0
+  say "what one front carries"
+  "$PYTHON" -m bench.front_load --engines 8 --streams 64,128,192,256 --seconds 8 --json "$RESULTS/front.json"
+}
+
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
 stages=${*:-build tests kernels step serve}
 for stage in $stages; do
   case $stage in
-    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | grammar | compare) "$stage" ;;
+    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | grammar | compare | replicas) "$stage" ;;
     *) echo "gpu_check.sh: unknown stage $stage" >&2; exit 2 ;;
   esac
 done

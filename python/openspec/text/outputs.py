@@ -286,6 +286,9 @@ class RequestOutputProcessor:
 
     def _read_tokens(self, output: EngineOutput) -> tuple[str, str | None]:
         """Takes tokens up to a stop string; returns the text to give out and the stop string."""
+        is_plain = self._stop is None and not self._wants_logprobs and not self._wants_steps
+        if is_plain and output.finish_reason is None:
+            return self._read_plain(output.token_ids), None
         texts: list[str] = []
         num_tokens = len(output.token_ids)
         for position, token_id in enumerate(output.token_ids):
@@ -316,6 +319,19 @@ class RequestOutputProcessor:
             texts.append(text)
             return "".join(texts), stop
         return "".join(texts), None
+
+    def _read_plain(self, token_ids: Sequence[int]) -> str:
+        """The same where nothing but text is wanted and nothing ends here: most of all tokens."""
+        append, offsets, num_chars = self._detokenizer.append, self._text_offsets, self._num_chars
+        texts: list[str] = []
+        for token_id in token_ids:
+            offsets.append(num_chars)
+            piece = append(token_id)
+            num_chars += len(piece)
+            texts.append(piece)
+        self._token_ids += token_ids
+        self._num_chars = num_chars
+        return "".join(texts)
 
     def _release(self, piece: str) -> tuple[str, str | None]:
         """The text that is certain after one more piece, and the stop string it completes."""
