@@ -52,11 +52,5 @@ foreach(lib IN LISTS torch_libs)
   target_link_libraries(openspec_torch INTERFACE ${lib_path})
   unset(lib_path)
 endforeach()
-# Some toolchains link the C++ library statically. Beside torch's shared one that makes two, with two sets of
-# locale ids: printing a number into torch's error message crashes. So: the shared one, by name.
-execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6
-                OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(IS_ABSOLUTE "${libstdcxx}")
-  target_link_libraries(openspec_torch INTERFACE ${libstdcxx})
-endif()
+target_link_libraries(openspec_torch INTERFACE openspec_libstdcxx)
 message(STATUS "torch ${OPENSPEC_TORCH_VERSION} of ${OPENSPEC_TORCH_PYTHON}")

@@ -111,7 +111,9 @@ class RowFinisher {
   __device__ uint64_t within_mask(uint64_t best) const {
     const int32_t* mask = row_mask_of(params_, sample_);
     if (mask == nullptr || is_allowed_by(mask, id_of(best))) return best;
-    return candidate_key(minus_infinity(), lowest_allowed_by(mask));
+    // Not candidate_key, which is 0 for -inf.
+    return static_cast<uint64_t>(order_key(minus_infinity())) << 32 |
+           ~static_cast<uint32_t>(lowest_allowed_by(mask));
   }
 
   __device__ void filter(const View& view, const DraftRow& draft);
