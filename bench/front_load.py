@@ -4,9 +4,9 @@
 
 Starts the server with engines that have no model (`bench/front_engine.py`): each gives every
 sequence 5 tokens a step, in steps of `--step-ms`. Clients in processes of their own read chats as
-streams. For each number of streams it tells the tokens a second that arrived, the share of what the
-engines would give a front that costs nothing, processor time of the front for a token and a chunk,
-how many tokens came in a chunk, and the 99th percentile of the time between two chunks.
+streams. For each number of streams it tells the tokens a second that the front gave out, their
+share of what the engines offer, processor time of the front in cores and for a token, the chunks a
+second that clients read, and the 99th percentile of the time between two reads.
 
 The front saturates where the share falls below one: outputs that wait are joined into larger chunks
 before that, so that nothing is lost. `--profile FILE` writes a profile of the front.
@@ -38,7 +38,6 @@ from openspec.bench.server import free_port
 WARM_UP_S = 2.0
 MAX_TOKENS = 2000
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-_COUNT = re.compile(rb'"completion_tokens":(\d+)')
 
 
 def run_server(arguments: list[str], profile: str | None) -> int:
@@ -86,7 +85,7 @@ class Reader:
     """Streams of one client process."""
 
     def __init__(self) -> None:
-        self.num_bytes = self.num_tokens = self.num_chunks = 0
+        self.num_chunks = 0
         self.gaps: list[float] = []
         self.is_counting = False
 
@@ -113,14 +112,14 @@ class Reader:
                     self.gaps.append(now - last)
                 last = now
                 buffer = buffer[-2000:] + data_read
-            if self.is_counting and (found := _COUNT.findall(buffer)):
-                self.num_tokens += int(found[-1])
         writer.close()
 
     async def run(self, port: int, streams: int, begin: float, end: float) -> None:
         async def count() -> None:
             await asyncio.sleep(max(0.0, begin - time.monotonic()))
             self.is_counting = True
+            await asyncio.sleep(max(0.0, end - time.monotonic()))
+            self.is_counting = False
 
         loads = [self.stream(port, number, end) for number in range(streams)]
         await asyncio.gather(count(), *loads)
@@ -166,8 +165,6 @@ def measure(args: argparse.Namespace, port: int, pid: int, streams: int) -> dict
     tokens, cpu, seconds = num_tokens(port) - tokens, cpu_s(pid) - cpu, time.monotonic() - since
     seen = [json.loads(client.communicate()[0]) for client in clients]
     offered = streams * TOKENS_PER_STEP / (args.step_ms / 1000)
-    # The clients count a little longer than the front is looked at: their chunks only for a ratio.
-    span = args.seconds + 0.0
     num_chunks = sum(one["num_chunks"] for one in seen)
     return {
         "streams": streams,
@@ -176,7 +173,7 @@ def measure(args: argparse.Namespace, port: int, pid: int, streams: int) -> dict
         "share": round(tokens / seconds / offered, 3),
         "front_cores": round(cpu / seconds, 3),
         "front_us_per_token": round(1e6 * cpu / tokens, 1),
-        "chunks_per_s": round(num_chunks / span),
+        "chunks_per_s": round(num_chunks / args.seconds),
         "p99_gap_ms": round(1000 * max(one["p99_gap_s"] for one in seen), 1),
     }
 
@@ -208,7 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         config = {"engines": args.engines, "step_ms": args.step_ms, "seconds": args.seconds}
         config |= {"tokens_per_step": TOKENS_PER_STEP, "clients": args.clients}
-        result = {"environment": environment(), "config": config, "rows": rows}
+        result = {
+            "environment": environment({**vars(args), "json": None}, {}),
+            "config": config,
+            "rows": rows,
+        }
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import time
 from types import SimpleNamespace
@@ -132,3 +134,29 @@ def test_an_engine_that_is_ready_as_the_signal_comes_is_closed() -> None:
 
     assert asyncio.run(main()) is None
     assert closed == ["text pool", "engine"]
+
+
+def test_the_end_of_a_terminal_is_no_request_for_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_terminal = [True]
+    monkeypatch.setattr("openspec.serve.server._has_terminal", lambda: has_terminal[0])
+
+    async def main() -> None:
+        signals, calls = _Signals(), []
+        signals.on_hangup = lambda: calls.append("restart")
+        with signals.installed():
+            for is_there, expected in ((True, ["restart"]), (False, ["restart"])):
+                has_terminal[0] = is_there
+                os.kill(os.getpid(), signal.SIGHUP)
+                await asyncio.sleep(0.05)
+                assert calls == expected and signals.first.is_set() == (not is_there)
+        has_terminal[0] = False
+        daemon = _Signals()
+        daemon.on_hangup = lambda: calls.append("again")
+        with daemon.installed():
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        assert calls == ["restart", "again"] and not daemon.first.is_set()
+
+    asyncio.run(main())
