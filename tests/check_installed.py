@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import openspec
-from openspec import ops
+from openspec import _grammar, ops
 
 SOURCES = Path(__file__).resolve().parents[1] / "python" / "openspec"
 
@@ -28,6 +28,10 @@ def main() -> None:
     )
     assert drafts.tolist() == [[1, 2, 1]], drafts
     assert match_len.tolist() == [2], match_len
+
+    vocabulary = _grammar.Vocabulary([b"a", b"b", b""], 3, [2])
+    matcher = _grammar.Matcher(vocabulary, _grammar.compile_regex(vocabulary, "ab*"))
+    assert matcher.allowed() == [0], matcher.allowed()
 
     for module in (f"openspec.{name}" for name in ("serve", "bench", "doctor", "convert_drafter")):
         subprocess.run(

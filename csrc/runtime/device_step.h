@@ -25,7 +25,6 @@ class DeviceStep final : public StepBackend {
   ~DeviceStep() override;
 
   int num_steps_ahead() const override { return proposes_on_host() ? 0 : 1; }
-  bool supports_grammars() const override { return true; }
   void prepare() override;
   void await_slot(int slot) override;
   void add_sequence(int slot) override;

@@ -82,7 +82,7 @@ void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
   offer_drafts(lease);
   last_drafts_ = lease.offered;
-  prune_drafts(lease);
+  apply_grammars(lease);
   grant_drafts(lease);
   lay_out(lease);
   fill_masks(lease);
@@ -209,6 +209,9 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   result.slot = span.slot;
   result.num_computed = span.num_new_tokens;
   result.num_draft_tokens = span.draft.size() + lease.num_refused[index];
+  const int first_forced = lease.first_forced[index];
+  result.is_forced = first_forced == 0 && lease.offered[index].size() > 0;
+  result.num_forced_tokens = std::max(0, span.draft.size() - first_forced);
 
   const auto logprobs_of = [&](int sample, int num_best) {
     const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
@@ -248,6 +251,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
       result.finish = FinishReason::kLength;
     }
   }
+  result.num_accepted_forced_tokens = std::max(0, result.num_accepted_tokens - first_forced);
   // The last chosen token has no KV yet; the drafts before it have.
   result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
 

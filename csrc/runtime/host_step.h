@@ -19,7 +19,6 @@ class HostStep final : public StepBackend {
   explicit HostStep(StepContext context);
 
   int num_steps_ahead() const override { return 0; }
-  bool supports_grammars() const override { return true; }
   void prepare() override { context_.drafter.prepare(exec_); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
@@ -46,7 +45,7 @@ class HostStep final : public StepBackend {
   void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void teach_kept();
   KeptRows kept_rows();
-  void prune_drafts(StepLease& lease);
+  void apply_grammars(StepLease& lease);
   void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
   void fill_masks(const StepLease& lease);

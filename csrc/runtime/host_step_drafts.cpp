@@ -24,6 +24,23 @@ int num_valid(const Draft& draft, int most, int vocab_size) {
   return count;
 }
 
+/// Appends the tokens that the grammar leaves no choice of behind a chain, whose tokens it lets
+/// pass. What a drafter drafted of them stays: it spells the same bytes as the model might.
+void append_forced(GrammarState& grammar, int most, Draft& draft) {
+  const int num_drafts = draft.size();
+  for (int i = 0; i < num_drafts; ++i) {
+    if (draft.parents[static_cast<size_t>(i)] != i - 1) return;
+  }
+  for (const int32_t token : draft.tokens) grammar.accept(token);
+  const std::vector<int32_t> forced = grammar.forced(most - num_drafts);
+  grammar.rollback(num_drafts);
+  for (const int32_t token : forced) {
+    draft.append(token);
+    // As likely as the draft before them.
+    if (!draft.scores.empty()) draft.scores.push_back(draft.scores.back());
+  }
+}
+
 }  // namespace
 
 void HostStep::offer_drafts(StepLease& lease) {
@@ -75,17 +92,25 @@ DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
   return drawn;
 }
 
-/// Brings the grammars up to the known tokens, and takes out what they cannot let pass: no row is
-/// spent on it.
-void HostStep::prune_drafts(StepLease& lease) {
+/// Brings the grammars up to the known tokens. What they cannot let pass is taken out, for no row
+/// is to be spent on it; what they leave no choice of is drafted behind what is left.
+void HostStep::apply_grammars(StepLease& lease) {
   const SequenceTable& table = context_.table;
   lease.num_refused.assign(lease.requests.size(), 0);
+  lease.first_forced.clear();
   for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const int slot = lease.requests[i].slot;
-    GrammarState* grammar = table.grammar(slot);
-    if (grammar == nullptr || !lease.is_sampled[i]) continue;
-    grammar->sync(table.tokens(slot).subspan(static_cast<size_t>(table.prompt_len(slot))));
-    lease.num_refused[i] = grammar->prune(lease.offered[i]);
+    const SpanRequest& request = lease.requests[i];
+    GrammarState* grammar = table.grammar(request.slot);
+    if (grammar != nullptr && lease.is_sampled[i]) {
+      grammar->sync(
+          table.tokens(request.slot).subspan(static_cast<size_t>(table.prompt_len(request.slot))));
+      lease.num_refused[i] = grammar->prune(lease.offered[i]);
+    }
+    lease.first_forced.push_back(lease.offered[i].size());
+    // A drafter that learns later does so from steps without drafts.
+    if (grammar != nullptr && lease.is_sampled[i] && request.max_drafts > 0 && !keeps_rows_) {
+      append_forced(*grammar, request.max_drafts, lease.offered[i]);
+    }
   }
 }
 
@@ -161,8 +186,11 @@ void HostStep::grant_drafts(StepLease& lease) {
                            .kv_len = context_.table.kv_len(request.slot),
                            .num_tokens = context_.table.num_tokens(request.slot),
                            .draft = lease.offered[i]});
+    const bool is_forced = lease.first_forced[i] == 0;
     offers.push_back({.num_drafts = lease.offered[i].size(),
-                      .ratio = context_.table.acceptance(request.slot).ratio(),
+                      .ratio = (is_forced ? context_.table.forced_acceptance(request.slot)
+                                          : context_.table.acceptance(request.slot))
+                                   .ratio(),
                       .scores = lease.offered[i].scores});
   }
   if (!context_.config.adaptive || !has_step_times()) return;

@@ -188,8 +188,6 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     OPENSPEC_CHECK_ARG(token >= 0 && token < config_.target.vocab_size, "token id ", token,
                        " is outside the vocabulary of ", config_.target.vocab_size);
   }
-  OPENSPEC_CHECK_ARG(params.grammar == nullptr || backend_->supports_grammars(),
-                     "on CUDA there are no grammars yet: use the CPU");
   if (params.grammar != nullptr) {
     const int vocab_size = params.grammar->vocabulary().size();
     OPENSPEC_CHECK_ARG(vocab_size == config_.target.vocab_size, "the grammar is for ", vocab_size,
@@ -401,6 +399,10 @@ void Runner::commit(StepLease& lease) {
 }
 
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
+  if (result.is_forced) {  // which says nothing of the drafter
+    table_.forced_acceptance(result.slot).observe(result.num_judged, result.num_right);
+    return;
+  }
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.

@@ -96,6 +96,10 @@ class SequenceTable {
   /// Prompt and output, at most.
   int max_num_tokens(int slot) const;
   AcceptanceEstimate& acceptance(int slot) { return sequences_[index(slot)].acceptance; }
+  /// The same of drafts that the sequence's grammar forces.
+  AcceptanceEstimate& forced_acceptance(int slot) {
+    return sequences_[index(slot)].forced_acceptance;
+  }
   /// How often the drafter has anything to offer.
   AcceptanceEstimate& availability(int slot) { return sequences_[index(slot)].availability; }
   const AcceptanceEstimate& availability(int slot) const {
@@ -141,7 +145,7 @@ class SequenceTable {
     uint64_t serial = 0;
     SequenceParams params;
     std::unique_ptr<GrammarState> grammar;
-    AcceptanceEstimate acceptance, availability;
+    AcceptanceEstimate acceptance, forced_acceptance, availability;
     InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;

@@ -61,6 +61,9 @@ struct SpanResult {
   int num_computed = 0;  // tokens whose KV becomes committed
   int num_draft_tokens = 0;
   int num_accepted_tokens = 0;  // drafts among token_ids
+  bool is_forced =
+      false;  // all drafts are what the grammar forces: they say nothing of the drafter
+  int num_forced_tokens = 0, num_accepted_forced_tokens = 0;  // of these
   // What the step tells about the drafter: drafts on offer, and what the choices say of them (see
   // DraftJudgement).
   int num_offered = 0, num_judged = 0, num_right = 0;
@@ -89,6 +92,8 @@ struct StepLease {
   std::vector<Span> spans;
   std::vector<Draft> offered;    // what the drafter proposed, before the row budget
   std::vector<int> num_refused;  // by span: drafts that its grammar took out of `offered`
+  // By span: the first of its drafts that its grammar forces; behind the last one: none.
+  std::vector<int> first_forced;
   RowLayout layout;
   std::vector<int32_t> chosen;              // [num_samples]
   std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]

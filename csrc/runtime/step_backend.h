@@ -37,8 +37,6 @@ class StepBackend {
 
   /// Leases that may be launched before the first of them is collected, beyond one.
   virtual int num_steps_ahead() const = 0;
-  /// Whether the step takes sequences with a grammar.
-  virtual bool supports_grammars() const { return false; }
   /// Called once all weights are there.
   virtual void prepare() {}
 

@@ -162,6 +162,8 @@ class SpanResult:
     """"" while running, "stop" after a stop id (the last of token_ids), "length" at the budget."""
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_forced_tokens: int
+    num_accepted_forced_tokens: int
     """Accepted drafts among token_ids."""
     logprobs: list[TokenLogprobs]
     """One for each of token_ids if asked for, else empty."""

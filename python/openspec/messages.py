@@ -204,6 +204,9 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    """Of the draft tokens those that a grammar left no choice of, behind a drafter's or alone."""
+    num_accepted_forced_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
 
 
@@ -405,6 +408,8 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
         total.num_drafts += part.num_drafts
         total.num_draft_tokens += part.num_draft_tokens
         total.num_accepted_tokens += part.num_accepted_tokens
+        total.num_forced_tokens += part.num_forced_tokens
+        total.num_accepted_forced_tokens += part.num_accepted_forced_tokens
         sums, more = total.num_accepted_tokens_per_pos, part.num_accepted_tokens_per_pos
         sums.extend([0] * (len(more) - len(sums)))
         for position, accepted in enumerate(more):

@@ -150,7 +150,64 @@ def test_refused_drafts_are_counted() -> None:
     )
     assert texts(run(core, [job])) == texts(plain([job]))
     stats = core.stats()
-    assert stats.num_draft_tokens >= 4 > stats.num_accepted_tokens == 0
+    assert stats.num_draft_tokens - stats.num_forced_tokens >= 4
+    assert stats.num_accepted_tokens == stats.num_accepted_forced_tokens
+
+
+class Silent(_C.Drafter):
+    """Never drafts."""
+
+
+SENTENCE = 'root ::= "The answer to the question is " [0-9]{1,3} ", and nothing else."'
+
+
+@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "always"])
+def test_forced_tokens_are_drafts(adaptive: bool) -> None:
+    """What the grammar leaves no choice of is drafted without any drafter, and counted apart."""
+    if harness.DEVICE != "cpu":
+        pytest.skip("on CUDA drafts come from the drafter alone")
+    data = _grammar.compile_ebnf(vocabulary(), SENTENCE)
+    for kind in ("greedy", "sampled"):
+        job = Job(prompts()[2], sampling(kind, 0, 40), grammar="sentence")
+        plain_core = _plain_core(harness.MODEL)
+        plain_core.load_grammar("sentence", data)  # type: ignore[attr-defined]
+        core = grammar_core(
+            method="ngram",
+            num_speculative_tokens=4,
+            drafter=Silent(),
+            adaptive_speculation=adaptive,
+        )
+        core.load_grammar("sentence", data)
+        [result] = run(core, [job])
+        [expected] = run(plain_core, [job])  # type: ignore[arg-type]
+        assert result.text == expected.text
+        assert result.finish_reason == "stop"
+        stats = core.stats()
+        assert stats.num_draft_tokens == stats.num_forced_tokens
+        assert stats.num_accepted_tokens == stats.num_accepted_forced_tokens
+        if not adaptive:
+            assert stats.num_accepted_forced_tokens >= 8
+            assert len(result.token_ids) > stats.num_steps + 6
+
+
+def test_a_draft_that_has_the_forced_tokens_stays_the_drafters() -> None:
+    job = Job(prompts()[2], sampling("greedy", 0, 40), grammar="sentence")
+    core = _plain_core(harness.MODEL)
+    data = _grammar.compile_ebnf(vocabulary(), SENTENCE)
+    core.load_grammar("sentence", data)  # type: ignore[attr-defined]
+    [expected] = run(core, [job])  # type: ignore[arg-type]
+    knowing = grammar_core(
+        method="ngram",
+        num_speculative_tokens=4,
+        drafter=Script([[*job.prompt, *expected.token_ids]], has_siblings=False),
+        adaptive_speculation=False,
+    )
+    knowing.load_grammar("sentence", data)
+    assert run(knowing, [job])[0].text == expected.text
+    stats = knowing.stats()
+    # All but the last drafts of the answer are the drafter's.
+    assert stats.num_forced_tokens <= 4
+    assert stats.num_accepted_tokens > len(expected.token_ids) // 2
 
 
 CHANGES: dict[str, dict[str, object]] = {

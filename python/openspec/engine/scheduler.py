@@ -249,6 +249,8 @@ class Scheduler:
         if num_drafts > 0:
             for counters in (request.spec_decode, self._stats):
                 record_draft(counters, num_drafts, result.num_accepted_tokens, self._depth)
+                counters.num_forced_tokens += result.num_forced_tokens
+                counters.num_accepted_forced_tokens += result.num_accepted_forced_tokens
 
 
 def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
