@@ -232,7 +232,10 @@ class RequestOutputProcessor:
         if text:
             self._texts.append(text)
         if self._wants_steps:
-            self._steps += steps_of(output.steps or (), len(self._token_ids) - first)
+            steps = output.steps or []
+            # Only a stop string ends within a step.
+            num_new = len(self._token_ids) - first
+            self._steps += steps if stop is None else steps_of(steps, num_new)
         now = self._clock()
         if len(self._token_ids) > first:
             self._last_token_time = now
