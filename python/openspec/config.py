@@ -239,8 +239,8 @@ def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
     merged = {**_expand_speculative_config(values.get(SPECULATIVE_CONFIG)), **values}
     if merged.get("tensor_parallel_size", 1) != 1:
         raise ConfigError(
-            "tensor_parallel_size must be 1: an engine runs on one device; start a server for each "
-            "device and balance between them"
+            "tensor_parallel_size must be 1: an engine runs on one device; --replicas runs an "
+            "engine on each of several"
         )
     if merged.get("trust_remote_code"):
         logger.warning("trust_remote_code has no effect: no code of a checkpoint is ever run")
@@ -326,7 +326,7 @@ _COMPATIBILITY = (
     Setting(
         "tensor_parallel_size",
         int,
-        "1, because an engine runs on one device. For more devices start more servers.",
+        "1, because an engine runs on one device. --replicas runs several engines.",
         1,
     ),
     Setting(
