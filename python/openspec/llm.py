@@ -28,7 +28,9 @@ from openspec.messages import (
     mean_acceptance_length,
 )
 from openspec.settings import Raw
+from openspec.text.loaded_grammars import LoadedGrammars
 from openspec.text.outputs import RequestOutput, RequestOutputProcessor, request_output
+from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
 
@@ -62,6 +64,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(self.config.model_path)
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
+        self._grammars = LoadedGrammars(self._core, self.tokenizer, self.model_config)
         self._num_requests = 0
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that generates
@@ -124,6 +127,7 @@ class LLM:
             sampling_params,
             use_tqdm,
             speculative,
+            is_chat=True,
         )
 
     def default_sampling_params(self) -> SamplingParams:
@@ -137,6 +141,7 @@ class LLM:
     def close(self) -> None:
         """Frees the model."""
         if self._core is not None:
+            self._grammars.close()
             self._core.close()
         self._core = None
 
@@ -158,6 +163,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         speculative: SpeculativeOptions | None,
+        is_chat: bool = False,
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -169,8 +175,13 @@ class LLM:
             )
         with self._alone():
             groups = [
-                self._processors(prompt, sampling.typed(), speculative)
-                for prompt, sampling in zip(token_ids, sampling_params, strict=True)
+                self._processors(
+                    prompt,
+                    sampling.typed(),
+                    speculative,
+                    thinking_of(text) if is_chat and text is not None else None,
+                )
+                for text, prompt, sampling in zip(texts, token_ids, sampling_params, strict=True)
             ]
             by_id = {one.request.request_id: one for group in groups for one in group}
             self._run(by_id, use_tqdm)
@@ -196,10 +207,12 @@ class LLM:
         prompt: list[int],
         sampling: SamplingParams,
         speculative: SpeculativeOptions | None,
+        thinking: bool | None,
     ) -> list[RequestOutputProcessor]:
-        """The sequences of one request."""
+        """The sequences of one request; `thinking` as in `MessageParser`."""
         self._num_requests += 1
         sampling.check(self.model_config.vocab_size)
+        grammar = self._grammars.load(sampling.structured_outputs, thinking)
         stop_strings = StopStrings(sampling.stop) if sampling.stop else None
         request = engine_request(
             str(self._num_requests),
@@ -209,6 +222,7 @@ class LLM:
             bad_word_ids=self.tokenizer.ids_of_bad_words(sampling.bad_words),
             default_seed=self.config.seed,
             speculative=speculative,
+            grammar=grammar,
         )
         return [
             RequestOutputProcessor(
@@ -216,6 +230,7 @@ class LLM:
                 self.tokenizer,
                 index=index,
                 eos_token_ids=self.model_config.eos_token_ids,
+                shown_token_ids=self._grammars.form.spelled_ids if grammar else (),
                 stop_strings=stop_strings,
             )
             for index, sequence in enumerate(fan_out(request))

@@ -33,6 +33,31 @@ MAX_N = 128
 MAX_ALLOWED_IDS_OF_ALL = 1 << 21  # `allowed_token_ids` times `n`
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer must be: exactly one of the first six fields. As vLLM has it."""
+
+    json: dict[str, object] | str | None = None
+    """JSON of this schema."""
+    regex: str | None = None
+    """A text that matches this pattern as a whole."""
+    choice: list[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A text of this grammar in EBNF, which begins with the rule `root`."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    structural_tag: dict[str, object] | str | None = None
+    """xgrammar's structural tag: free text and grammars by turns."""
+    disable_any_whitespace: bool = False
+    """JSON on one line."""
+    disable_fallback: bool = False
+    """Accepted; there is no fallback."""
+    disable_additional_properties: bool = False
+    """Accepted: there are none unless a schema asks for them."""
+    whitespace_pattern: str | None = None
+    """Not supported."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen and when it ends.
 
@@ -71,6 +96,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Of the model's own distribution, or of the one the token was drawn from."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the text must be. Does not cross to the engine, which gets a compiled grammar."""
 
     def typed(self) -> SamplingParams:
         """The same, every field of its type; `stop` may be one string, as vLLM takes it.
@@ -324,6 +351,7 @@ def engine_request(
             seed=_signed_64(seed),
             stop_token_ids=stop_token_ids,
             bad_word_ids=[*sampling.bad_word_ids, *bad_word_ids],
+            structured_outputs=None,
         ),
         priority=priority,
         cache_salt=cache_salt,

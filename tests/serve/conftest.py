@@ -124,7 +124,7 @@ def run_fake_server(
             await asyncio.sleep(0.005)
         is_started.set()
         await serving
-        context.text_pool.close()
+        context.close()
         await replicas.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)

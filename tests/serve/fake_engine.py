@@ -66,6 +66,7 @@ class FakeEngineClient:
         )
         self.step_s = step_s
         self.is_alive = True
+        self.grammars: dict[str, bytes] = {}
         self.failure = "engine_dead"
         self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
@@ -75,6 +76,16 @@ class FakeEngineClient:
         self._work = asyncio.Event()
         self._ended = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        self.vocabulary = (tokens, vocab_size, stop_ids)
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        assert key not in self.grammars
+        self.grammars[key] = data
+
+    def drop_grammar(self, key: str) -> None:
+        del self.grammars[key]
 
     def forget(self) -> None:
         """Default script, nothing seen yet."""

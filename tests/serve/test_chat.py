@@ -190,7 +190,7 @@ def test_tool_options(server: RunningServer) -> None:
     off = server.chat(tools=TOOLS, tool_choice="none")["choices"][0]
     assert "tool_calls" not in off["message"] and CALL in off["message"]["content"]
     assert "<tools>" not in prompt_text(server)
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+    for choice in ("some", {"type": "function", "function": {"name": "none"}}):
         error = server.error(PATH, messages=HI, tools=TOOLS, tool_choice=choice)
         assert error["param"] == "tool_choice"
 
@@ -290,7 +290,8 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("messages", [{"role": "user", "content": 5}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "user", "content": [{"type": "text"}]}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
+        ("response_format", {"type": "json_schema"}),
         ("best_of", 2),
         ("suffix", "x"),
         ("max_new_tokens", 5),
@@ -305,7 +306,8 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("modalities", ["audio"]),
         ("tools", [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]),
         ("prediction", {"type": "content", "content": "x"}),
-        ("structured_outputs", {"json": {}}),
+        ("structured_outputs", {"json": {"not": {}}}),
+        ("structured_outputs", {"json": {}, "regex": "a"}),
         ("thinking_token_budget", 5),
         ("store", True),
         ("tools", [{"type": "function", "function": {}}]),

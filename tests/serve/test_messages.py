@@ -276,7 +276,7 @@ def turn(**fields: object) -> list[dict]:
         ("tool_choice", {"type": "any"}),
         ("tool_choice", {"type": "tool", "name": "add"}),
         ("thinking", {"type": "perhaps"}),
-        ("output_config", {"format": {"type": "json_schema", "schema": {}}}),
+        ("output_config", {"format": {"type": "json_schema"}}),
         ("mcp_servers", [{"type": "url"}]),
         ("n", 2),
         ("return_token_ids", True),

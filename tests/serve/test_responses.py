@@ -257,7 +257,7 @@ def item(**fields: object) -> list[dict]:
         ("return_token_ids", True),
         ("prompt_logprobs", 0),
         ("include", ["message.output_text.logprobs"]),
-        ("text", {"format": {"type": "json_schema", "name": "x", "schema": {}}}),
+        ("text", {"format": {"name": "x"}}),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "name": "add"}),
         ("tools", [{**TOOLS[0], "strict": True}]),

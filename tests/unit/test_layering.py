@@ -41,9 +41,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "_grammar": (),
     "ops": ("_C",),
     "checkpoint": ("_C", "errors"),
+    "grammar": ("_grammar", "errors", "checkpoint"),
     "drafters": ("_C", "errors", "settings", "checkpoint"),
     "config": ("errors", "settings", "checkpoint", "drafters"),
-    "text": ("errors", "step_detail", "messages", "checkpoint"),
+    "text": ("errors", "step_detail", "messages", "checkpoint", "grammar"),
     "engine": (
         "_C",
         "errors",
@@ -54,8 +55,12 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "drafters",
         "config",
     ),
-    "llm": ("_C", "errors", "settings", "messages", "checkpoint", "config", "text", "engine"),
+    "llm": (
+        *("_C", "errors", "settings", "messages", "checkpoint", "grammar", "config", "text"),
+        "engine",
+    ),
     "serve": (
+        "grammar",
         "errors",
         "step_detail",
         "settings",

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.api import GenerationFields
 from openspec.serve.context import ServerContext
@@ -249,6 +250,21 @@ async def unless_gone(request: Request, num_bytes: int, work: Coroutine[None, No
     if task.cancelled():
         raise ApiError(400, "The client went away.")
     return task.result()
+
+
+async def grammar_of(
+    context: ServerContext, request: Request, source: str | None, param: str
+) -> CompiledGrammar | None:
+    """The compiled grammar of a source, if there is one; dropped if the client leaves meanwhile.
+
+    Raises:
+        RequestError: it is refused, naming `param`.
+        ApiError: 400, the client left; 503, too many grammars wait.
+    """
+    if source is None:
+        return None
+    work = context.grammars.compiled(source, param)
+    return await unless_gone(request, MAX_INLINE_CHARS + 1, work)
 
 
 class EventStream(Response):

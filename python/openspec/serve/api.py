@@ -96,7 +96,37 @@ class GenerationFields(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: SpeculativeField | None = None
+    structured_outputs: dict[str, object] | None = None
+    """What the text must be: exactly one of json, regex, choice, grammar, json_object and
+    structural_tag."""
+    guided_json: dict[str, object] | str | None = None
+    """Older name of `structured_outputs.json`."""
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+    structural_tag: dict[str, object] | str | None = None
     user: str | None = None
+
+
+class JsonSchemaFormat(Model):
+    """A schema with its name."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Annotated[str, Field(max_length=MAX_CHOSEN_NAME_CHARS)] | None = None
+    description: str | None = None
+    schema_: dict[str, object] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    """True: the schema must keep OpenAI's rules for strict ones as well."""
+
+
+class ResponseFormat(Model):
+    """The form of the answer's content: text, json_object, json_schema or structural_tag."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
 
 
 class CompletionRequest(GenerationFields):
@@ -120,6 +150,7 @@ class CompletionRequest(GenerationFields):
     """Must equal `n`."""
     suffix: str | None = None
     """Not supported."""
+    response_format: ResponseFormat | None = None
     add_special_tokens: bool | None = None
 
 
@@ -166,7 +197,7 @@ class FunctionDefinition(Model):
     description: str | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
-    """Must not be true."""
+    """True: arguments keep to `parameters`; false: they are any JSON object."""
 
 
 class Tool(Model):
@@ -174,12 +205,6 @@ class Tool(Model):
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
-
-
-class ResponseFormat(Model):
-    """Only `{"type": "text"}` for now."""
-
-    type: str
 
 
 Messages: TypeAlias = Annotated[
@@ -212,7 +237,7 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     echo: bool | None = None
     """Not supported for chat."""
     tool_choice: str | dict[str, object] | None = None
-    """"none" or "auto"."""
+    """"none", "auto", "required", or the function to call."""
     parallel_tool_calls: bool | None = None
     """False keeps only the first call."""
     response_format: ResponseFormat | None = None

@@ -224,10 +224,9 @@ def _fields(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
 # Fields of other servers, with the values that ask for nothing.
 _UNSUPPORTED = {
     **_fields(
-        "custom_logit_processor custom_params ebnf guided_choice guided_grammar guided_json "
-        "guided_regex input_embeds json_schema kv_transfer_params lora_path max_new_tokens "
-        "n_predict prompt_embeds regex samplers session_params structural_tag structured_outputs "
-        "thinking_token_budget"
+        "custom_logit_processor custom_params ebnf guided_decoding_backend guided_json_object "
+        "guided_whitespace_pattern input_embeds json_schema kv_transfer_params lora_path "
+        "max_new_tokens n_predict prompt_embeds regex samplers session_params thinking_token_budget"
     ),
     **_fields("bad_words_ids logits_processors stop_regex", []),
     **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),
@@ -245,7 +244,6 @@ _UNSUPPORTED_FOR_TEXTS = {
     **_UNSUPPORTED,
     **_fields("max_completion_tokens messages reasoning_effort top_logprobs"),
     **_fields("chat_template_kwargs", {}),
-    **_fields("response_format", {"type": "text"}),
     **_fields("tool_choice", "none", "auto"),
     **_fields("tools", []),
 }

@@ -18,6 +18,7 @@ from openspec.serve.chat_prompt import ChatJob, chat_job
 from openspec.serve.context import ServerContext
 from openspec.serve.logprobs import chat_logprobs, prompt_logprobs
 from openspec.serve.steps import shown_steps
+from openspec.serve.structured import tool_use
 from openspec.serve.wire import (
     AssistantMessage,
     ChatChoice,
@@ -216,17 +217,4 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format: type {body.response_format.type[:64]!r} is not supported yet, only "
-            "'text'.",
-            "response_format",
-        )
-    if any(tool.function.strict for tool in body.tools or ()):
-        raise RequestError(
-            "tools: strict is not supported yet; leave it out or send false.", "tools"
-        )
-    if body.tool_choice not in (None, "none", "auto"):
-        raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
-    if body.tool_choice == "auto" and not body.tools:
-        raise RequestError("tool_choice 'auto' needs tools.", "tool_choice")
+    tool_use(body)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.serve.answer import unless_gone
+from openspec.serve.answer import grammar_of, unless_gone
 from openspec.serve.api import (
     ChatCompletionRequest,
     ChatMessage,
@@ -28,10 +28,12 @@ from openspec.serve.job import (
     sampling_params,
     truncated,
 )
-from openspec.text.chat_template import MAX_DEPTH, TEMPLATE_REFUSES
+from openspec.serve.structured import chat_source
+from openspec.text.chat_template import TEMPLATE_REFUSES
+from openspec.text.json_values import plain_json
 from openspec.text.parsers.call_parser import ToolSchemas
 from openspec.text.parsers.message import MessageParser
-from openspec.text.parsers.reasoning import THINK_CLOSE, THINK_OPEN
+from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.worker import to_json
 
@@ -76,12 +78,13 @@ async def chat_job(
     kind: str,
     limit: int | None,
     param: str = "messages",
+    format_param: str = "response_format",
     logprobs: int | None = None,
 ) -> ChatJob:
     """The job of a chat, whose body came in any form.
 
     `kind` begins the answer's id, `limit` is the most tokens that the client wants, and the
-    conversation came in the field `param`.
+    conversation came in the field `param`, the form of its answer in `format_param`.
 
     Raises:
         RequestError: naming the field.
@@ -108,8 +111,12 @@ async def chat_job(
     has_calls = bool(chat_request.tools) and chat_request.tool_choice != "none"
     shown = context.answer_form.shown_ids(chat.thinking, has_calls)
     prompts = [Prompt(token_ids, chat.text)]
+    source, name = await pool.run(
+        num_bytes, lambda: chat_source(context, body, chat_request, chat.thinking, format_param)
+    )
+    grammar = await grammar_of(context, request, source, name)
     job = await pool.run(
-        num_bytes, lambda: Job(context, kind, arrival, prompts, body, sampling, shown)
+        num_bytes, lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar)
     )
     return ChatJob(job, chat, tool_schemas(chat_request.tools or ()) if has_calls else None)
 
@@ -144,8 +151,7 @@ async def render_chat(
         text, token_ids = await pool.run(
             len(text), lambda: _reopened(tokenizer, text, token_ids, request.messages or [])
         )
-    end = text.rstrip()
-    thinking = None if goes_on or end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
+    thinking = None if goes_on else thinking_of(text)
     return RenderedChat(text, tokenizer.with_prefix(token_ids), thinking)
 
 
@@ -175,7 +181,7 @@ def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:
             "continue_final_message",
         )
     kwargs: dict[str, JsonValue] = {
-        key: _plain(value) for key, value in (request.chat_template_kwargs or {}).items()
+        key: plain_json(value) for key, value in (request.chat_template_kwargs or {}).items()
     }
     tools = request.tools
     if isinstance(request, ChatCompletionRequest):
@@ -261,7 +267,7 @@ def _content(message: ChatMessage) -> str:
 def _arguments(given: str | dict[str, object] | None) -> JsonValue:
     """As an object where it is one: templates write objects as JSON and texts as they are."""
     if not isinstance(given, str):
-        return _plain(given or {})
+        return plain_json(given or {})
     if not given.strip():
         return {}  # how some clients write that there are none
     try:
@@ -271,27 +277,14 @@ def _arguments(given: str | dict[str, object] | None) -> JsonValue:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return given
-    return _plain(value) if isinstance(value, dict) else given
+    return plain_json(value) if isinstance(value, dict) else given
 
 
 def _tool(tool: Tool) -> dict[str, JsonValue]:
-    dumped = _plain(tool.model_dump(exclude_unset=True))
+    dumped = plain_json(tool.model_dump(exclude_unset=True))
     return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
-
-
-def _plain(value: object, depth: int = 0) -> JsonValue:
-    """What came out of a JSON parser, typed."""
-    if depth > MAX_DEPTH:
-        raise RequestError(f"The request is nested deeper than {MAX_DEPTH} levels.", "messages")
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, depth + 1) for item in value]
-    raise RequestError("The request holds something that is not JSON.")
 
 
 def tool_schemas(tools: Sequence[Tool]) -> ToolSchemas:
     """The schemas of their parameters by name."""
-    return {tool.function.name: _plain(tool.function.parameters) for tool in tools}
+    return {tool.function.name: plain_json(tool.function.parameters) for tool in tools}

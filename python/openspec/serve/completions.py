@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.answer import ChunkedAnswer, unless_gone
+from openspec.serve.answer import ChunkedAnswer, grammar_of, unless_gone
 from openspec.serve.api import MAX_SEQUENCES, CompletionRequest
 from openspec.serve.body import receive_request
 from openspec.serve.context import ServerContext
@@ -22,6 +22,7 @@ from openspec.serve.job import (
 )
 from openspec.serve.logprobs import completion_logprobs, prompt_logprobs
 from openspec.serve.steps import shown_steps
+from openspec.serve.structured import completion_source
 from openspec.serve.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
@@ -57,9 +58,15 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
         logprobs=body.logprobs,
         prompt_logprobs=max((num for num in wanted if num is not None), default=None),
     )
+    source, name = await context.text_pool.run(
+        arrival.num_bytes, lambda: completion_source(body, body.response_format)
+    )
+    grammar = await grammar_of(context, request, source, name)
     answer = await context.text_pool.run(
         arrival.num_bytes,
-        lambda: _Answer(context, body, Job(context, "cmpl", arrival, prompts, body, sampling)),
+        lambda: _Answer(
+            context, body, Job(context, "cmpl", arrival, prompts, body, sampling, (), grammar)
+        ),
     )
     return await answer.respond(request)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from openspec.errors import ConfigError
+from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import MAX_LOGPROBS
 from openspec.settings import check_ranges, number
 
@@ -94,6 +95,12 @@ class ServeConfig:
     limit where there are several."""
     num_text_threads: int = number(2, 1, 64)
     """Threads that parse and tokenize large requests; as many processes for huge texts."""
+    grammar_timeout_s: float = number(10.0, 0.1, 600)
+    """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
+    grammar_memory: int = number(4 << 30, 1 << 28, 1 << 50, is_bytes=True)
+    """Address space of each of the two processes that compile grammars."""
+    grammar_cache_memory: int = number(256 << 20, 1 << 20, 1 << 50, is_bytes=True)
+    """Compiled grammars that are kept for further requests; one takes up to a quarter of it."""
     allow_credentials: bool = False
     """Let browsers of `allowed_origins` send credentials."""
     allowed_origins: list[str] | None = None
@@ -118,6 +125,11 @@ class ServeConfig:
     def template_time(self) -> datetime | None:
         """`template_date` as a time."""
         return None if self.template_date is None else datetime.fromisoformat(self.template_date)
+
+    @property
+    def grammar_limits(self) -> GrammarLimits:
+        """What compiling grammars may take."""
+        return GrammarLimits(self.grammar_timeout_s, self.grammar_memory, self.grammar_cache_memory)
 
     def check(self) -> None:
         """Checks what can be checked without the engine.

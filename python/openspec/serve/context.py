@@ -19,6 +19,7 @@ from openspec.engine.replicas import Replicas
 from openspec.errors import RequestError
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.config import ServeConfig
+from openspec.serve.grammars import GrammarStore
 from openspec.serve.metrics import ServerMetrics
 from openspec.serve.wire import FAILURES, ApiError, overloaded
 from openspec.text.parsers.message import AnswerForm
@@ -192,6 +193,7 @@ class ServerContext:
     body_bytes: Budget = field(init=False)
     prompt_logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
+    grammars: GrammarStore = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     _notes: set[str] = field(default_factory=set)
     num_sequences: int = 0
@@ -205,6 +207,13 @@ class ServerContext:
             self.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
         )
         self.metrics = ServerMetrics(self.model_name, self.engine.info, len(self.engine.all))
+        self.grammars = GrammarStore(
+            self.text_pool,
+            lambda: self.tokenizer.grammar_tokens(self.answer_form.spelled_ids),
+            self.model.vocab_size,
+            list(self.model.eos_token_ids),
+            self.config.grammar_limits,
+        )
         refused = self.metrics.rejections.labels("over_budget").inc
         config = self.config
         self.body_bytes = Budget(
@@ -216,6 +225,11 @@ class ServerContext:
         self.allowed_ids = Budget(
             "allowed_token_ids times sequences", MAX_ALLOWED_IDS_OF_ALL, refused
         )
+
+    def close(self) -> None:
+        """Ends the threads and processes that prepare requests."""
+        self.text_pool.close()
+        self.grammars.close()
 
     @property
     def model_name(self) -> str:

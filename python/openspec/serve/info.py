@@ -116,6 +116,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "adaptive_speculation": config.adaptive_speculation,
             "max_num_queued_reqs": context.config.max_num_queued_reqs,
             "max_num_queued_tokens": context.config.max_num_queued_tokens,
+            "structured_outputs": context.grammars.info(),
             "enable_prefix_caching": config.enable_prefix_caching,
             **_for_routers(context),
             "spec_decode": _speculation(stats),

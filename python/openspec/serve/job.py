@@ -11,6 +11,7 @@ import msgspec
 
 from openspec.engine.output_stream import OutputStream
 from openspec.errors import EngineError, RequestError
+from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import (
     EngineOutput,
     SamplingParams,
@@ -56,8 +57,14 @@ class Job:
         body: GenerationFields,
         sampling: SamplingParams,
         shown_token_ids: Collection[int] = (),
+        grammar: CompiledGrammar | None = None,
     ) -> None:
         """`kind` begins the answer's id; `shown_token_ids` as in `RequestOutputProcessor`."""
+        if grammar is not None:
+            # What the grammar has spelled is shown, or its text would be another.
+            shown_token_ids = {*shown_token_ids, *context.answer_form.spelled_ids}
+        self._grammar = grammar
+        self._held = contextlib.ExitStack()
         self.request_id = f"{kind}-{arrival.unique}"
         self.external_id = arrival.external_id
         self.prompts = prompts
@@ -83,6 +90,7 @@ class Job:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 speculative=speculative,
+                grammar="" if grammar is None else grammar.key,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -105,6 +113,7 @@ class Job:
     async def __aenter__(self) -> Job:
         context, num_sequences, num_prompt_tokens = self._context, *self._size()
         context.check_capacity(num_sequences, num_prompt_tokens)
+        self._held.enter_context(context.grammars.loaded(context.engine, self._grammar))
         self._stream = context.engine.submit(*self._requests)
         context.num_sequences += num_sequences
         context.num_prompt_tokens += num_prompt_tokens
@@ -124,6 +133,7 @@ class Job:
         context.metrics.load.dec()
         if self._stream is not None:
             await self._stream.aclose()
+        self._held.close()
         reason = "error" if isinstance(error, EngineError) else "abort"
         for processor in self.processors:
             if not processor.finished:
@@ -261,7 +271,7 @@ def sampling_params(
     fields: dict[str, object] = dict(context.model.sampling.given() if takes_advice else {})
     for name in SamplingParams.__struct_fields__:
         value = body.__dict__.get(name)
-        if value is not None:
+        if value is not None and name != "structured_outputs":  # becomes a grammar
             fields[name] = list(dict.fromkeys(value)) if name.endswith("token_ids") else value
     fields |= {
         "max_tokens": max_tokens,

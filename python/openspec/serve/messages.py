@@ -91,7 +91,16 @@ async def create_message(context: ServerContext, request: Request) -> Response:
     _note_skipped(context, body)
     chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
     limit = body.max_tokens
-    chat = await chat_job(context, request, arrival, body, chat_request, kind="msg", limit=limit)
+    chat = await chat_job(
+        context,
+        request,
+        arrival,
+        body,
+        chat_request,
+        kind="msg",
+        limit=limit,
+        format_param="output_config.format",
+    )
     return await _Answer(context, body, chat).respond(request)
 
 

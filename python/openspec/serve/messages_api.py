@@ -14,7 +14,9 @@ from openspec.serve.api import (
     FunctionCall,
     FunctionDefinition,
     GenerationFields,
+    JsonSchemaFormat,
     Model,
+    ResponseFormat,
     Tool,
     ToolCall,
 )
@@ -67,9 +69,10 @@ class MessagesTool(Model):
 
 
 class ToolChoice(Model):
-    """Only `auto` and `none` for now."""
+    """Whether to call tools: auto, any, tool (the one named) or none."""
 
     type: str
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
     """True keeps only the first call."""
 
@@ -83,9 +86,10 @@ class Thinking(Model):
 
 
 class OutputFormat(Model):
-    """Not supported."""
+    """The form of the text: JSON of a schema."""
 
-    type: str
+    type: Literal["json_schema"]
+    schema_: dict[str, object] = Field(alias="schema")
 
 
 class OutputConfig(Model):
@@ -142,13 +146,11 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
         RequestError: naming a block, a tool or an option that this server cannot take.
     """
     choice = body.tool_choice.type if body.tool_choice is not None else None
-    if choice not in (None, "none", "auto"):
+    if choice not in (None, "none", "auto", "any", "tool"):
         raise RequestError(
-            f"tool_choice: type {choice[:64]!r} is not supported yet, only 'auto' and 'none'.",
+            f"tool_choice: type {choice[:64]!r} is not known, only auto, any, tool and none.",
             "tool_choice",
         )
-    if body.output_config is not None and body.output_config.format is not None:
-        raise RequestError("output_config.format is not supported yet.", "output_config")
     effort = None
     if body.thinking is not None:
         effort = "none" if body.thinking.type == "disabled" else "high"
@@ -160,10 +162,29 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_construct(
         messages=messages,
         tools=_tools(body),
-        tool_choice=choice,
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.tool_choice is None
+        or not body.tool_choice.disable_parallel_tool_use,
+        response_format=_response_format(body.output_config),
         reasoning_effort=effort,
         continue_final_message=goes_on,
     )
+
+
+def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
+    """The same as /v1/chat/completions has it."""
+    if given is None or given.type in ("none", "auto"):
+        return None if given is None else given.type
+    if given.type == "any":
+        return "required"
+    return {"type": "function", "function": {"name": given.name}}
+
+
+def _response_format(given: OutputConfig | None) -> ResponseFormat | None:
+    if given is None or given.format is None:
+        return None
+    schema = JsonSchemaFormat.model_construct(schema_=given.format.schema_, strict=None)
+    return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
 
 
 def skipped_tools(body: MessagesFields) -> set[str]:
@@ -180,12 +201,11 @@ def _tools(body: MessagesFields) -> list[Tool] | None:
             raise RequestError("tools: a tool needs a name of 1 to 256 characters.", "tools")
         if tool.input_schema is None:
             raise RequestError("tools: input_schema is missing.", "tools")
-        if tool.strict:
-            raise RequestError(
-                "tools: strict is not supported yet; leave it out or send false.", "tools"
-            )
         function = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=tool.input_schema
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            strict=tool.strict,
         )
         result.append(Tool(function=function))
     return result or None

@@ -176,7 +176,7 @@ class Replica:
         with contextlib.suppress(asyncio.CancelledError):
             await self._export
         await context.lifecycle.drain(0.0, ENDING_S)
-        context.text_pool.close()
+        context.close()
         await context.engine.close()
 
 

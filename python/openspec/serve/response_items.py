@@ -69,8 +69,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
     store: bool = False
     temperature: float
-    text: dict[str, dict[str, str]]
-    tool_choice: str
+    text: dict[str, dict[str, JsonValue]]
+    tool_choice: JsonValue
     tools: Sequence[Mapping[str, JsonValue]]
     top_p: float
     truncation: str = "disabled"

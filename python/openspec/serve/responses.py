@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.serve.answer import Answer
 from openspec.serve.body import receive_request
 from openspec.serve.chat_prompt import ChatJob, chat_job
@@ -12,6 +13,7 @@ from openspec.serve.context import ServerContext
 from openspec.serve.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.responses_api import ResponsesRequest, as_chat, check, skipped_types
 from openspec.serve.wire import json_response, sanitise, to_api_error
+from openspec.text.json_values import plain_json
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 
 
@@ -24,7 +26,15 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
     limit = body.max_output_tokens
     chat = await chat_job(
-        context, request, arrival, body, chat_request, kind="resp", limit=limit, param="input"
+        context,
+        request,
+        arrival,
+        body,
+        chat_request,
+        kind="resp",
+        limit=limit,
+        param="input",
+        format_param="text.format",
     )
     return await _Answer(context, body, chat).respond(request)
 
@@ -114,9 +124,17 @@ class _Answer(Answer):
             reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
             seed=body.seed,
             temperature=sampling.temperature,
-            text={"format": {"type": "text"}},
-            tool_choice="none" if body.tool_choice == "none" else "auto",
+            text={"format": _shown_format(body)},
+            tool_choice=plain_json(body.tool_choice or "auto", "tool_choice"),
             tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
             top_p=sampling.top_p,
             user=body.user,
         )
+
+
+def _shown_format(body: ResponsesRequest) -> dict[str, JsonValue]:
+    """The form of the text, as the request has it."""
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    given = body.text.format.model_dump(exclude_unset=True)
+    return {key: plain_json(value, "text.format") for key, value in given.items()}

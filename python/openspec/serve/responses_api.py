@@ -14,7 +14,9 @@ from openspec.serve.api import (
     FunctionCall,
     FunctionDefinition,
     GenerationFields,
+    JsonSchemaFormat,
     Model,
+    ResponseFormat,
     Tool,
     ToolCall,
 )
@@ -67,8 +69,8 @@ class ReasoningOptions(Model):
     """Accepted; answers carry the thinking itself."""
 
 
-class TextFormat(Model):
-    """Only `{"type": "text"}` for now."""
+class TextFormat(JsonSchemaFormat):
+    """The form of the text: text, json_object, or json_schema with its fields beside the type."""
 
     type: str
 
@@ -91,7 +93,7 @@ class ResponsesRequest(GenerationFields):
         None
     )
     tool_choice: str | dict[str, object] | None = None
-    """"none" or "auto"."""
+    """"none", "auto", "required", or the function to call."""
     parallel_tool_calls: bool | None = None
     """False keeps only the first call."""
     reasoning: ReasoningOptions | None = None
@@ -125,16 +127,9 @@ def check(body: ResponsesRequest) -> None:
     if body.background:
         raise RequestError("background is not supported.", "background")
     refuse_choices(body, "responses")
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise RequestError(
-            f"text.format: type {body.text.format.type[:64]!r} is not supported yet, only 'text'.",
-            "text",
-        )
     for name in body.include or ():
         if name not in INCLUDES:
             raise RequestError(f"include: {name[:64]!r} is not supported.", "include")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise RequestError("tool_choice: only 'none' and 'auto' are supported.", "tool_choice")
 
 
 def refuse_choices(body: GenerationFields, what: str) -> None:
@@ -163,6 +158,8 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         messages=_messages(body),
         tools=functions(body),
         tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text.format if body.text is not None else None),
         reasoning_effort=effort,
     )
 
@@ -171,7 +168,7 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
     """The tools that are functions; None if there are none.
 
     Raises:
-        RequestError: one that demands what is not enforced.
+        RequestError: one without a name.
     """
     result = []
     for tool in body.tools or ():
@@ -179,15 +176,26 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
             continue
         if tool.name is None or not 1 <= len(tool.name) <= 256:
             raise RequestError("tools: a function needs a name of 1 to 256 characters.", "tools")
-        if tool.strict:
-            raise RequestError(
-                "tools: strict is not supported yet; leave it out or send false.", "tools"
-            )
         function = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=tool.parameters
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
         )
         result.append(Tool(function=function))
     return result or None
+
+
+def _response_format(given: TextFormat | None) -> ResponseFormat | None:
+    """The same as /v1/chat/completions has it, where the schema is an object of its own."""
+    if given is None:
+        return None
+    schema = JsonSchemaFormat.model_construct(
+        name=given.name, schema_=given.schema_, strict=given.strict
+    )
+    return ResponseFormat.model_construct(
+        type=given.type, json_schema=schema if given.type == "json_schema" else None
+    )
 
 
 def skipped_types(body: ResponsesRequest) -> set[str]:

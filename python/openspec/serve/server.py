@@ -75,7 +75,7 @@ async def _serve(
         try:
             await _run(context, sock, signals)
         finally:
-            context.text_pool.close()
+            context.close()
             await context.engine.close()
 
 
@@ -252,7 +252,7 @@ class _Signals:
         with contextlib.suppress(asyncio.CancelledError):
             # It may end all the same, where it was about to when it was cancelled.
             context = await task
-            context.text_pool.close()
+            context.close()
             await context.engine.close()
         return None
 

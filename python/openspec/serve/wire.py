@@ -23,7 +23,7 @@ ChoiceT = TypeVar("ChoiceT")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
-_PATH = re.compile(r"(?<![\w<:/.])(?:/[\w.+-]+){2,}/?")
+_PATH = re.compile(r"(?<![\w<:/.#])(?:/[\w.+-]+){2,}/?")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\).*", re.DOTALL)
 _encoder = msgspec.json.Encoder()
 # They end no line of an event, but httpx, and so LiteLLM, reads lines as str.splitlines does, which

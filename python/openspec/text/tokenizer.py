@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -66,6 +66,10 @@ class Tokenizer:
             token.content: token_id for token_id, token in added.items() if token.special
         }
         """Tokens that no text of a user becomes, and their ids."""
+        self.added_tokens: Mapping[str, int] = {
+            token.content: token_id for token_id, token in added.items()
+        }
+        """Tokens beside the vocabulary of text, special or not, and their ids."""
         self._special_ids = frozenset(self.special_tokens.values()) - visible
         self._added_re = any_of([token.content for token in added.values()])
         self.num_tokens = max(backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -208,6 +212,17 @@ class Tokenizer:
             if known:
                 self._bytes[token_id] = data
         return data
+
+    def grammar_tokens(self, spelled_ids: Collection[int]) -> list[bytes]:
+        """The bytes of each id, by which grammars choose tokens.
+
+        Added tokens have none, so that no grammar spells them, but for those of `spelled_ids`.
+        """
+        hidden = frozenset(self.added_tokens.values()) - frozenset(spelled_ids)
+        return [
+            b"" if token_id in hidden else self.token_bytes(token_id)
+            for token_id in range(self.num_tokens)
+        ]
 
     def output_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """What a token adds to a decoded text."""

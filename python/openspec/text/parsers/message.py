@@ -64,6 +64,12 @@ class AnswerForm:
     """Special tokens that an answer with tools shows, since the calls' form has them."""
     tag_ids: frozenset[int]
     """Special tokens that every answer shows, since they enclose thinking."""
+    spelled_ids: frozenset[int] = frozenset()
+    """Tokens of both kinds, special or not: the added ones that a grammar may spell."""
+    names_calls: bool = True
+    """Whether calls begin with their names, where a form knows another way."""
+    may_think: bool = False
+    """Whether the template knows of thinking."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, calls: str, reasoning: str) -> AnswerForm:
@@ -77,7 +83,17 @@ class AnswerForm:
         special = tokenizer.special_tokens
         markers = [special[text] for text in MARKERS[calls] if text in special]
         tags = [special[text] for text in (THINK_OPEN, THINK_CLOSE) if text in special]
-        return cls(calls, reasoning, frozenset(markers), frozenset(tags))
+        known = (*MARKERS[calls], THINK_OPEN, THINK_CLOSE)
+        spelled = [tokenizer.added_tokens[text] for text in known if text in tokenizer.added_tokens]
+        return cls(
+            calls,
+            reasoning,
+            frozenset(markers),
+            frozenset(tags),
+            spelled_ids=frozenset(spelled),
+            names_calls=MistralParser.arguments_tag in templates,
+            may_think=THINK_CLOSE in templates,
+        )
 
     def shown_ids(self, thinking: bool | None, has_calls: bool) -> frozenset[int]:
         """Special tokens that the parser of an answer must see; arguments as of `MessageParser`."""

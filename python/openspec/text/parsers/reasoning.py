@@ -12,6 +12,12 @@ THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
 
+def thinking_of(prompt: str) -> bool | None:
+    """Whether the answer to a chat starts within a thinking block; None where it cannot think."""
+    end = prompt.rstrip()
+    return None if end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
+
+
 def held_back(text: str, marker: str) -> int:
     """Characters at the end of `text` that wait: line ends, and what could begin `marker`.
 

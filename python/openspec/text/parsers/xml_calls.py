@@ -19,7 +19,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 # A value's own line ends are kept but for one after its tag and one before the next. A model that
 # forgets the closing tag goes on with another one at the start of a line.
-_VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
+VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
 _TAG_NAME = re.compile(r"[^>\n<]+")
 _TYPES: dict[type, str] = {
     bool: "boolean",
@@ -51,7 +51,7 @@ class XmlParser(CallParser):
                 self.say_marked()
                 continue
             self.begin(name)
-            yield from self._parameters(_properties(self.tools.get(name)))
+            yield from self._parameters(self.tools.get(name))
             self.end()
             yield from reader.spaces()
             if (yield from reader.match(_CALL_END)):
@@ -73,7 +73,7 @@ class XmlParser(CallParser):
                 return True
         return False
 
-    def _parameters(self, properties: Mapping[str, JsonValue]) -> Steps[None]:
+    def _parameters(self, schema: JsonValue) -> Steps[None]:
         """The parameters as a JSON object; leaves a mark behind what was read of it."""
         reader, separator = self.reader, "{"
         while True:
@@ -88,7 +88,7 @@ class XmlParser(CallParser):
             yield from reader.match("\n")
             self.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            if not (yield from self._value(_types(properties.get(key)))):
+            if not (yield from self._value(value_types(schema, key))):
                 reader.mark()
                 return
         is_whole = yield from reader.match(_FUNCTION_END)
@@ -103,15 +103,15 @@ class XmlParser(CallParser):
         reader = self.reader
         if types == {"string"}:
             self.argue('"')
-            marker = yield from reader.until(_VALUE_ENDS, self._argue_quoted)
+            marker = yield from reader.until(VALUE_ENDS, self._argue_quoted)
             if marker:
                 self.argue('"')
         else:
             parts: list[str] = []
-            marker = yield from reader.until(_VALUE_ENDS, parts.append)
+            marker = yield from reader.until(VALUE_ENDS, parts.append)
             text = "".join(parts)
             self.argue(_typed(text, types) if marker else json.dumps(text, ensure_ascii=False)[:-1])
-        if marker in _VALUE_ENDS[2:]:
+        if marker in VALUE_ENDS[2:]:
             reader.back(len(marker))
         return bool(marker)
 
@@ -141,12 +141,13 @@ def _properties(schema: JsonValue) -> Mapping[str, JsonValue]:
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _types(schema: JsonValue) -> frozenset[str]:
-    """What a parameter may be; text where its schema does not say."""
-    return frozenset(_named_types(schema, 0) & _KINDS) or frozenset({"string"})
+def value_types(schema: JsonValue, key: str) -> frozenset[str]:
+    """What a tool's parameter may be; text where its schema does not say."""
+    named = _named_types(_properties(schema).get(key), schema, 0)
+    return frozenset(named & _KINDS) or frozenset({"string"})
 
 
-def _named_types(schema: JsonValue, depth: int) -> set[str]:
+def _named_types(schema: JsonValue, root: JsonValue, depth: int) -> set[str]:
     if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
         return set()
     given = schema.get("type")
@@ -154,6 +155,21 @@ def _named_types(schema: JsonValue, depth: int) -> set[str]:
         return {given}
     if isinstance(given, list):
         return {name for name in given if isinstance(name, str)}
+    if isinstance(reference := schema.get("$ref"), str):
+        return _named_types(_target(root, reference), root, depth + 1)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    kinds = set()
+    if isinstance(values, list):
+        kinds = {_TYPES.get(type(value), "string") for value in values}
     choices = [schema.get(key) for key in ("anyOf", "oneOf", "allOf")]
     listed = [choice for group in choices if isinstance(group, list) for choice in group]
-    return {name for choice in listed for name in _named_types(choice, depth + 1)}
+    return kinds | {name for choice in listed for name in _named_types(choice, root, depth + 1)}
+
+
+def _target(root: JsonValue, reference: str) -> JsonValue:
+    """What a reference within a schema, `#/...`, refers to; None where that is nothing."""
+    found = root
+    for step in reference.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,1 @@
+"""Grammars of answers: what a request may ask for, rewritten, checked and compiled."""

@@ -1,0 +1,73 @@
+"""Grammars of `SamplingParams.structured_outputs` for an engine in this process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from openspec.checkpoint.config import ModelConfig
+from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
+from openspec.messages import StructuredOutputs
+from openspec.text.answer_grammar import answer_source, content_format
+from openspec.text.parsers.message import AnswerForm
+from openspec.text.tokenizer import Tokenizer
+
+PARAM = "structured_outputs"
+
+
+class GrammarEngine(Protocol):
+    """What loads grammars."""
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        """The bytes of each token, once, before the first grammar."""
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """A compiled grammar, for requests that name its key from here on."""
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar."""
+
+
+class LoadedGrammars:
+    """Compiles and loads what requests ask for. The processes that compile start on first use."""
+
+    def __init__(self, engine: GrammarEngine, tokenizer: Tokenizer, model: ModelConfig) -> None:
+        self.form = AnswerForm.of(tokenizer, "auto", "auto")
+        self._engine, self._tokenizer, self._model = engine, tokenizer, model
+        self._compiler: GrammarCompiler | None = None
+        self._loaded: set[str] = set()
+        self._forgotten: list[str] = []
+
+    def load(self, asked: StructuredOutputs | None, thinking: bool | None) -> str:
+        """The key of an answer's grammar in the engine; empty where nothing is asked for.
+
+        Raises:
+            RequestError: it cannot be enforced, or is refused.
+        """
+        if asked is None:
+            return ""
+        source = answer_source(self.form, thinking, content_format(asked, PARAM), None, PARAM)
+        assert source is not None
+        grammar = self._started().compile(source, PARAM)
+        while self._forgotten:
+            key = self._forgotten.pop()
+            self._loaded.discard(key)
+            self._engine.drop_grammar(key)
+        if grammar.key not in self._loaded:
+            self._loaded.add(grammar.key)
+            self._engine.load_grammar(grammar.key, grammar.data)
+        return grammar.key
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _started(self) -> GrammarCompiler:
+        if self._compiler is None:
+            tokens = self._tokenizer.grammar_tokens(self.form.spelled_ids)
+            vocab_size, stop_ids = self._model.vocab_size, list(self._model.eos_token_ids)
+            self._engine.set_vocabulary(tokens, vocab_size, stop_ids)
+            self._compiler = GrammarCompiler(
+                tokens, vocab_size, stop_ids, GrammarLimits(), on_forget=self._forgotten.append
+            )
+        return self._compiler

@@ -1,0 +1,196 @@
+"""Structured output over HTTP: what is asked reaches the engine compiled, and conflicts are 400."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.serve.conftest import RunningServer
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def grammar_of_last(server: RunningServer) -> str:
+    return server.engine.requests[-1].grammar
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (TEXT, {"guided_json": SCHEMA}),
+        (TEXT, {"guided_json": json.dumps(SCHEMA)}),
+        (TEXT, {"guided_regex": "a+"}),
+        (TEXT, {"guided_choice": ["yes", "no"]}),
+        (TEXT, {"guided_grammar": 'root ::= "yes"'}),
+        (TEXT, {"response_format": FORMAT}),
+        (TEXT, {"structured_outputs": {"json_object": True}}),
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"response_format": FORMAT}),
+        (CHAT, {"structured_outputs": {"choice": ["a", "b"]}}),
+        (CHAT, {"tools": [TOOL], "tool_choice": "required"}),
+        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}),
+        (CHAT, {"tools": [TOOL], "response_format": FORMAT}),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+        ),
+        (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "add", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
+        ),
+    ],
+    ids=str,
+)
+def test_every_way_to_ask(server: RunningServer, path: str, fields: dict) -> None:
+    body = {"messages": HI} if path in (CHAT, "/v1/messages") else {}
+    body |= {TEXT: {"prompt": "a"}, RESPONSES: {"input": "hi"}}.get(path, {})
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    response = server.client.post(path, json={**body, limit: 4, **fields})
+    assert response.status_code == 200, response.text
+    assert grammar_of_last(server) in server.engine.grammars
+
+
+def test_free_answers_have_no_grammar(server: RunningServer) -> None:
+    for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [TOOL]}):
+        server.chat(max_tokens=2, **fields)
+        assert grammar_of_last(server) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (TEXT, {"guided_json": {}, "guided_regex": "a"}, "guided_json", "leave out all but one"),
+        (
+            TEXT,
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs",
+            "leave out",
+        ),
+        (TEXT, {"structured_outputs": {"jsn": {}}}, "structured_outputs", "unknown key 'jsn'"),
+        (TEXT, {"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        (TEXT, {"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "exclude"),
+        (TEXT, {"guided_regex": "(?=a)"}, "guided_regex", "lookahead"),
+        (TEXT, {"guided_choice": []}, "guided_choice", "1 to"),
+        (TEXT, {"guided_grammar": "root ::= ("}, "guided_grammar", "the grammar cannot be used"),
+        (
+            TEXT,
+            {"guided_json": {"properties": {"a": {"not": {}}}}},
+            "guided_json",
+            "#/properties/a/not",
+        ),
+        (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "leave out"),
+        (
+            CHAT,
+            {"response_format": FORMAT, "tools": [TOOL], "tool_choice": "required"},
+            "response_format",
+            "leave out one",
+        ),
+        (
+            CHAT,
+            {"response_format": {**FORMAT, "json_schema": {"schema": SCHEMA, "strict": True}}},
+            "response_format",
+            "additionalProperties",
+        ),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "needs tools"),
+        (CHAT, {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools", "same name"),
+    ],
+    ids=str,
+)
+def test_conflicts_say_what_to_leave_out(
+    server: RunningServer, path: str, fields: dict, param: str, words: str
+) -> None:
+    body = {"prompt": "a"} if path == TEXT else {"messages": HI}
+    error = server.error(path, **body, **fields)
+    assert error["param"] == param and words in error["message"], error
+
+
+def test_equal_grammars_are_loaded_once(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server()
+    for _ in range(3):
+        server.complete(prompt="a", max_tokens=1, guided_json=SCHEMA)
+    info = server.client.get("/server_info").json()["structured_outputs"]
+    assert len(server.engine.grammars) == info["num_cached"] == 1
+    assert info["num_cached_bytes"] == sum(map(len, server.engine.grammars.values()))
+    assert info["timeout_s"] == 10
+
+
+def test_the_engine_forgets_with_the_cache(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(grammar_cache_memory=1 << 20)
+    for number in range(24):
+        schema = {"type": "array", "items": {"type": "string", "maxLength": 100 + number}}
+        server.complete(prompt="a", max_tokens=1, guided_json=schema)
+    deadline = time.monotonic() + 10
+    while sum(map(len, server.engine.grammars.values())) > 1 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert 0 < len(server.engine.grammars) < 24
+
+
+def large_schema() -> dict:
+    """10 kB of nested objects, integers and patterns."""
+    leaf = {
+        "type": "object",
+        "properties": {
+            f"field_{i}": {
+                "type": "string",
+                "pattern": f"^[a-z]{{1,{20 + i}}}-[0-9]{{{1 + i % 5}}}$",
+            }
+            if i % 2
+            else {"type": "integer", "minimum": -i, "maximum": 1000 + i}
+            for i in range(16)
+        },
+    }
+    return {"type": "object", "properties": {f"part_{i}": leaf for i in range(9)}}
+
+
+def test_others_go_on_while_a_schema_compiles(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server()
+    schema = large_schema()
+    assert len(json.dumps(schema)) > 10_000
+    server.complete(prompt="a", max_tokens=1, guided_regex="a")  # the process is there
+    delays: list[float] = []
+    done = threading.Event()
+
+    async def watch() -> None:
+        while not done.is_set():
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            delays.append(time.monotonic() - before - 0.005)
+
+    watching = asyncio.run_coroutine_threadsafe(watch(), server.loop)
+    server.complete(prompt="a", max_tokens=1, guided_json=schema)
+    done.set()
+    watching.result(10)
+    assert max(delays) < 0.2, max(delays)
+
+
+def test_a_bomb_ends_in_time_and_others_are_served(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(grammar_timeout_s=1.0)
+    bomb = "root ::= " + " ".join(f"([a-z]? {'[a-z]? ' * 40})" for _ in range(60))
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                client.post(TEXT, json={"prompt": "a", "guided_grammar": bomb, "max_tokens": 1})
+            )
+        )
+        thread.start()
+        start = time.monotonic()
+        server.complete(prompt="a", max_tokens=1, guided_choice=["yes"])
+        assert time.monotonic() - start < 15
+        thread.join(30)
+    assert answers[0].status_code in (200, 400), answers[0].text

@@ -1,0 +1,80 @@
+"""Answers that a grammar allows, drawn at random: no model is needed to see what it enforces."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+
+from openspec import _grammar
+from openspec.config import EMBEDDED_MODEL
+from openspec.grammar.formats import Format, json_of, source_of
+from openspec.grammar.schema import enforceable
+from openspec.text.parsers.message import AnswerForm
+from openspec.text.tokenizer import Tokenizer
+
+STOP = 4074
+CLOSERS = (b'"', b"}", b"]", b"\n", b"<")
+
+
+@lru_cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(EMBEDDED_MODEL)
+
+
+@lru_cache
+def tokens() -> list[bytes]:
+    spelled = AnswerForm.of(tokenizer(), "auto", "auto").spelled_ids
+    return tokenizer().grammar_tokens(spelled)
+
+
+@lru_cache
+def vocabulary() -> _grammar.Vocabulary:
+    return _grammar.Vocabulary(tokens(), 4096, [STOP])
+
+
+def compiled(format: Format) -> bytes:
+    return _grammar.compile_structural_tag(vocabulary(), source_of(format, "test"))
+
+
+def compiled_schema(schema: object) -> bytes:
+    return compiled(json_of(enforceable(schema)))
+
+
+def walk(data: bytes, rng: random.Random, most: int = 600) -> str | None:
+    """One answer, or None where it did not end; after a while it prefers what closes something."""
+    matcher = _grammar.Matcher(vocabulary(), data)
+    out: list[bytes] = []
+    spelling = tokens()
+    while len(out) < most:
+        allowed = matcher.allowed()
+        assert allowed, f"no way on after {b''.join(out)[-200:]!r}"
+        if STOP in allowed and (len(allowed) == 1 or rng.random() < 0.6):
+            assert matcher.accept(STOP)
+            assert matcher.is_terminated
+            return b"".join(out).decode(errors="replace")
+        options = [one for one in allowed if one != STOP]
+        if len(out) > 40 and rng.random() < 0.85:
+            options = [one for one in options if spelling[one][:1] in CLOSERS] or options
+        token = rng.choice(options)
+        assert matcher.accept(token), (b"".join(out)[-200:], spelling[token])
+        out.append(spelling[token])
+    return None
+
+
+def answers(data: bytes, num: int, seed: int = 0) -> list[str]:
+    """Finished answers; most of `num` walks end."""
+    rng = random.Random(seed)
+    found = [walk(data, rng) for _ in range(num)]
+    return [text for text in found if text is not None]
+
+
+def accepts(data: bytes, text: str) -> bool:
+    """Whether a whole text, in single bytes and tokens, is an answer."""
+    matcher = _grammar.Matcher(vocabulary(), data)
+    return all(map(matcher.accept, tokenizer().encode(text))) and matcher.accept(STOP)
+
+
+def values(schema: Mapping[str, object] | bool, num: int, seed: int = 0) -> list[object]:
+    return [json.loads(text) for text in answers(compiled_schema(schema), num, seed)]

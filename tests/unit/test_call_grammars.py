@@ -1,0 +1,172 @@
+"""What a grammar of calls allows, the parser of the same form reads as calls that fit the tools."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from openspec import _grammar
+from openspec.errors import RequestError
+from openspec.grammar.formats import Format
+from openspec.grammar.schema import enforceable
+from openspec.messages import StructuredOutputs
+from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
+from openspec.text.parsers.call_grammars import CallRule, calls_format, text_or_calls_format
+from openspec.text.parsers.message import AnswerForm, MessageParser
+from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
+from tests.unit.grammar_walks import answers, compiled, tokenizer, vocabulary, walk
+
+jsonschema = pytest.importorskip("jsonschema")
+
+TOOLS = {
+    "get": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "n": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["c", "f"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+            "at": {"$ref": "#/$defs/at"},
+            "day": {"type": "string", "format": "date"},
+            "note": {"type": ["string", "null"]},
+            "code": {"type": "string", "pattern": "^[a-z<]{2,4}$"},
+        },
+        "required": ["city", "n", "at"],
+        "$defs": {
+            "at": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+        },
+    },
+    "now": {"type": "object", "properties": {}},
+    "free": {"type": "object"},
+}
+RULES = [CallRule(name, schema, enforceable(schema)) for name, schema in TOOLS.items()]
+FORMS = [
+    ("hermes", True),
+    ("llama3_json", True),
+    ("mistral", True),
+    ("mistral", False),
+    ("qwen3_coder", True),
+]
+
+
+def parsed(form: str, text: str, thinking: bool | None = None) -> tuple[list, str, str]:
+    answer_form = AnswerForm(form, "qwen3", frozenset(), frozenset())
+    parser = MessageParser(tokenizer(), answer_form, thinking=thinking, tools=TOOLS, max_calls=None)
+    calls: dict[int, list[str]] = {}
+    content = reasoning = ""
+    for piece in parser.push(text, [], is_last=True):
+        if isinstance(piece, CallStart):
+            calls[piece.index] = [piece.name, ""]
+        elif isinstance(piece, CallArguments):
+            calls[piece.index][1] += piece.text
+        elif isinstance(piece, Content):
+            content += piece.text
+        elif isinstance(piece, Reasoning):
+            reasoning += piece.text
+    return list(calls.values()), content, reasoning
+
+
+@pytest.mark.parametrize(("form", "has_names"), FORMS)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_guaranteed_calls_parse(form: str, has_names: bool, parallel: bool) -> None:
+    data = compiled(calls_format(form, RULES, has_names=has_names, parallel=parallel))
+    found = answers(data, 30 if form == "qwen3_coder" else 12)
+    assert found
+    for text in found:
+        calls, content, _ = parsed(form, text)
+        assert calls and not content.strip(), text
+        assert parallel or len(calls) == 1, text
+        for name, arguments in calls:
+            jsonschema.Draft202012Validator(TOOLS[name]).validate(json.loads(arguments))
+
+
+CALLS = {
+    "hermes": ["<tool_call>\n", '{"name": "now", "arguments": {"any": 1}}', "\n</tool_call>"],
+    "mistral": ["[TOOL_CALLS]", 'now[ARGS]{"any": 1}'],
+    "qwen3_coder": ["<tool_call>\n", "<function=now>\n</function>", "\n</tool_call>"],
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_free_text_until_a_call_begins(form: str) -> None:
+    data = compiled(text_or_calls_format(form, RULES, has_names=True, parallel=True))
+
+    def fits(text: str) -> bool:
+        matcher = _grammar.Matcher(vocabulary(), data)
+        return all(map(matcher.accept, tokenizer().encode(text))) and matcher.accept(4074)
+
+    call = "".join(CALLS[form])
+    assert fits("Just text, {with} [brackets].") and fits(call) and fits(f"I look.\n{call}")
+    assert not fits(call.replace("now", "then"))
+    assert not fits(CALLS[form][0] + "and text")
+
+
+FORM = AnswerForm.of(tokenizer(), "auto", "auto")
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CONTENT = content_format(StructuredOutputs(json=OBJECT), "x")
+
+
+def source(
+    content: Format | None, choice: str | None, thinking: bool | None, **strict: bool
+) -> str | None:
+    tools = [GrammarTool("now", {**OBJECT, "additionalProperties": False}, strict.get("strict"))]
+    use = None if choice is None else ToolUse(tools, choice, parallel=True)
+    return answer_source(FORM, thinking, content, use, "response_format")
+
+
+def test_thinking_then_calls_then_content() -> None:
+    data = _grammar.compile_structural_tag(vocabulary(), source(CONTENT, "auto", True) or "")
+    rng = random.Random(1)
+    for _ in range(60):
+        text = walk(data, rng, 300)
+        if text is None:
+            continue
+        calls, content, _ = parsed("hermes", text, thinking=True)
+        assert "</think>" in text
+        assert calls or content
+        if content.strip():
+            jsonschema.validate(json.loads(content), OBJECT)
+    call = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
+    whole = f'I think.\n</think>\n\n{call}\n{{"a": 2}}'
+    matcher = _grammar.Matcher(vocabulary(), data)
+    assert all(map(matcher.accept, tokenizer().encode(whole, parse_special=True)))
+    assert matcher.accept(4074)
+    calls, content, reasoning = parsed("hermes", whole, thinking=True)
+    assert (len(calls), content.strip(), reasoning) == (1, '{"a": 2}', "I think.")
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "fits"),
+    [
+        (None, '{"a": 1}', True),
+        (None, "<think>\nx\n</think>\n\n" + '{"a": 1}', False),
+        (False, '{"a": 1}', True),
+        (False, "<think>\nx\n</think>\n\n" + '{"a": 1}', True),
+        (True, 'x {"a": "b"}</think>{"a": 1}', True),
+        (True, '{"a": 1}', False),
+    ],
+)
+def test_content_after_thinking(thinking: bool | None, text: str, fits: bool) -> None:
+    data = _grammar.compile_structural_tag(vocabulary(), source(CONTENT, None, thinking) or "")
+    matcher = _grammar.Matcher(vocabulary(), data)
+    ids = tokenizer().encode(text, parse_special=True)
+    assert (all(map(matcher.accept, ids)) and matcher.accept(4074)) == fits
+
+
+def test_when_calls_are_free() -> None:
+    assert source(None, "auto", None) is None
+    assert source(None, "auto", None, strict=True) is not None
+    for choice in ("required", "named"):
+        assert source(None, choice, None) != source(None, choice, None, strict=False)
+
+
+def test_tools_that_cannot_be_enforced() -> None:
+    tools = [GrammarTool("f", {"type": "object", "properties": {"a": {"not": {}}}}, None)]
+    with pytest.raises(RequestError, match=re.escape("tools: f: #/properties/a/not")) as caught:
+        answer_source(FORM, None, None, ToolUse(tools, "required", True), "x")
+    assert "strict: false" in str(caught.value)
+    free = [GrammarTool("f", tools[0].parameters, False)]
+    assert answer_source(FORM, None, None, ToolUse(free, "required", True), "x") is not None

@@ -1,0 +1,110 @@
+"""Compiling in processes: shared, bounded in time, memory and bytes, ended with the last wish."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from openspec.errors import EngineError, RequestError
+from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
+from openspec.grammar.formats import grammar_format, json_of, source_of, text
+from tests.unit.grammar_walks import STOP, accepts, tokens
+
+
+def compiler(**limits: float) -> GrammarCompiler:
+    return GrammarCompiler(tokens(), 4096, [STOP], GrammarLimits(**limits))
+
+
+def slow() -> str:
+    """A grammar that takes the library very long: it counts to 4000."""
+    node = {"type": "string", "pattern": "[^a\\u{0}-\\u{1f}\\u{22}\\u{5c}]{0,4000}"}
+    return source_of(json_of(node), "x")
+
+
+def test_results_are_kept_up_to_a_size() -> None:
+    forgotten: list[str] = []
+    with_room = GrammarLimits(cache_bytes=4_000)
+    one = GrammarCompiler(tokens(), 4096, [STOP], with_room, on_forget=forgotten.append)
+    sources = [source_of(text(word), "x") for word in ("yes", "no", "perhaps")]
+    grammars = [one.compile(source) for source in sources]
+    assert accepts(grammars[0].data, "yes") and not accepts(grammars[0].data, "no")
+    assert one.compile(sources[2]) is grammars[2]
+    assert one.num_bytes <= 4_000
+    assert (
+        len(forgotten) == 3 - one.num_kept
+        and forgotten == [g.key for g in grammars][: len(forgotten)]
+    )
+    with pytest.raises(RequestError, match="bytes, more than 1000"):
+        one.compile(source_of(json_of({"type": "object", "additionalProperties": True}), "x"))
+    one.close()
+    with pytest.raises(EngineError):
+        one.compile(sources[0])
+
+
+def test_refusals_carry_the_library_s_words() -> None:
+    one = compiler()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="guided_grammar: the grammar cannot be used: EBNF"):
+            one.compile(source_of(grammar_format("start ::= 'x'", "x"), "x"), "guided_grammar")
+    assert accepts(one.compile(source_of(text("yes"), "x")).data, "yes")
+    one.close()
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    one, start = compiler(timeout_s=0.5), time.monotonic()
+    with pytest.raises(RequestError, match=r"longer than 0\.5 s"):
+        one.compile(slow())
+    again = time.monotonic()
+    with pytest.raises(RequestError, match=r"longer than 0\.5 s"):
+        one.compile(slow())  # known by now
+    assert time.monotonic() - again < 0.3
+    assert again - start < 10
+    assert accepts(one.compile(source_of(text("yes"), "x")).data, "yes")
+    one.close()
+
+
+def test_too_little_memory_is_a_refusal() -> None:
+    one = compiler(memory=1 << 20)
+    long = {"type": "string", "pattern": "[a-z]{0,120}"}
+    node = {"type": "object", "properties": {f"p{i}": long for i in range(60)}}
+    with pytest.raises(RequestError, match="memory"):
+        one.compile(source_of(json_of(node), "x"))
+    one.close()
+
+
+def test_equal_requests_share_a_compilation_which_ends_with_the_last() -> None:
+    one = compiler(timeout_s=60)
+    tickets = [one.submit(slow()) for _ in range(3)]
+    assert len({id(ticket.future) for ticket in tickets}) == 1
+    time.sleep(0.5)
+    for ticket in tickets:
+        assert not ticket.future.done()
+        ticket.leave()
+    deadline = time.monotonic() + 10
+    while not tickets[0].future.done():
+        assert time.monotonic() < deadline, "it goes on for nobody"
+        time.sleep(0.02)
+    one.close()
+
+
+def test_a_slow_one_does_not_hold_up_others() -> None:
+    one = compiler(timeout_s=60)
+    ticket = one.submit(slow())
+    results: list[bytes] = []
+    other = threading.Thread(
+        target=lambda: results.append(one.compile(source_of(text("yes"), "x")).data)
+    )
+    other.start()
+    other.join(20)
+    assert results and not ticket.future.done()
+    ticket.leave()
+    one.close()
+
+
+def test_sources_are_bounded() -> None:
+    with pytest.raises(RequestError, match="larger than"):
+        source_of(text("x" * (1 << 20)), "structured_outputs")
+    assert json.loads(source_of(text("é"), "x"))["format"]["value"] == "é"
