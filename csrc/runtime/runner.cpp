@@ -199,6 +199,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     if (page_events_) cache_salts_[size_t(slot)].assign(cache_salt.begin(), cache_salt.end());
     enter("add");
     table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
+    table_.forced_acceptance(slot) = AcceptanceEstimate(forced_acceptance_.ratio());
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
       attach_prefix(slot);
@@ -401,6 +402,7 @@ void Runner::commit(StepLease& lease) {
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   if (result.is_forced) {  // which says nothing of the drafter
     table_.forced_acceptance(result.slot).observe(result.num_judged, result.num_right);
+    forced_acceptance_.observe(result.num_judged, result.num_right);
     return;
   }
   if (!has_proposed) {

@@ -150,10 +150,10 @@ class Runner {
   RunnerStats stats_;
   std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
-  AcceptanceEstimate acceptance_;               // over all sequences: where a new one starts
-  int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens
-  std::unique_ptr<PageEventLog> page_events_;   // if somebody follows the prefix cache
-  std::vector<std::string> cache_salts_;        // by slot, then
+  AcceptanceEstimate acceptance_, forced_acceptance_;  // over all sequences: where a new one starts
+  int64_t cache_queries_ = 0, cache_hits_ = 0;         // tokens
+  std::unique_ptr<PageEventLog> page_events_;          // if somebody follows the prefix cache
+  std::vector<std::string> cache_salts_;               // by slot, then
 };
 
 }  // namespace openspec
