@@ -1,8 +1,10 @@
-"""openai for Python: chat, stream, tools, responses; argv[1] is the server's address."""
+"""openai for Python: chat, stream, tools, parsed answers, responses; argv[1] is the address."""
 
 import sys
 
 import openai
+import pydantic
+from pydantic import Field
 
 client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="unused", max_retries=0)
 model = client.models.list().data[0].id
@@ -36,4 +38,25 @@ assert final.output_text == response.output_text
 again = [*messages, *(item.to_dict() for item in response.output), messages[0]]
 again = client.responses.create(**{**options, "input": again}, tools=tools)
 assert again.usage.input_tokens > response.usage.input_tokens
+
+
+class Sum(pydantic.BaseModel):
+    """What the answer holds."""
+
+    apples: int = Field(ge=0, le=99)
+    is_enough: bool
+
+
+off = {"chat_template_kwargs": {"enable_thinking": False}}
+chat = {"model": model, "messages": messages, "max_tokens": 512, "temperature": 0}
+parsed = client.chat.completions.parse(**chat, response_format=Sum, extra_body=off)
+assert isinstance(parsed.choices[0].message.parsed, Sum)
+tool = openai.pydantic_function_tool(Sum)
+asked = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+parsed = client.chat.completions.parse(**chat, **asked, extra_body=off)
+assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Sum)
+parsed = client.responses.parse(
+    **{**options, "input": messages[:1]}, text_format=Sum, extra_body=off
+)
+assert isinstance(parsed.output_parsed, Sum)
 print("openai", openai.__version__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from openspec import _grammar
@@ -42,22 +42,39 @@ def compiled_schema(schema: object) -> bytes:
     return compiled(json_of(enforceable(schema)))
 
 
+@lru_cache
+def closers() -> list[int]:
+    return [one for one, spelled in enumerate(tokens()) if spelled[:1] in CLOSERS]
+
+
+def drawn(mask: int, ids: Sequence[int], rng: random.Random) -> int | None:
+    """One of the ids whose bit is set, if there is one."""
+    for _ in range(32):
+        if mask >> (one := rng.choice(ids)) & 1:
+            return one
+    found = [one for one in ids if mask >> one & 1]
+    return rng.choice(found) if found else None
+
+
 def walk(data: bytes, rng: random.Random, most: int = 600) -> str | None:
     """One answer, or None where it did not end; after a while it prefers what closes something."""
     matcher = _grammar.Matcher(vocabulary(), data)
     out: list[bytes] = []
     spelling = tokens()
     while len(out) < most:
-        allowed = matcher.allowed()
-        assert allowed, f"no way on after {b''.join(out)[-200:]!r}"
-        if STOP in allowed and (len(allowed) == 1 or rng.random() < 0.6):
+        mask = int.from_bytes(matcher.bitmask(), "little")
+        assert mask, f"no way on after {b''.join(out)[-200:]!r}"
+        others = mask & ~(1 << STOP)
+        if others != mask and (not others or rng.random() < 0.6):
             assert matcher.accept(STOP)
             assert matcher.is_terminated
             return b"".join(out).decode(errors="replace")
-        options = [one for one in allowed if one != STOP]
+        token = None
         if len(out) > 40 and rng.random() < 0.85:
-            options = [one for one in options if spelling[one][:1] in CLOSERS] or options
-        token = rng.choice(options)
+            token = drawn(others, closers(), rng)
+        if token is None:
+            token = drawn(others, range(4096), rng)
+        assert token is not None
         assert matcher.accept(token), (b"".join(out)[-200:], spelling[token])
         out.append(spelling[token])
     return None

@@ -92,7 +92,7 @@ ENFORCED = [
 @pytest.mark.parametrize("schema", ENFORCED, ids=json.dumps)
 def test_every_answer_is_valid(schema: dict) -> None:
     validator = jsonschema.Draft202012Validator(schema)
-    found = values(schema, 12)
+    found = values(schema, 8)
     assert found
     for value in found:
         validator.validate(value)
@@ -203,21 +203,21 @@ def test_shared_definitions_stay_small() -> None:
 
 def test_published_kinds_of_schemas(request: pytest.FixtureRequest) -> None:
     """At least 85 % are accepted, and every finished answer of those is valid."""
-    is_full = request.config.getoption("--full")
-    given, num_accepted, num_finished = schemas(500 if is_full else 60), 0, 0
-    for index, schema in enumerate(given):
+    accepted, given = [], schemas(500)
+    for schema in given:
         try:
-            node = enforceable(schema)
+            accepted.append((schema, enforceable(schema)))
         except Unenforceable:
             continue
-        num_accepted += 1
+    assert len(accepted) >= 0.85 * len(given), len(accepted)
+    is_full, num_finished = request.config.getoption("--full"), 0
+    tried = accepted if is_full else accepted[:20]
+    for index, (schema, node) in enumerate(tried):
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        data = compiled(json_of(node))
-        for text in answers(data, 3 if is_full else 1, seed=index):
+        for text in answers(compiled(json_of(node)), 3 if is_full else 2, seed=index):
             num_finished += 1
             validator(schema).validate(json.loads(text))
-    assert num_accepted >= 0.85 * len(given), num_accepted
-    assert num_finished >= 0.8 * num_accepted, num_finished
+    assert num_finished >= 1.5 * len(tried), num_finished
 
 
 def test_random_schemas_never_break_the_rewriter() -> None:
