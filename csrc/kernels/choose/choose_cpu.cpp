@@ -319,7 +319,8 @@ void RowChooser::report_kept(int32_t id) {
   int rank = 1;
   for (int64_t i = 0; i < num_kept_; ++i) {
     const float other = arrays_.kept[i];
-    rank += other > logit || (other == logit && arrays_.kept_ids[i] < id) ? 1 : 0;
+    const bool is_equal = other == logit && other > kMinusInfinity;
+    rank += other > logit || (is_equal && arrays_.kept_ids[i] < id) ? 1 : 0;
   }
   best.fill(vocab_size());
   write_report(id, logit, best, num_best, maximum_, total, rank);

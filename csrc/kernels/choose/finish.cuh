@@ -248,7 +248,8 @@ __device__ void RowFinisher<kHasDrafts>::report_kept(Source& source, const Filte
     if (!filters.keeps(value)) return;
     const float other = view.at(value);
     report.total += sm::fixed_mass(filters.weight(value));
-    const bool is_ahead = other > report.logit || (other == report.logit && other_id < report.id);
+    const bool is_equal = other == report.logit && other > minus_infinity();
+    const bool is_ahead = other > report.logit || (is_equal && other_id < report.id);
     report.num_ahead += is_ahead ? 1 : 0;
   });
   report.total = source.sum(report.total);
