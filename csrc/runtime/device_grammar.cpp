@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kernels/steps/fence.h"
 #include "runtime/device_step.h"
 
 namespace openspec {
@@ -31,16 +30,12 @@ void DeviceStep::run_masked(const StepLease& lease, const StepShape& shape, int 
   run_part(row_graphs_, shape, [&] { enqueue_rows(shape, num_samples); });
   download_rows(shape);
   is_laid_out_.record(stream_.handle());
-  fence();  // after copies, as below
   run_part(score_graphs_, shape, [&] { score(row_batch(shape)); });
   is_laid_out_.wait();
   fill_masks(lease, num_samples);
   upload_masks();
-  fence();
   run_part(choice_graphs_, shape, [&] { enqueue_choices(shape, num_samples, /*has_masks=*/true); });
 }
-
-void DeviceStep::fence() { device::check(fence_cuda(stream_.handle()), "fence"); }
 
 void DeviceStep::run_part(Graphs& graphs, const StepShape& shape,
                           const std::function<void()>& enqueue) {

@@ -101,8 +101,6 @@ class DeviceStep final : public StepBackend {
   using Graphs = std::map<StepShape, device::Graph>;
   void run_masked(const StepLease& lease, const StepShape& shape, int num_samples);
   /// The graph of the shape, recorded at its first use; where the shape has none, `enqueue` itself.
-  /// Between a copy and a graph, which the copy else does not hold up.
-  void fence();
   void run_part(Graphs& graphs, const StepShape& shape, const std::function<void()>& enqueue);
   bool has_masks(const StepLease& lease) const;
   void download_rows(const StepShape& shape);

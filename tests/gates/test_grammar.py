@@ -48,7 +48,7 @@ def _plain_core(model: str | None) -> object:
     return grammar_core(**harness.PLAIN)
 
 
-_ANSWERS: dict[bytes, Result] = {}
+_ANSWERS: dict[tuple[str | None, str], Result] = {}
 
 
 def plain(batch: list[Job]) -> list[Result]:
@@ -56,7 +56,8 @@ def plain(batch: list[Job]) -> list[Result]:
     core = _plain_core(harness.MODEL)
     results = []
     for job in batch:
-        key = repr(dataclasses.replace(job, arrives_at=0, abort_after=None, priority=0)).encode()
+        same = dataclasses.replace(job, arrives_at=0, abort_after=None, priority=0)
+        key = (harness.MODEL, repr(same))
         if key not in _ANSWERS:
             [_ANSWERS[key]] = run_alone(core, [dataclasses.replace(job, abort_after=None)])  # type: ignore[arg-type]
             if job.grammar:
