@@ -94,7 +94,8 @@ void GrammarState::rollback(int num_tokens) {
 
 bool GrammarState::fill(std::span<int32_t> mask) {
   if (is_ended_) return false;
-  int64_t size = static_cast<int64_t>(mask.size());
+  const int num_ids = vocabulary().library_size();
+  int64_t size = (num_ids + 31) / 32;
   DLTensor tensor{.data = mask.data(),
                   .device = {kDLCPU, 0},
                   .ndim = 1,
@@ -103,6 +104,9 @@ bool GrammarState::fill(std::span<int32_t> mask) {
                   .strides = nullptr,
                   .byte_offset = 0};
   library::checked([&] { return library_->matcher.FillNextTokenBitmask(&tensor); });
+  // The library leaves the ids open that it does not know.
+  if (num_ids % 32 != 0) mask[static_cast<size_t>(num_ids / 32)] &= (1 << (num_ids % 32)) - 1;
+  std::fill(mask.begin() + size, mask.end(), 0);
   return true;
 }
 

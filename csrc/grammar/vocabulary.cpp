@@ -10,13 +10,14 @@ namespace openspec {
 
 Vocabulary::Vocabulary(std::vector<std::string> tokens, int vocab_size,
                        std::vector<int32_t> stop_ids)
-    : stop_ids_(std::move(stop_ids)) {
+    : size_(vocab_size), stop_ids_(std::move(stop_ids)) {
   OPENSPEC_CHECK_ARG(vocab_size > 0, "vocab_size must be positive, got ", vocab_size);
   OPENSPEC_CHECK_ARG(!stop_ids_.empty(), "a grammar needs a token that ends an answer");
   if (tokens.size() > static_cast<size_t>(vocab_size)) {
     // A tokenizer may know more than the model: the model cannot choose those.
     tokens.resize(static_cast<size_t>(vocab_size));
   }
+  while (!tokens.empty() && tokens.back().empty()) tokens.pop_back();
   for (const int32_t id : stop_ids_) {
     OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "stop id ", id, " is outside the vocabulary of ",
                        vocab_size);
@@ -25,13 +26,14 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, int vocab_size,
   }
   library_ = library::checked([&] {
     return std::make_unique<Library>(Library{xgrammar::TokenizerInfo(
-        tokens, xgrammar::VocabType::RAW, vocab_size, stop_ids_, /*add_prefix_space=*/false)});
+        tokens, xgrammar::VocabType::RAW, static_cast<int>(tokens.size()), stop_ids_,
+        /*add_prefix_space=*/false)});
   });
 }
 
 Vocabulary::~Vocabulary() = default;
 
-int Vocabulary::size() const { return library_->info.GetVocabSize(); }
+int Vocabulary::library_size() const { return library_->info.GetVocabSize(); }
 
 bool Vocabulary::is_stop(int32_t id) const {
   return std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();

@@ -20,7 +20,7 @@ class Vocabulary {
   Vocabulary(const Vocabulary&) = delete;
   Vocabulary& operator=(const Vocabulary&) = delete;
 
-  int size() const;
+  int size() const { return size_; }
   std::span<const int32_t> stop_ids() const { return stop_ids_; }
   bool is_stop(int32_t id) const;
   /// Whether a grammar can produce the token: it has bytes or ends the answer.
@@ -31,11 +31,15 @@ class Vocabulary {
   /// The bytes as tokens, the longest that fits first; at most `most` of them.
   std::vector<int32_t> tokenize(std::string_view bytes, int most) const;
 
+  /// Ids that the library knows: up to the last one that is usable. Each that is not takes it time
+  /// in every mask, and models have up to hundreds of such ids at the end, widened ones far more.
+  int library_size() const;
   /// What only csrc/grammar knows.
   struct Library;
   const Library& library() const { return *library_; }
 
  private:
+  int size_;
   std::unique_ptr<Library> library_;
   std::vector<int32_t> stop_ids_;
 };
