@@ -88,17 +88,17 @@ def test_working_directory_that_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_kib", "kv_bytes", "says"),
-    [(600_000, "16MiB", "address space"), (8_000_000, "16GiB", "not enough memory")],
+    ("num_kib", "kv_bytes"),
+    [(600_000, "16MiB"), (8_000_000, "16GiB")],
 )
-def test_too_little_address_space(num_kib: int, kv_bytes: str, says: str) -> None:
+def test_too_little_address_space(num_kib: int, kv_bytes: str) -> None:
     pytest.importorskip("openspec._C", exc_type=ImportError)
     shell = ["bash", "-c", 'ulimit -v "$0" && exec "$@"', str(num_kib)]
     line = [*command(["--port", "0", "--kv-cache-memory", kv_bytes]), "--num-threads", "1"]
     status, errors, _ = run_to_its_end([*shell, *line])
     last = errors.strip().splitlines()[-1]
     assert status == 1 and last.startswith("openspec.serve: "), errors
-    assert says in last and "Traceback" not in errors, errors
+    assert "not enough memory" in last and "Traceback" not in errors, errors
 
 
 def test_help() -> None:

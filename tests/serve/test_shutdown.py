@@ -119,7 +119,7 @@ def test_an_engine_that_is_ready_as_the_signal_comes_is_closed() -> None:
 
     context = SimpleNamespace(
         engine=SimpleNamespace(close=close),
-        text_pool=SimpleNamespace(close=lambda: closed.append("text pool")),
+        close=lambda: closed.append("processes"),
     )
 
     async def load() -> object:
@@ -133,7 +133,7 @@ def test_an_engine_that_is_ready_as_the_signal_comes_is_closed() -> None:
         return await signals.unless_stopped(load())
 
     assert asyncio.run(main()) is None
-    assert closed == ["text pool", "engine"]
+    assert closed == ["processes", "engine"]
 
 
 def test_the_end_of_a_terminal_is_no_request_for_a_restart(

@@ -57,6 +57,8 @@ def main() -> None:
             reply = OK + _grammar.compile_structural_tag(vocabulary, source)
         except MemoryError:
             reply = REFUSED + b"it takes too much memory"
+        except UnicodeDecodeError as error:  # of a message that quotes half a character
+            reply = REFUSED + error.object
         except (ValueError, RuntimeError) as error:
             reply = REFUSED + str(error).encode("utf-8", "replace")
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -57,7 +57,10 @@ class GrammarStore:
                 raise
             raise overloaded(f"{error}; try again later.", retry_after_s=1) from None
         try:
-            await asyncio.wait({asyncio.shield(asyncio.wrap_future(ticket.future))})
+            compiled = asyncio.shield(asyncio.wrap_future(ticket.future))
+            # The ticket tells of a refusal; what nobody retrieves would be logged.
+            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait({compiled})
             return ticket.result(param)
         finally:
             ticket.leave()
