@@ -1,8 +1,10 @@
 #include "grammar/compiled_grammar.h"
 
+#include <algorithm>
+#include <cctype>
 #include <optional>
-#include <regex>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -18,16 +20,22 @@ namespace {
 /// the mask. The library prints them behind a rule's name, at the beginning of a line, and line
 /// breaks within strings as escapes.
 void check_attributes(const xgrammar::Grammar& grammar) {
-  static const std::regex kRule(
-      R"(^([A-Za-z_0-9.-]+)\[[^\n"]*(max_tokens|max_chars|temperature)=)");
   std::istringstream lines(grammar.ToString());
   for (std::string line; std::getline(lines, line);) {
-    // Names and attributes are short: the search must not walk through a long rule.
-    const std::string head = line.substr(0, line.find("::="));
-    std::smatch match;
-    if (head.size() > 1000 || !std::regex_search(head, match, kRule)) continue;
-    throw ArgumentError("the rule " + match[1].str() + " has " + match[2].str() +
-                        ", which is not supported: leave it out");
+    const std::string_view head = std::string_view(line).substr(0, line.find("::="));
+    const size_t bracket = head.find('[');
+    const auto is_name = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '-';
+    };
+    if (bracket == 0 || bracket == head.npos) continue;
+    const std::string_view name = head.substr(0, bracket);
+    if (!std::all_of(name.begin(), name.end(), is_name)) continue;
+    const std::string_view list = head.substr(bracket, head.find('"') - bracket);
+    for (const std::string attribute : {"max_tokens", "max_chars", "temperature"}) {
+      if (list.find(attribute + "=") == list.npos) continue;
+      throw ArgumentError("the rule " + std::string(name) + " has " + attribute +
+                          ", which is not supported: leave it out");
+    }
   }
 }
 
