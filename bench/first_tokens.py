@@ -100,7 +100,7 @@ def tool(path: str, name: str) -> dict[str, object]:
         return {**function, "input_schema": schema}
     function["parameters"] = schema
     if path == RESPONSES:
-        return {"type": "function", **function, "strict": False}
+        return {"type": "function", **function}
     return {"type": "function", "function": function}
 
 

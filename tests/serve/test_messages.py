@@ -154,6 +154,20 @@ def test_a_conversation_goes_round(server: RunningServer) -> None:
     )
 
 
+@pytest.mark.parametrize("parts", [{}, {"description": "Adds"}, {"strict": False}], ids=str)
+def test_a_tool_is_the_same_prompt_in_each_form(server: RunningServer, parts: dict) -> None:
+    schema = TOOLS[0]["input_schema"]
+    own = rendered(server, tools=[{"name": "add", "input_schema": schema, **parts}])
+    given = {"name": "add", "parameters": schema, **parts}
+    body = {"messages": HI, "max_tokens": 1, "tools": [{"type": "function", "function": given}]}
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 200
+    chat = prompt_text(server)
+    body = {"input": "hi", "max_output_tokens": 1, "tools": [{"type": "function", **given}]}
+    assert server.client.post("/v1/responses", json=body).status_code == 200
+    assert chat == prompt_text(server) == own
+    assert "null" not in chat
+
+
 def test_the_billing_line_never_reaches_the_prompt(server: RunningServer) -> None:
     block = {"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}
     plain = rendered(server, system="be kind")

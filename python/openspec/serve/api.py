@@ -207,6 +207,18 @@ class Tool(Model):
     function: FunctionDefinition
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None
+) -> Tool:
+    """A function without the fields that are None: templates write every field that is set."""
+    function = FunctionDefinition(name=name)
+    given = {"description": description, "parameters": parameters, "strict": strict}
+    for key, value in given.items():
+        if value is not None:
+            setattr(function, key, value)
+    return Tool(function=function)
+
+
 Messages: TypeAlias = Annotated[
     list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
 ]

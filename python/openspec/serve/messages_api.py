@@ -12,13 +12,13 @@ from openspec.serve.api import (
     ChatCompletionRequest,
     ChatMessage,
     FunctionCall,
-    FunctionDefinition,
     GenerationFields,
     JsonSchemaFormat,
     Model,
     ResponseFormat,
     Tool,
     ToolCall,
+    function_tool,
 )
 from openspec.serve.responses_api import refuse_choices
 
@@ -201,13 +201,7 @@ def _tools(body: MessagesFields) -> list[Tool] | None:
             raise RequestError("tools: a tool needs a name of 1 to 256 characters.", "tools")
         if tool.input_schema is None:
             raise RequestError("tools: input_schema is missing.", "tools")
-        function = FunctionDefinition(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.input_schema,
-            strict=tool.strict,
-        )
-        result.append(Tool(function=function))
+        result.append(function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
     return result or None
 
 

@@ -12,13 +12,13 @@ from openspec.serve.api import (
     ChatCompletionRequest,
     ChatMessage,
     FunctionCall,
-    FunctionDefinition,
     GenerationFields,
     JsonSchemaFormat,
     Model,
     ResponseFormat,
     Tool,
     ToolCall,
+    function_tool,
 )
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -176,13 +176,7 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
             continue
         if tool.name is None or not 1 <= len(tool.name) <= 256:
             raise RequestError("tools: a function needs a name of 1 to 256 characters.", "tools")
-        function = FunctionDefinition(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.parameters,
-            strict=tool.strict,
-        )
-        result.append(Tool(function=function))
+        result.append(function_tool(tool.name, tool.description, tool.parameters, tool.strict))
     return result or None
 
 
