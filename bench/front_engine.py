@@ -13,14 +13,8 @@ from collections.abc import Callable
 from openspec.config import EngineConfig
 from openspec.engine import process
 from openspec.engine.devices import Share
-from openspec.messages import (
-    EngineInfo,
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    SpecDecodeStats,
-    fan_out,
-)
+from openspec.engine.fan_out import fan_out
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, SpecDecodeStats
 
 TOKENS_PER_STEP = 5
 STEP_MS = "FRONT_LOAD_STEP_MS"

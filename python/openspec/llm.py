@@ -17,14 +17,13 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.config import config_from_settings
+from openspec.engine.fan_out import engine_request, fan_out
 from openspec.errors import EngineError, RequestError
 from openspec.messages import (
     EngineRequest,
     EngineStats,
     SamplingParams,
     SpeculativeOptions,
-    engine_request,
-    fan_out,
     mean_acceptance_length,
 )
 from openspec.settings import Raw

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from openspec.engine.fan_out import fan_out
 from openspec.engine.output_stream import OutputStream
 from openspec.errors import EngineError
 from openspec.messages import (
@@ -20,7 +21,6 @@ from openspec.messages import (
     SpecDecodeStats,
     TokenLogprobs,
     add_counters,
-    fan_out,
     record_draft,
 )
 from openspec.step_detail import StepDetail

@@ -18,6 +18,7 @@ import pytest
 
 from openspec.config import EngineConfig
 from openspec.engine.client import EngineClient
+from openspec.engine.fan_out import fan_out
 from openspec.engine.output_stream import join_outputs
 from openspec.engine.protocol import (
     Abort,
@@ -28,7 +29,7 @@ from openspec.engine.protocol import (
     Submit,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import EngineOutput, fan_out
+from openspec.messages import EngineOutput
 from tests.unit.fake_core import expected, make_request
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from openspec.engine.fan_out import engine_request, fan_out, sequence_ids
 from openspec.errors import RequestError
-from openspec.messages import (
-    SamplingParams,
-    SpeculativeOptions,
-    engine_request,
-    fan_out,
-    sequence_ids,
-)
+from openspec.messages import SamplingParams, SpeculativeOptions
 
 
 def test_n_sequences() -> None:

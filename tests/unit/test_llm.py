@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
     from openspec.engine.client import EngineClient
+    from openspec.engine.fan_out import engine_request
     from openspec.engine.request import Request
     from openspec.llm import LLM
-    from openspec.messages import engine_request
     from openspec.text.outputs import RequestOutput
 
 METHODS = [name for name in available_drafters() if name != plain_method()]

@@ -15,6 +15,7 @@ import msgspec
 from openspec.config import EngineConfig
 from openspec.engine.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.devices import Share
+from openspec.engine.fan_out import sequence_ids
 from openspec.engine.output_stream import OutputStream
 from openspec.engine.protocol import (
     Abort,
@@ -38,7 +39,7 @@ from openspec.engine.protocol import (
     ToEngine,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, sequence_ids
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
 logger = logging.getLogger(__name__)
 

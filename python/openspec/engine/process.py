@@ -19,6 +19,7 @@ from collections.abc import Callable
 from openspec.config import EngineConfig
 from openspec.engine.core import EngineCore
 from openspec.engine.devices import Share
+from openspec.engine.fan_out import sequence_ids
 from openspec.engine.heartbeat import ROW_S, Heartbeat
 from openspec.engine.log import log_to_stderr
 from openspec.engine.protocol import (
@@ -41,7 +42,6 @@ from openspec.engine.protocol import (
     ToEngine,
 )
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
-from openspec.messages import sequence_ids
 
 logger = logging.getLogger(__name__)
 

@@ -10,18 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from openspec.engine.client import EngineClient
+from openspec.engine.fan_out import sequence_ids
 from openspec.engine.output_stream import OutputStream
 from openspec.engine.placement import SentPrefixes, choose, page_keys
 from openspec.engine.supervisor import Supervisor
 from openspec.errors import ConfigError, EngineError
-from openspec.messages import (
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    SpecCounters,
-    add_counters,
-    sequence_ids,
-)
+from openspec.messages import EngineInfo, EngineRequest, EngineStats, SpecCounters, add_counters
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from openspec.engine.executor import Logprobs, Runner, SpanResult
+from openspec.engine.fan_out import fan_out
 from openspec.engine.planner import SchedulerConfig, plan_step
 from openspec.engine.request import Phase, Request, StepPlan
 from openspec.engine.run_queue import RunQueue
 from openspec.errors import EngineError, RequestError
-from openspec.messages import (
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    TokenLogprobs,
-    fan_out,
-    record_draft,
-)
+from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs, record_draft
 from openspec.step_detail import StepDetail
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import subprocess
 import sys
 import threading
@@ -13,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from openspec.errors import EngineError, RequestError
-from openspec.grammar.worker import OK, Start, frame
+from openspec.grammar.child_process import OK, environment, frame
+from openspec.grammar.worker import Start
 
 WORKER_COMMAND = (sys.executable, "-m", "openspec.grammar.worker")
 NUM_PROCESSES = 2
@@ -279,13 +278,11 @@ class _Process:
     def _started(self) -> subprocess.Popen[bytes]:
         process = self._process
         if process is None or process.poll() is not None:
-            root = str(Path(__file__).parents[2])
-            path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
             process = self._process = subprocess.Popen(
                 WORKER_COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment(),
             )
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # found out by the caller

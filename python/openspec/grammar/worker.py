@@ -2,24 +2,17 @@
 
     python -m openspec.grammar.worker
 
-A frame is its length (4 bytes, little-endian) and its content. The first one on stdin is a `Start`
-in msgpack. Each after it is a grammar's source, answered by a frame on stdout that begins with OK,
-then the compiled grammar, or with REFUSED, then the reason. The process ends with its input, and by
-itself where a grammar takes too long.
+Its first frame (`child_process.py`) is a `Start` in msgpack. Each after it is a grammar's source,
+answered by the compiled grammar or by the reason why there is none.
 """
 
 from __future__ import annotations
 
-import resource
-import signal
-import sys
+from collections.abc import Callable
 
 import msgspec
 
-OK = b"+"
-REFUSED = b"-"
-MORE_S = 1.0
-"""The owner's clock ends the process sooner; its own one outlives the owner."""
+from openspec.grammar.child_process import Refusal, limit_memory, serve
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -33,46 +26,25 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of address space."""
 
 
-def frame(content: bytes) -> bytes:
-    """The content with its length before it."""
-    return len(content).to_bytes(4, "little") + content
-
-
-def main() -> None:
-    """Serves until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server drains, then ends this process
-        signal.signal(number, signal.SIG_IGN)
+def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
     from openspec import _grammar
 
-    start = msgspec.msgpack.decode(_read(), type=Start)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = start.memory if hard == resource.RLIM_INFINITY else min(start.memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    start = msgspec.msgpack.decode(first, type=Start)
+    limit_memory(start.memory)
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)
-    while True:
-        source = _read().decode()
-        # SIGALRM's default ends C++.
-        signal.setitimer(signal.ITIMER_REAL, start.limit_s + MORE_S)
+
+    def compile_source(source: bytes) -> bytes:
         try:
-            reply = OK + _grammar.compile_structural_tag(vocabulary, source)
+            return _grammar.compile_structural_tag(vocabulary, source.decode())
         except MemoryError:
-            reply = REFUSED + b"it takes too much memory"
+            raise Refusal(b"it takes too much memory") from None
         except UnicodeDecodeError as error:  # of a message that quotes half a character
-            reply = REFUSED + error.object
+            raise Refusal(error.object) from None
         except (ValueError, RuntimeError) as error:
-            reply = REFUSED + str(error).encode("utf-8", "replace")
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.buffer.write(frame(reply))
-        sys.stdout.buffer.flush()
+            raise Refusal(str(error).encode("utf-8", "replace")) from None
 
-
-def _read() -> bytes:
-    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    content = sys.stdin.buffer.read(size)
-    if not content or len(content) < size:
-        sys.exit()
-    return content
+    return compile_source, start.limit_s
 
 
 if __name__ == "__main__":
-    main()
+    serve(_begin)

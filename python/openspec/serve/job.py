@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from openspec.engine.fan_out import engine_request, fan_out
 from openspec.engine.output_stream import OutputStream
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import CompiledGrammar
@@ -17,8 +18,6 @@ from openspec.messages import (
     SamplingParams,
     SpecDecodeStats,
     SpeculativeOptions,
-    engine_request,
-    fan_out,
     total_speculation,
 )
 from openspec.serve.api import GenerationFields, SpeculativeField

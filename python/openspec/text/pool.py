@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from openspec.errors import EngineError, RequestError
+from openspec.grammar.child_process import OK, environment, frame
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
-from openspec.text.worker import ENCODE_S, OK, RENDER_S, frame, to_json
+from openspec.text.worker import ENCODE_S, RENDER_S, to_json
 
 T = TypeVar("T")
 
@@ -184,17 +184,13 @@ class TextProcess:
     async def _started(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is None or not self.is_running:
             self.end()
-            package_root = str(Path(__file__).parents[2])
-            search_path = os.pathsep.join(
-                filter(None, [package_root, os.environ.get("PYTHONPATH")])
-            )
             own_end, child_end = socket.socketpair()
             with child_end:
                 self._process = subprocess.Popen(
                     WORKER_COMMAND,
                     stdin=child_end.fileno(),
                     stdout=child_end.fileno(),
-                    env={**os.environ, "PYTHONPATH": search_path},
+                    env=environment(),
                 )
             self._streams = await asyncio.open_connection(sock=own_end, limit=1 << 24)
             self._streams[1].write(self._first)

@@ -1,0 +1,75 @@
+"""What processes that answer requests share: frames, limits and the loop that answers.
+
+A frame is its length (4 bytes, little-endian) and its content. The first one on stdin says what to
+do. Each after it is a request, answered by a frame on stdout that begins with OK or REFUSED. The
+process ends with its input, and by itself where a request takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+OK = b"+"
+REFUSED = b"-"
+MORE_S = 1.0
+"""The owner's clock ends the process sooner; its own one outlives the owner."""
+
+
+class Refusal(Exception):
+    """A request that is answered with REFUSED and this content."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+
+def frame(content: bytes) -> bytes:
+    """The content with its length before it."""
+    return len(content).to_bytes(4, "little") + content
+
+
+def environment() -> dict[str, str]:
+    """The owner's, in which the process finds this package."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Bounds the process's address space."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def serve(begin: Callable[[bytes], tuple[Callable[[bytes], bytes], float]]) -> None:
+    """Answers until the input ends.
+
+    `begin` makes of the first frame the function that answers, which may raise `Refusal`, and the
+    seconds that one answer may take.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # the owner drains, then ends this process
+        signal.signal(number, signal.SIG_IGN)
+    answer, limit_s = begin(_read())
+    while True:
+        request = _read()
+        signal.setitimer(signal.ITIMER_REAL, limit_s + MORE_S)  # SIGALRM's default ends C++ too
+        try:
+            reply = OK + answer(request)
+        except Refusal as refusal:
+            reply = REFUSED + refusal.content
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout.buffer.write(frame(reply))
+        sys.stdout.buffer.flush()
+
+
+def _read() -> bytes:
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    content = sys.stdin.buffer.read(size)
+    if not content or len(content) < size:
+        sys.exit()
+    return content
