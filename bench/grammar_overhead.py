@@ -20,10 +20,10 @@ import tokenizers
 from openspec import _grammar
 from openspec.bench.environment import environment
 from openspec.checkpoint.config import ModelConfig
-from openspec.config import config_from_settings
+from openspec.config import EngineConfig, config_from_settings
 from openspec.engine.core import EngineCore
 from openspec.engine.load import load_engine
-from openspec.messages import EngineRequest, SamplingParams
+from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.vocabulary import spelling_of
 
@@ -36,10 +36,10 @@ QUESTIONS = (
 )
 
 
-def grammar_of(
+def vocabulary_of(
     folder: Path, eos_token_ids: Sequence[int], vocab_size: int
-) -> tuple[list[bytes], bytes]:
-    """The model's tokens, special ones without bytes, and the grammar for them."""
+) -> tuple[list[bytes], _grammar.Vocabulary]:
+    """The model's tokens, special ones without bytes, and the same for grammars."""
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     spell = spelling_of(backend)
     special = {one.content for one in backend.get_added_tokens_decoder().values()}
@@ -47,8 +47,44 @@ def grammar_of(
     for token, index in backend.get_vocab(with_added_tokens=True).items():
         # A special token that ends nothing is text here: the model may say it.
         tokens[index] = token.encode() if token in special else spell(token)
-    vocabulary = _grammar.Vocabulary(tokens, vocab_size, list(eos_token_ids))
-    return tokens, _grammar.compile_regex(vocabulary, EVERYTHING)
+    return tokens, _grammar.Vocabulary(tokens, vocab_size, list(eos_token_ids))
+
+
+def engine_of(
+    name: str, model: Path | None, max_num_seqs: int
+) -> tuple[EngineCore, _grammar.Vocabulary, EngineConfig]:
+    """The engine of a run, METHOD[:DRAFT_MODEL:NUM_DRAFTS], and what it takes grammars for."""
+    method, _, rest = name.partition(":")
+    draft_model, _, num_drafts = rest.rpartition(":")
+    settings: dict[str, object] = {
+        "method": method,
+        "max_num_seqs": max_num_seqs,
+        "stats_interval_s": 0.0,
+        "enable_prefix_caching": False,
+    }
+    if model is not None:
+        settings["model"] = str(model)
+    if draft_model:
+        settings["draft_model"] = draft_model
+    if num_drafts:
+        settings["num_speculative_tokens"] = int(num_drafts)
+    config = config_from_settings(settings)
+    core = load_engine(config)
+    ends = list(ModelConfig.from_folder(config.model_path).eos_token_ids)
+    tokens, vocabulary = vocabulary_of(config.model_path, ends, core.info.vocab_size)
+    core.set_vocabulary(tokens, core.info.vocab_size, ends)
+    return core, vocabulary, config
+
+
+def prompts_of(config: EngineConfig, count: int) -> tuple[list[list[int]], list[int]]:
+    """Prompts, and what ends their answers."""
+    tokenizer = Tokenizer.from_folder(config.model_path)
+    prompts = [
+        tokenizer.render_chat([{"role": "user", "content": question.format(n=n)}]).token_ids
+        for n in range(3, 3 + count // len(QUESTIONS) + 1)
+        for question in QUESTIONS
+    ]
+    return prompts, list(ModelConfig.from_folder(config.model_path).eos_token_ids)
 
 
 class Side:
@@ -60,8 +96,13 @@ class Side:
         self.core, self.prompts, self.ends, self.most = core, prompts, ends, most
         self.num_rounds = 0
 
-    def round(self, count: int, with_grammar: int) -> tuple[float, list[list[int]]]:
-        """Tokens per second of those without a grammar (all, if each has one), and all texts."""
+    def round(
+        self, count: int, grammars: Sequence[str], is_plain: bool = False
+    ) -> tuple[float, list[list[int]]]:
+        """Tokens per second of those without a grammar (all, if each has one), and all texts.
+
+        The first requests have the grammars; `is_plain`: without drafts of any kind.
+        """
         self.num_rounds += 1
         texts: list[list[int]] = [[] for _ in range(count)]
         for index in range(count):
@@ -73,10 +114,11 @@ class Side:
                     request_id=f"{self.num_rounds}-{index}",
                     prompt_token_ids=self.prompts[index % len(self.prompts)],
                     sampling=sampling,
-                    grammar="everything" if index < with_grammar else "",
+                    speculative=SpeculativeOptions(enabled=not is_plain),
+                    grammar=grammars[index] if index < len(grammars) else "",
                 )
             )
-        counted = range(with_grammar if with_grammar < count else 0, count)
+        counted = range(len(grammars) if len(grammars) < count else 0, count)
         start, end = time.perf_counter(), 0.0
         while self.core.has_work:
             for output in self.core.step():
@@ -89,32 +131,9 @@ class Side:
 
 def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """All rounds of one run."""
-    method, _, rest = name.partition(":")
-    draft_model, _, num_drafts = rest.rpartition(":")
-    settings: dict[str, object] = {
-        "model": str(arguments.model),
-        "method": method,
-        "max_num_seqs": max(arguments.concurrency),
-        "stats_interval_s": 0.0,
-        "enable_prefix_caching": False,
-    }
-    if draft_model:
-        settings["draft_model"] = draft_model
-    if num_drafts:
-        settings["num_speculative_tokens"] = int(num_drafts)
-    config = config_from_settings(settings)
-    core = load_engine(config)
-    tokenizer = Tokenizer.from_folder(config.model_path)
-    ends = list(ModelConfig.from_folder(config.model_path).eos_token_ids)
-    tokens, data = grammar_of(config.model_path, ends, core.info.vocab_size)
-    core.set_vocabulary(tokens, core.info.vocab_size, ends)
-    core.load_grammar("everything", data)
-    prompts = [
-        tokenizer.render_chat([{"role": "user", "content": question.format(n=n)}]).token_ids
-        for n in range(3, 3 + max(arguments.concurrency) // len(QUESTIONS) + 1)
-        for question in QUESTIONS
-    ]
-    side = Side(core, prompts, ends, arguments.max_tokens)
+    core, vocabulary, config = engine_of(name, arguments.model, max(arguments.concurrency))
+    core.load_grammar("everything", _grammar.compile_regex(vocabulary, EVERYTHING))
+    side = Side(core, *prompts_of(config, max(arguments.concurrency)), arguments.max_tokens)
     rows: list[dict[str, object]] = []
     for count in arguments.concurrency:
         kinds = {"none": 0, "all": count} | ({"one": 1} if count > 1 else {})
@@ -122,7 +141,7 @@ def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]
         said: dict[str, list[list[int]]] = {}
         for _ in range(1 + arguments.repeats):  # the first records graphs and reads the grammar
             for kind, with_grammar in kinds.items():
-                rate, said[kind] = side.round(count, with_grammar)
+                rate, said[kind] = side.round(count, ["everything"] * with_grammar)
                 best[kind] = max(best[kind], rate)
         row: dict[str, object] = {"run": name, "concurrency": count}
         row |= {f"{kind}_tokens_per_second": round(rate, 1) for kind, rate in best.items()}
@@ -141,7 +160,7 @@ def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--runs", nargs="+", default=["none"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--max-tokens", type=int, default=256)

@@ -5,11 +5,13 @@
 #include <string>
 #include <string_view>
 
+#include "grammar/spellings.h"
 #include "grammar/vocabulary.h"
 
 namespace openspec {
 
-/// A grammar prepared for a vocabulary. Immutable: any number of sequences share one.
+/// A grammar prepared for a vocabulary. Any number of sequences share one, which is immutable but
+/// for what they see of the model's spellings.
 class CompiledGrammar {
  public:
   struct JsonOptions {
@@ -47,6 +49,7 @@ class CompiledGrammar {
   /// Memory that it takes, about.
   size_t num_bytes() const;
   const Vocabulary& vocabulary() const { return *vocabulary_; }
+  Spellings& spellings() const { return spellings_; }
 
   /// What only csrc/grammar knows.
   struct Library;
@@ -60,6 +63,7 @@ class CompiledGrammar {
 
   std::shared_ptr<const Vocabulary> vocabulary_;
   std::unique_ptr<Library> library_;
+  mutable Spellings spellings_;
 };
 
 }  // namespace openspec

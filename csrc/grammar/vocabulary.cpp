@@ -45,6 +45,10 @@ bool Vocabulary::is_usable(int32_t id) const {
   return !tokens[static_cast<size_t>(id)].empty() || is_stop(id);
 }
 
+std::string_view Vocabulary::bytes(int32_t id) const {
+  return library_->info.GetDecodedVocab()[static_cast<size_t>(id)];
+}
+
 std::vector<int32_t> Vocabulary::tokenize(std::string_view bytes, int most) const {
   const auto& sorted = library_->info.GetSortedDecodedVocab();
   std::vector<int32_t> ids;

@@ -25,6 +25,8 @@ class Vocabulary {
   bool is_stop(int32_t id) const;
   /// Whether a grammar can produce the token: it has bytes or ends the answer.
   bool is_usable(int32_t id) const;
+  /// Of a usable token.
+  std::string_view bytes(int32_t id) const;
   /// 32-bit words of a mask, one bit a token.
   int num_mask_words() const { return (size() + 31) / 32; }
 

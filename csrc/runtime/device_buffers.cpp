@@ -34,7 +34,7 @@ class Carver {
 size_t size_of(int count) { return static_cast<size_t>(count); }
 
 size_t drafts_per_seq(const RunnerConfig& config) {
-  return size_of(std::max(1, config.max_draft_tokens));
+  return size_of(std::max(1, config.draft_room()));
 }
 
 /// Of every sequence: its part of the step's rows, and the entries behind these.
@@ -51,6 +51,8 @@ void take_input(Carver& carver, StepInputArrays& input, const RunnerConfig& conf
   carver.take(seqs, input.spans);
   carver.take(seqs, input.slot_updates);
   carver.take(most_page_updates(config, needs), input.page_updates);
+  carver.take(seqs, input.num_forced);
+  carver.take(seqs * drafts_per_seq(config), input.forced);
   carver.take(seqs, input.num_drafts);
   carver.take(seqs * drafts_per_seq(config), input.drafts, input.parents);
 }

@@ -15,6 +15,7 @@ struct StepInputArrays {
   StepSpan* spans = nullptr;           // [S]
   SlotUpdate* slot_updates = nullptr;  // [S]
   PageUpdate* page_updates = nullptr;
+  int32_t *num_forced = nullptr, *forced = nullptr;  // [S], [S, D], see ForceDraftsParams
   // Proposals of a drafter that works on the host: up to the entry's end.
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
 };

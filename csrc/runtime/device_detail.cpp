@@ -30,6 +30,53 @@ std::optional<double> DeviceStep::draft_seconds(const StepLease& lease) const {
   return expected ? std::optional(std::min(*expected, lease.seconds)) : std::nullopt;
 }
 
+std::vector<float> DeviceStep::last_logits() {
+  std::vector<float> values(index(num_last_logits_) * index(context_.config.target.vocab_size));
+  device::copy_to_host(values.data(), arrays_.logits, values.size() * sizeof(float),
+                       stream_.handle());
+  synchronize();
+  return values;
+}
+
+std::vector<float> DeviceStep::last_features() {
+  std::vector<uint16_t> bits(index(num_last_rows_) * capture_layers_.size() *
+                             index(context_.config.target.hidden_size));
+  device::copy_to_host(bits.data(), captured_.data(), bits.size() * sizeof(uint16_t),
+                       stream_.handle());
+  synchronize();
+  std::vector<float> values(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    values[i] = std::bit_cast<float>(uint32_t{bits[i]} << 16);
+  }
+  return values;
+}
+
+std::vector<Draft> DeviceStep::last_drafts() {
+  const auto most = index(drafts_per_seq());
+  const auto seqs = index(num_last_spans_);
+  const auto download = [&]<typename T>(const T* from, size_t count) {
+    std::vector<T> values(count);
+    device::copy_to_host(values.data(), from, count * sizeof(T), stream_.handle());
+    synchronize();
+    return values;
+  };
+  const auto tokens = download(arrays_.drafts, seqs * most);
+  const auto counts = download(arrays_.num_drafts, seqs);
+  const auto parents = download(arrays_.parents, seqs * most);
+  const auto scores = download(arrays_.scores, seqs * most);
+  const bool has_trees = context_.drafter.needs().makes_trees;
+  const bool has_scores = has_trees || compares_chains(num_last_spans_);
+  std::vector<Draft> drafts(seqs);
+  for (size_t i = 0; i < seqs; ++i) {
+    for (size_t k = i * most; k < i * most + index(counts[i]); ++k) {
+      drafts[i].append(tokens[k]);
+      if (has_trees) drafts[i].parents.back() = parents[k];
+      if (has_scores) drafts[i].scores.push_back(scores[k]);
+    }
+  }
+  return drafts;
+}
+
 }  // namespace openspec
 
 #endif

@@ -33,7 +33,7 @@ DeviceStep::DeviceStep(StepContext context)
       book_(graph_limits(context_.config, context_.drafter)),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream_.handle()},
       arrays_(context_.config, context_.drafter.needs(), stream_.handle()),
-      masks_(context_.config.target.vocab_size) {
+      masks_(context_.config.target.vocab_size, Memory::kPinned) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
@@ -65,7 +65,8 @@ DeviceStep::~DeviceStep() {
 }
 
 void DeviceStep::prepare() {
-  for (Graphs* graphs : {&graphs_, &row_graphs_, &score_graphs_, &choice_graphs_}) graphs->clear();
+  for (Graphs* graphs : {&graphs_, &draft_graphs_, &score_graphs_, &choice_graphs_})
+    graphs->clear();
   context_.drafter.prepare(exec_);
   for (const StepShape& shape : book_.shapes()) {
     // Once for real, without sequences: kernels are loaded and their limits set before recording.
@@ -154,6 +155,7 @@ void DeviceStep::launch(StepLease& lease) {
   done_[index(lease.ring_index)].wait();  // for steps that were given up; any other is collected
   const StepInputArrays& input = arrays_.host_input[index(lease.ring_index)];
   const bool host_has_trees = proposes_on_host() && propose_on_host(lease, input);
+  find_forced(lease);
   const StepShape shape = choose_shape(lease, host_has_trees);
   // The lengths that sequences go back to forget where the rows that wait began.
   const bool goes_back = std::exchange(has_restored_, false);
@@ -182,11 +184,17 @@ void DeviceStep::launch(StepLease& lease) {
                              .ring_index = lease.ring_index};
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    input.spans[i] = {
-        .slot = request.slot,
-        .num_new_tokens = request.num_new_tokens,
-        .max_drafts = lease.has_proposed ? request.max_drafts : 0,
-        .acceptance = static_cast<float>(context_.table.acceptance(request.slot).ratio())};
+    const std::vector<int32_t>& forced = lease.forced[i];
+    const auto num_forced = static_cast<int32_t>(forced.size());
+    const AcceptanceEstimate& acceptance = num_forced > 0
+                                               ? context_.table.forced_acceptance(request.slot)
+                                               : context_.table.acceptance(request.slot);
+    input.spans[i] = {.slot = request.slot,
+                      .num_new_tokens = request.num_new_tokens,
+                      .max_drafts = lease.has_proposed ? request.max_drafts : num_forced,
+                      .acceptance = static_cast<float>(acceptance.ratio())};
+    input.num_forced[i] = num_forced;
+    std::copy(forced.begin(), forced.end(), input.forced + i * index(drafts_per_seq()));
   }
   OPENSPEC_CHECK(slot_updates_.size() <= index(config.max_num_seqs) &&
                      page_updates.size() <= arrays_.max_page_updates,
@@ -243,27 +251,33 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
   const int max_rows = config.max_num_batched_tokens;
-  int num_known = 0, num_drafts = 0, longest = 0;
+  int num_known = 0, num_drafts = 0, num_forced = 0, longest = 0;
   bool has_long_spans = false;
-  std::vector<DraftOffer> offers;
-  for (const SpanRequest& request : lease.requests) {
+  std::vector<DraftOffer> offers, forced;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
     const double availability = context_.table.availability(request.slot).ratio();
-    num_known += request.num_new_tokens;
-    num_drafts += request.max_drafts;
-    longest = std::max(longest, context_.table.num_tokens(request.slot));
-    has_long_spans =
-        has_long_spans || request.num_new_tokens + request.max_drafts > 1 + config.max_draft_tokens;
-    offers.push_back({.num_drafts = request.max_drafts,
+    forced.push_back({.num_drafts = static_cast<int>(lease.forced[i].size()),
+                      .ratio = context_.table.forced_acceptance(request.slot).ratio()});
+    offers.push_back({.num_drafts = std::min(request.max_drafts, config.max_draft_tokens),
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .availability = proposes_on_host() ? 1.0 : availability,
                       .num_depths = expected_depths(context_)});
+    if (forced[i].num_drafts > 0) offers[i] = forced[i];
+    num_known += request.num_new_tokens;
+    num_drafts += offers[i].num_drafts;
+    num_forced += forced[i].num_drafts;
+    longest = std::max(longest, context_.table.num_tokens(request.slot));
+    has_long_spans = has_long_spans ||
+                     request.num_new_tokens + offers[i].num_drafts > 1 + config.max_draft_tokens;
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
   bool proposes = num_drafts > 0 || !needs.is_costly;
   if (config.adaptive && has_step_times() && num_drafts > 0) {
-    if (needs.is_costly) proposes = drafts_pay(lease, offers, max_rows, 0.0);
-    if (!proposes) offers.clear();
-    num_drafts = plan_drafts(lease, offers, needs.is_costly && proposes, max_rows, 0.0).num_drafts;
+    if (needs.is_costly) proposes = drafts_pay(lease, offers, forced, max_rows, 0.0);
+    num_drafts =
+        plan_drafts(lease, proposes ? offers : forced, needs.is_costly && proposes, max_rows, 0.0)
+            .num_drafts;
   }
   int num_rows = num_known + num_drafts;
   // A drafter that works on the host puts its proposals into the input.
@@ -276,12 +290,13 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     }
   }
   const bool is_general = longest > short_kv_len(num_rows, num_spans);
+  const bool keeps_rows = !proposes && num_forced == 0 && may_keep_rows(context_, lease);
   return book_.choose({num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
-                       is_general, !proposes && may_keep_rows(context_, lease), has_long_spans});
+                       is_general, keeps_rows, has_long_spans});
 }
 
 void DeviceStep::start(int ring_index, const StepHeader& header, const StepShape& shape,
-                       int num_samples, const StepLease* masked) {
+                       int num_samples, StepLease* masked) {
   begun_[index(ring_index)].record(stream_.handle());
   if (proposes_on_host()) arrays_.upload_proposals(ring_index, stream_.handle());
   begin(ring_index, header, shape.num_spans);
@@ -351,6 +366,11 @@ SpanResult DeviceStep::result_of(const StepLease& lease, size_t span) const {
   result.num_offered = outcome.num_offered;
   result.num_judged = outcome.num_judged;
   result.num_right = outcome.num_right;
+  if (lease.is_forced[span]) {
+    result.is_forced = true;
+    result.num_forced_tokens = outcome.num_drafts;
+    result.num_accepted_forced_tokens = outcome.num_accepted;
+  }
 
   const SequenceParams& params = table.params(result.slot);
   if (params.reports_steps && outcome.first_choice >= 0) result.detail = detail_of(result, entry);
@@ -439,53 +459,6 @@ void DeviceStep::set_capture(std::vector<int> layers) {
     kept_ = Buffer(index(config.max_num_seqs) * kMaxKeptRows * row_bytes, Memory::kDevice);
   }
   if (!graphs_.empty()) prepare();
-}
-
-std::vector<float> DeviceStep::last_logits() {
-  std::vector<float> values(index(num_last_logits_) * index(context_.config.target.vocab_size));
-  device::copy_to_host(values.data(), arrays_.logits, values.size() * sizeof(float),
-                       stream_.handle());
-  synchronize();
-  return values;
-}
-
-std::vector<float> DeviceStep::last_features() {
-  std::vector<uint16_t> bits(index(num_last_rows_) * capture_layers_.size() *
-                             index(context_.config.target.hidden_size));
-  device::copy_to_host(bits.data(), captured_.data(), bits.size() * sizeof(uint16_t),
-                       stream_.handle());
-  synchronize();
-  std::vector<float> values(bits.size());
-  for (size_t i = 0; i < bits.size(); ++i) {
-    values[i] = std::bit_cast<float>(uint32_t{bits[i]} << 16);
-  }
-  return values;
-}
-
-std::vector<Draft> DeviceStep::last_drafts() {
-  const auto most = index(drafts_per_seq());
-  const auto seqs = index(num_last_spans_);
-  const auto download = [&]<typename T>(const T* from, size_t count) {
-    std::vector<T> values(count);
-    device::copy_to_host(values.data(), from, count * sizeof(T), stream_.handle());
-    synchronize();
-    return values;
-  };
-  const auto tokens = download(arrays_.drafts, seqs * most);
-  const auto counts = download(arrays_.num_drafts, seqs);
-  const auto parents = download(arrays_.parents, seqs * most);
-  const auto scores = download(arrays_.scores, seqs * most);
-  const bool has_trees = context_.drafter.needs().makes_trees;
-  const bool has_scores = has_trees || compares_chains(num_last_spans_);
-  std::vector<Draft> drafts(seqs);
-  for (size_t i = 0; i < seqs; ++i) {
-    for (size_t k = i * most; k < i * most + index(counts[i]); ++k) {
-      drafts[i].append(tokens[k]);
-      if (has_trees) drafts[i].parents.back() = parents[k];
-      if (has_scores) drafts[i].scores.push_back(scores[k]);
-    }
-  }
-  return drafts;
 }
 
 }  // namespace openspec

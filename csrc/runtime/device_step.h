@@ -2,8 +2,10 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "kernels/common/device.h"
 #include "kernels/drafts/kept_rows.h"
 #include "runtime/device_buffers.h"
@@ -50,9 +52,9 @@ class DeviceStep final : public StepBackend {
   /// Drafts of the step, [max_num_seqs, D] and [max_num_seqs]: the drafter's on the device, or what
   /// the host sent with the input.
   struct Proposals {
-    const int32_t *tokens, *counts;
-    const int32_t* parents;  // null where all are chains
-    const float* scores;     // null where there are none
+    int32_t *tokens, *counts;
+    int32_t* parents;  // null where all are chains
+    float* scores;     // null where there are none
   };
 
   // The step, by stages, on the device's stream.
@@ -82,7 +84,7 @@ class DeviceStep final : public StepBackend {
   bool proposes_on_host() const {
     return context_.config.max_draft_tokens > 0 && !context_.drafter.works_on_arrays();
   }
-  int drafts_per_seq() const { return std::max(1, context_.config.max_draft_tokens); }
+  int drafts_per_seq() const { return std::max(1, context_.config.draft_room()); }
   /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
   bool compares_chains(int num_spans) const {
     return context_.drafter.needs().has_scores && num_spans > 1;
@@ -95,16 +97,21 @@ class DeviceStep final : public StepBackend {
   /// Starts the step whose input is the header and the ring's entry. With `masked`, the lease, it
   /// has rows that a grammar limits.
   void start(int ring_index, const StepHeader& header, const StepShape& shape, int num_samples,
-             const StepLease* masked = nullptr);
+             StepLease* masked = nullptr);
 
   // Steps with a grammar in them.
   using Graphs = std::map<StepShape, device::Graph>;
-  void run_masked(const StepLease& lease, const StepShape& shape, int num_samples);
+  void run_masked(StepLease& lease, const StepShape& shape, int num_samples);
+  /// What the grammars force behind what is known, where it pays to wait for the step before.
+  void find_forced(StepLease& lease);
+  /// Their first tokens; with `waits` behind the step before, which must be done.
+  void take_forced(StepLease& lease, std::span<const size_t> spans, bool waits);
+  void force_drafts(const StepLease& lease, const StepShape& shape);
   /// The graph of the shape, recorded at its first use; where the shape has none, `enqueue` itself.
   void run_part(Graphs& graphs, const StepShape& shape, const std::function<void()>& enqueue);
   bool has_masks(const StepLease& lease) const;
   void download_rows(const StepShape& shape);
-  void fill_masks(const StepLease& lease, int num_samples);
+  void fill_masks(StepLease& lease, int num_samples);
   void upload_masks();
   /// Known tokens of a sequence, those of steps that are not collected yet included.
   std::vector<int32_t> known_tokens(int slot, uint64_t serial) const;
@@ -141,14 +148,16 @@ class DeviceStep final : public StepBackend {
     int slot = 0;
     uint64_t serial = 0;
   };
-  std::vector<LaunchedSpan> launched_;  // of sequences with a grammar, until they are collected
-  RowMasks masks_;
-  Buffer mask_words_, sample_mask_;  // on the device, see ChooseParams
-  Buffer masks_staging_, laid_out_;  // pinned: both of these, and what download_rows brings
-  size_t laid_out_spans_ = 0;        // room for spans in it
-  bool laid_out_trees_ = false;      // whether it has parents
-  device::Event is_laid_out_;
-  Graphs row_graphs_, score_graphs_, choice_graphs_;
+  std::vector<LaunchedSpan> launched_;   // of sequences with a grammar, until they are collected
+  std::unique_ptr<ThreadPool> threads_;  // for the work of grammars
+  RowMasks masks_;                       // pinned
+  Buffer mask_words_, sample_mask_;      // on the device, see ChooseParams
+  Buffer sample_staging_, laid_out_;     // pinned: sample_mask_, and what download_rows brings
+  size_t laid_out_spans_ = 0;            // room for spans in it
+  bool laid_out_trees_ = false;          // whether it has parents
+  device::Event is_laid_out_, is_uploaded_;
+  device::Stream uploads_;  // beside the forward pass
+  Graphs draft_graphs_, score_graphs_, choice_graphs_;
 };
 
 }  // namespace openspec

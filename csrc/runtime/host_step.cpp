@@ -29,7 +29,7 @@ HostStep::HostStep(StepContext context)
       context_(std::move(context)),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_},
-      masks_(context_.config.target.vocab_size) {
+      masks_(context_.config.target.vocab_size, Memory::kHost) {
   const RunnerConfig& config = context_.config;
   logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
                    static_cast<size_t>(config.target.vocab_size));
@@ -359,7 +359,7 @@ void HostStep::teach(const StepLease& lease, const std::vector<int32_t>& num_com
 
 std::vector<StepKind> HostStep::step_kinds() const {
   const RunnerConfig& config = context_.config;
-  const int rows_per_seq = 1 + config.max_draft_tokens;
+  const int rows_per_seq = 1 + config.draft_room();
   std::vector<StepKind> kinds;
   for (int num_seqs = 1; num_seqs <= config.max_num_seqs; num_seqs *= 2) {
     const int most = std::min(config.max_num_batched_tokens, num_seqs * rows_per_seq);

@@ -40,6 +40,10 @@ class HostStep final : public StepBackend {
   void propose(StepLease& lease);
   void offer_drafts(StepLease& lease);
   bool drafts_pay(StepLease& lease);
+  bool certain_drafts_pay(StepLease& lease);
+  bool has_forced(StepLease& lease);
+  /// The sequence's grammar behind its known tokens; null: it has none.
+  GrammarState* grammar_at_end(int slot);
   std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
   void teach(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);

@@ -49,13 +49,15 @@ void HostStep::offer_drafts(StepLease& lease) {
   std::vector<size_t> span_of;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    if (request.max_drafts == 0) continue;
+    // Without a drafter the room is for what grammars force.
+    if (request.max_drafts == 0 || context_.config.max_draft_tokens == 0) continue;
     wanted.push_back({request.slot, request.max_drafts});
     span_of.push_back(i);
   }
   drawn_rows_.assign(lease.requests.size(), -1);
   lease.has_proposed = !wanted.empty() && drafts_pay(lease);
-  keeps_rows_ = !lease.has_proposed && may_keep_rows(context_, lease);
+  // A drafter that learns later does so from steps without drafts.
+  keeps_rows_ = !lease.has_proposed && may_keep_rows(context_, lease) && !has_forced(lease);
   std::vector<Draft> drafts;
   try {
     if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) teach_kept();
@@ -95,23 +97,48 @@ DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
 /// Brings the grammars up to the known tokens. What they cannot let pass is taken out, for no row
 /// is to be spent on it; what they leave no choice of is drafted behind what is left.
 void HostStep::apply_grammars(StepLease& lease) {
-  const SequenceTable& table = context_.table;
   lease.num_refused.assign(lease.requests.size(), 0);
   lease.first_forced.clear();
+  const bool forces = !keeps_rows_ && certain_drafts_pay(lease);
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    GrammarState* grammar = table.grammar(request.slot);
-    if (grammar != nullptr && lease.is_sampled[i]) {
-      grammar->sync(
-          table.tokens(request.slot).subspan(static_cast<size_t>(table.prompt_len(request.slot))));
-      lease.num_refused[i] = grammar->prune(lease.offered[i]);
-    }
+    GrammarState* grammar = lease.is_sampled[i] ? grammar_at_end(request.slot) : nullptr;
+    if (grammar != nullptr) lease.num_refused[i] = grammar->prune(lease.offered[i]);
     lease.first_forced.push_back(lease.offered[i].size());
-    // A drafter that learns later does so from steps without drafts.
-    if (grammar != nullptr && lease.is_sampled[i] && request.max_drafts > 0 && !keeps_rows_) {
+    if (grammar != nullptr && request.max_drafts > 0 && forces) {
       append_forced(*grammar, request.max_drafts, lease.offered[i]);
     }
   }
+}
+
+GrammarState* HostStep::grammar_at_end(int slot) {
+  const SequenceTable& table = context_.table;
+  GrammarState* grammar = table.grammar(slot);
+  if (grammar != nullptr) {
+    grammar->sync(table.tokens(slot).subspan(static_cast<size_t>(table.prompt_len(slot))));
+  }
+  return grammar;
+}
+
+/// Whether there are forced tokens that are worth their rows.
+bool HostStep::has_forced(StepLease& lease) {
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    if (!lease.is_sampled[i] || request.max_drafts == 0) continue;
+    GrammarState* grammar = grammar_at_end(request.slot);
+    if (grammar != nullptr && !grammar->forced(1).empty()) return certain_drafts_pay(lease);
+  }
+  return false;
+}
+
+/// Whether a draft that is surely accepted pays for its row.
+bool HostStep::certain_drafts_pay(StepLease& lease) {
+  const RunnerConfig& config = context_.config;
+  if (!config.adaptive || !has_step_times()) return true;
+  const DraftOffer offer{.num_drafts = 1, .ratio = 1.0};
+  return plan_drafts(lease, {&offer, 1}, lease.has_proposed, config.max_num_batched_tokens,
+                     host_seconds_)
+             .num_drafts > 0;
 }
 
 /// Masks of the rows that are laid out.
@@ -121,9 +148,10 @@ void HostStep::fill_masks(const StepLease& lease) {
     const Span& span = lease.spans[i];
     const int first = lease.layout.first_choice[i];
     if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
-    masks_.add(context_.table, span.slot, context_.table.tokens(span.slot), span.draft,
-               static_cast<size_t>(first));
+    const std::span<const int32_t> known = context_.table.tokens(span.slot);
+    masks_.add(span.slot, {known.begin(), known.end()}, span.draft, static_cast<size_t>(first));
   }
+  masks_.fill(context_.table, threads_);
 }
 
 bool HostStep::drafts_pay(StepLease& lease) {
@@ -135,7 +163,8 @@ bool HostStep::drafts_pay(StepLease& lease) {
                       .ratio = context_.table.acceptance(request.slot).ratio(),
                       .num_depths = expected_depths(context_)});
   }
-  return StepBackend::drafts_pay(lease, offers, config.max_num_batched_tokens, host_seconds_);
+  return StepBackend::drafts_pay(lease, offers, /*otherwise=*/{}, config.max_num_batched_tokens,
+                                 host_seconds_);
 }
 
 std::vector<Draft> HostStep::proposals(std::span<const ProposeRequest> wanted) {

@@ -1,6 +1,9 @@
 #include "runtime/row_masks.h"
 
 #include <algorithm>
+#include <bit>
+#include <exception>
+#include <utility>
 
 namespace openspec {
 
@@ -51,37 +54,63 @@ void forbid_others(std::span<int32_t> mask, const SequenceParams& params,
 
 void RowMasks::begin(size_t num_samples) {
   num_masks_ = 0;
+  parts_.clear();
   sample_mask_.assign(num_samples, -1);
 }
 
-void RowMasks::add(const SequenceTable& table, int slot, std::span<const int32_t> known,
-                   const Draft& draft, size_t first) {
-  GrammarState& state = *table.grammar(slot);
-  const SequenceParams& params = table.params(slot);
-  const auto num_rows = static_cast<size_t>(1 + draft.size());
-  const auto num_words = static_cast<size_t>(num_words_);
-  const size_t needed = (static_cast<size_t>(num_masks_) + num_rows) * num_words;
-  if (words_.size() < needed) words_.resize(std::max(needed, 2 * words_.size()));
-  const auto index = std::span(sample_mask_).subspan(first, num_rows);
-  MaskRows masks{.num_words = num_words_, .words = words_, .num_rows = num_masks_};
-  state.fill_rows(draft, masks, index);
-  num_masks_ = masks.num_rows;
+void RowMasks::add(int slot, std::vector<int32_t> known, Draft draft, size_t first) {
+  const int num_rows = 1 + draft.size();
+  parts_.push_back({slot, std::move(known), std::move(draft), first, num_masks_});
+  num_masks_ += num_rows;
+}
+
+void RowMasks::fill(const SequenceTable& table, ThreadPool& threads) {
+  const size_t needed = static_cast<size_t>(num_masks_) * num_words() * sizeof(int32_t);
+  if (words_.bytes() < needed) words_ = Buffer(std::bit_ceil(needed), memory_);
+  std::vector<std::exception_ptr> errors(parts_.size());
+  threads.parallel_for(static_cast<int64_t>(parts_.size()), [&](int64_t i) {
+    const auto part = static_cast<size_t>(i);
+    try {
+      fill(table, parts_[part]);
+    } catch (...) {
+      errors[part] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+void RowMasks::fill(const SequenceTable& table, const Part& part) {
+  GrammarState& state = *table.grammar(part.slot);
+  const SequenceParams& params = table.params(part.slot);
+  const int prompt_len = table.prompt_len(part.slot);
+  const auto num_rows = static_cast<size_t>(1 + part.draft.size());
+  const auto index = std::span(sample_mask_).subspan(part.first, num_rows);
+  MaskRows masks{.num_words = num_words_,
+                 .words = std::span(words_.as<int32_t>(), words_.bytes() / sizeof(int32_t))
+                              .subspan(static_cast<size_t>(part.first_mask) * num_words(),
+                                       num_rows * num_words())};
+  state.sync(std::span(part.known).subspan(static_cast<size_t>(prompt_len)));
+  state.fill_rows(part.draft, masks, index);
 
   const bool has_more = params.grammar_min_tokens > 0 || !params.lists.allowed_ids.empty() ||
                         params.num_bad_words > 0;
   for (size_t row = 0; row < num_rows; ++row) {
     if (index[row] < 0) continue;
+    const std::span<int32_t> mask = masks.row(index[row]);
+    index[row] += part.first_mask;
     if (!has_more) {
-      end_if_empty(masks.row(index[row]), params);
+      end_if_empty(mask, params);
       continue;
     }
-    path_.assign(known.begin(), known.end());
-    for (int i = static_cast<int>(row) - 1; i >= 0; i = draft.parents[static_cast<size_t>(i)]) {
-      path_.push_back(draft.tokens[static_cast<size_t>(i)]);
+    std::vector<int32_t> path = part.known;
+    for (int i = static_cast<int>(row) - 1; i >= 0;
+         i = part.draft.parents[static_cast<size_t>(i)]) {
+      path.push_back(part.draft.tokens[static_cast<size_t>(i)]);
     }
-    std::reverse(path_.begin() + static_cast<ptrdiff_t>(known.size()), path_.end());
-    restrict_mask(masks.row(index[row]), params, path_,
-                  static_cast<int>(path_.size()) - table.prompt_len(slot));
+    std::reverse(path.begin() + static_cast<ptrdiff_t>(part.known.size()), path.end());
+    restrict_mask(mask, params, path, static_cast<int>(path.size()) - prompt_len);
   }
 }
 
@@ -92,13 +121,13 @@ void RowMasks::end_if_empty(std::span<int32_t> mask, const SequenceParams& param
 
 void RowMasks::restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
                              std::span<const int32_t> path, int num_output) {
-  rest_.assign(mask.begin(), mask.end());
-  forbid_others(rest_, params, path);
-  if (is_empty(rest_)) {
+  std::vector<int32_t> rest(mask.begin(), mask.end());
+  forbid_others(rest, params, path);
+  if (is_empty(rest)) {
     std::fill(mask.begin(), mask.end(), 0);
   } else if (num_output < params.grammar_min_tokens) {
-    for (const int32_t id : params.lists.stop_ids) forbid(rest_, id);
-    if (!is_empty(rest_)) std::copy(rest_.begin(), rest_.end(), mask.begin());
+    for (const int32_t id : params.lists.stop_ids) forbid(rest, id);
+    if (!is_empty(rest)) std::copy(rest.begin(), rest.end(), mask.begin());
   }
   end_if_empty(mask, params);
 }

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "core/row_layout.h"
+#include "core/thread_pool.h"
 #include "grammar/grammar_state.h"
+#include "model/buffer.h"
 #include "runtime/sequence_table.h"
 
 namespace openspec {
@@ -17,31 +19,45 @@ namespace openspec {
 /// does, only the token that ends the answer is left, and the answer ends there.
 class RowMasks {
  public:
-  explicit RowMasks(int vocab_size) : num_words_((vocab_size + 31) / 32) {}
+  /// The masks lie in memory of that kind.
+  RowMasks(int vocab_size, Memory memory) : num_words_((vocab_size + 31) / 32), memory_(memory) {}
 
   /// Forgets all masks; the step has so many samples.
   void begin(size_t num_samples);
-  /// Masks of a sequence's choices behind its known tokens, which its state is of: sample `first`
-  /// belongs to the last known token and first + 1 + i to draft i.
-  void add(const SequenceTable& table, int slot, std::span<const int32_t> known, const Draft& draft,
-           size_t first);
+  /// Asks for masks of a sequence's choices behind its known tokens: sample `first` belongs to the
+  /// last known token and first + 1 + i to draft i.
+  void add(int slot, std::vector<int32_t> known, Draft draft, size_t first);
+  /// Fills what was asked for; states become those of the known tokens. Sequences are shared among
+  /// the threads, for their states are independent.
+  void fill(const SequenceTable& table, ThreadPool& threads);
 
   bool empty() const { return num_masks_ == 0; }
-  const int32_t* masks() const { return words_.data(); }
-  int num_masks() const { return num_masks_; }
+  const int32_t* masks() const { return words_.as<int32_t>(); }
+  int num_masks() const { return num_masks_; }  // room for them: some may be left out
   size_t num_words() const { return static_cast<size_t>(num_words_); }  // of each
   /// By sample.
   const std::vector<int32_t>& sample_mask() const { return sample_mask_; }
 
  private:
+  struct Part {
+    int slot;
+    std::vector<int32_t> known;
+    Draft draft;
+    size_t first;    // sample
+    int first_mask;  // one for each sample, reached or not
+  };
+  void fill(const SequenceTable& table, const Part& part);
   static void end_if_empty(std::span<int32_t> mask, const SequenceParams& params);
   /// The rules above, for the choice behind `path`: known tokens and drafts.
-  void restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
-                     std::span<const int32_t> path, int num_output);
+  static void restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
+                            std::span<const int32_t> path, int num_output);
 
   int num_words_;
+  Memory memory_;
   int num_masks_ = 0;
-  std::vector<int32_t> words_, sample_mask_, rest_, path_;
+  std::vector<Part> parts_;
+  Buffer words_;
+  std::vector<int32_t> sample_mask_;
 };
 
 }  // namespace openspec

@@ -36,7 +36,7 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
 // Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
 int num_step_lookahead(const RunnerConfig& config) {
   const int num_steps = config.device == Device::kCuda ? 2 : 1;
-  return num_steps * (1 + config.max_draft_tokens) + 1;  // a drafter's last entry
+  return num_steps * (1 + config.draft_room()) + 1;  // a drafter's last entry
 }
 
 // The target's context plus the rows that a step may lay beyond it.
@@ -59,6 +59,7 @@ void RunnerConfig::validate() const {
   OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
   OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
+  OPENSPEC_CHECK_ARG(max_forced_tokens >= 0, "max_forced_tokens must not be negative");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
                      "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }
@@ -287,7 +288,7 @@ std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests
     // this one must have made.
     const bool may_draft =
         is_sampled && (num_rows_behind() == 0 || (begin > 0 && request.num_new_tokens == 1));
-    const int max_drafts = may_draft ? std::min(request.max_drafts, config_.max_draft_tokens) : 0;
+    const int max_drafts = may_draft ? std::min(request.max_drafts, config_.draft_room()) : 0;
     const int num_rows = request.num_new_tokens + max_drafts;
     const int needed = num_pages_needed(request.slot, num_rows);
     PageLease pages(pool_, needed);

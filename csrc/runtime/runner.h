@@ -89,7 +89,7 @@ class Runner {
   int num_pages_needed(int slot, int num_rows) const;
   /// Entries behind the last known token that a step may write, at most.
   int num_rows_ahead() const {
-    return std::max(config_.max_draft_tokens, drafter_->needs().num_draft_entries);
+    return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }
   void reset_prefix_cache() { pool_.reset_cache(); }
   /// From here on, what becomes of reusable pages is recorded; call before the first sequence.

@@ -20,7 +20,9 @@ struct RunnerConfig {
   int max_num_logits_rows = 64;    // rows of logits at a time
   int num_threads = 1;
   int max_draft_tokens = 0;  // drafts of a sequence and step
-  int draft_depth = 0;       // of these, one after another; 0: all, as in a chain
+  // The same without a drafter, of a sequence whose grammar forces tokens; with one, its room.
+  int max_forced_tokens = 0;
+  int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;
   Acceptance acceptance = Acceptance::kMatch;
@@ -29,6 +31,8 @@ struct RunnerConfig {
   PrefixHasher::Key cache_key{};
 
   void validate() const;
+  /// Rows behind the known tokens that a sequence's step may have.
+  int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_forced_tokens; }
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
   DrafterConfig drafter() const;
   ForwardLimits limits() const;

@@ -100,6 +100,10 @@ class SequenceTable {
   AcceptanceEstimate& forced_acceptance(int slot) {
     return sequences_[index(slot)].forced_acceptance;
   }
+  /// How often its grammar forces any.
+  AcceptanceEstimate& forced_availability(int slot) {
+    return sequences_[index(slot)].forced_availability;
+  }
   /// How often the drafter has anything to offer.
   AcceptanceEstimate& availability(int slot) { return sequences_[index(slot)].availability; }
   const AcceptanceEstimate& availability(int slot) const {
@@ -145,7 +149,7 @@ class SequenceTable {
     uint64_t serial = 0;
     SequenceParams params;
     std::unique_ptr<GrammarState> grammar;
-    AcceptanceEstimate acceptance, forced_acceptance, availability;
+    AcceptanceEstimate acceptance, forced_acceptance, forced_availability, availability;
     InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;

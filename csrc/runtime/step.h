@@ -87,6 +87,9 @@ struct StepLease {
   std::vector<PageLease> pages;   // by span
   std::vector<SpanResult> results;
   bool has_proposed = false;  // the drafter was asked, whatever it offered
+  // By span, on the device: what its grammar forces, and whether that is what was drafted.
+  std::vector<std::vector<int32_t>> forced;
+  std::vector<bool> is_forced;
 
   // The host's own step.
   std::vector<Span> spans;

@@ -60,10 +60,12 @@ RowBudget StepBackend::plan_drafts(StepLease& lease, std::span<const DraftOffer>
   return budget;
 }
 
-bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offers, int max_rows,
+bool StepBackend::drafts_pay(StepLease& lease, std::span<const DraftOffer> offers,
+                             std::span<const DraftOffer> otherwise, int max_rows,
                              double host_seconds) {
   const RowBudget with = plan_drafts(lease, offers, /*proposes=*/true, max_rows, host_seconds);
-  const RowBudget without = plan_drafts(lease, {}, /*proposes=*/false, max_rows, host_seconds);
+  const RowBudget without =
+      plan_drafts(lease, otherwise, /*proposes=*/false, max_rows, host_seconds);
   const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;
   // Nothing is learned of steps with prompts: no trials there.
   if (has_prompt(lease)) return rate > without.tokens_per_second;

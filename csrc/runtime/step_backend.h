@@ -100,9 +100,9 @@ class StepBackend {
   /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.
   RowBudget plan_drafts(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
                         int max_rows, double host_seconds);
-  /// Whether a costly drafter should work for the step.
-  bool drafts_pay(StepLease& lease, std::span<const DraftOffer> offers, int max_rows,
-                  double host_seconds);
+  /// Whether a costly drafter should work for the step, which else has the drafts of `otherwise`.
+  bool drafts_pay(StepLease& lease, std::span<const DraftOffer> offers,
+                  std::span<const DraftOffer> otherwise, int max_rows, double host_seconds);
   std::vector<int> capture_layers_;
   int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 

@@ -67,6 +67,7 @@ class RunnerConfig:
         max_num_logits_rows: int,
         num_threads: int,
         max_draft_tokens: int,
+        max_forced_tokens: int,
         draft_depth: int,
         method: str,
         method_options: dict[str, bool | int | float | str | Sequence[float]],

@@ -171,6 +171,9 @@ def test_engine_loads_it(
         def non_finite_tensors(self) -> tuple[list[str], list[str]]:
             return [], []
 
+        def measure_step_times(self, budget_s: float) -> list[object]:
+            return []
+
     def runner_config(**values: Any) -> dict[str, Any]:
         configs.append(values)
         return values

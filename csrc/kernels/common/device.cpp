@@ -116,6 +116,9 @@ void Event::record(void* stream) {
   check(cudaEventRecord(event_of(handle_), stream_of(stream)), "cudaEventRecord");
 }
 void Event::wait() const { check(cudaEventSynchronize(event_of(handle_)), "the step"); }
+void Event::hold(void* stream) const {
+  check(cudaStreamWaitEvent(stream_of(stream), event_of(handle_), 0), "cudaStreamWaitEvent");
+}
 double Event::seconds_since(const Event& earlier) const {
   float milliseconds = 0.0f;
   check(cudaEventElapsedTime(&milliseconds, event_of(earlier.handle_), event_of(handle_)),
@@ -175,6 +178,7 @@ Event::Event() { no_cuda(); }
 Event::~Event() = default;
 void Event::record(void*) { no_cuda(); }
 void Event::wait() const { no_cuda(); }
+void Event::hold(void*) const { no_cuda(); }
 double Event::seconds_since(const Event&) const { no_cuda(); }
 Graph::Graph(void*, const std::function<void()>&) { no_cuda(); }
 Graph::~Graph() = default;

@@ -71,6 +71,8 @@ class Event {
   void record(void* stream);
   /// Returns when everything before the last `record` is done.
   void wait() const;
+  /// What is put on `stream` from here on waits for everything before the last `record`.
+  void hold(void* stream) const;
   /// Seconds between two events that are done.
   double seconds_since(const Event& earlier) const;
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each span
 constexpr int kWarps = kThreads / 32;
+constexpr int kForceThreads = 128;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ int block_sum(int value, int* warp_sums) {
@@ -68,6 +69,38 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
   }
   params.seq[s] = span.slot;
   params.num_wanted[s] = num_wanted;
+}
+
+/// A warp for each span.
+__global__ void __launch_bounds__(kForceThreads) force_drafts_kernel(ForceDraftsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int s = (blockIdx.x * kForceThreads + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  if (s >= params.num_spans) return;
+  const int num_forced = params.num_forced[s];
+  if (num_forced == 0) return;
+  const int64_t first = static_cast<int64_t>(s) * params.max_drafts;
+  const int32_t* forced = params.forced + first;
+  int32_t* drafts = params.drafts + first;
+  int32_t* parents = params.parents != nullptr ? params.parents + first : nullptr;
+  const int num_drafts = params.has_drafts ? min(params.num_drafts[s], params.max_drafts) : 0;
+  // Children come after their parent: one pass follows the path.
+  int at = -1, depth = 0;
+  for (int i = 0; i < num_drafts && depth < num_forced; ++i) {
+    const int parent = parents != nullptr ? parents[i] : i - 1;
+    if (parent != at || drafts[i] != forced[depth]) continue;
+    at = i;
+    ++depth;
+  }
+  if (depth == num_forced && num_drafts > num_forced) return;
+  __syncwarp();
+  for (int i = lane; i < params.max_drafts; i += 32) {
+    drafts[i] = i < num_forced ? forced[i] : -1;
+    if (parents != nullptr) parents[i] = i - 1;
+    if (params.scores != nullptr) params.scores[first + i] = 0.0f;
+  }
+  if (lane == 0) params.num_drafts[s] = num_forced;
 }
 
 /// How likely a span's drafts are, as numbers that never rise from draft to draft.
@@ -301,6 +334,11 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
 
 int begin_step_cuda(const BeginStepParams& params, void* stream) {
   return cuda::launch(begin_step_kernel, 1, kThreads, 0, stream, params);
+}
+
+int force_drafts_cuda(const ForceDraftsParams& params, void* stream) {
+  const int num_blocks = (params.num_spans * 32 + kForceThreads - 1) / kForceThreads;
+  return cuda::launch(force_drafts_kernel, num_blocks, kForceThreads, 0, stream, params);
 }
 
 int layout_rows_cuda(const LayoutRowsParams& params, void* stream) {

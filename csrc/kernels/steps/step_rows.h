@@ -75,6 +75,22 @@ struct BeginStepParams {
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 
+/// Makes what a grammar forces the drafts of its span, unless the drafter's hold it and go on.
+struct ForceDraftsParams {
+  // In pinned host memory: the tokens that must follow the last known one.
+  const int32_t* num_forced = nullptr;  // [num_spans]
+  const int32_t* forced = nullptr;      // [num_spans, max_drafts]
+  int num_spans = 0;
+  int max_drafts = 0;
+  bool has_drafts = false;  // whether there are any of a drafter
+  // In and out, as for layout_rows. Behind forced tokens drafts are -1.
+  int32_t* drafts = nullptr;
+  int32_t* num_drafts = nullptr;
+  int32_t* parents = nullptr;  // null: chains
+  float* scores = nullptr;     // null: none
+};
+int force_drafts_cuda(const ForceDraftsParams& params, void* stream);
+
 /// Spends the row budget on drafts and lays all rows out, as RowLayout does: span after span, known
 /// tokens, then drafts. Where the budget is short, drafts go in falling order of survival (by their
 /// scores, or else acceptance to the power of their place), equal ones in rounds over the spans. A

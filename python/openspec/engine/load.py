@@ -43,6 +43,8 @@ from openspec.messages import EngineInfo, StepTime
 logger = logging.getLogger(__name__)
 
 STEP_TIMING_BUDGET_S = 0.5
+MAX_FORCED_TOKENS = 8
+"""Tokens that a grammar forces, of a step without a drafter: names of a schema are hardly longer."""
 
 
 def _check_drafter(drafter: object) -> None:
@@ -140,7 +142,7 @@ def load_engine(
     load_weights(runner, config.model_path, draft_model=draft_model)
     num_non_finite = _check_weights(runner) if config.check_weights else 0
     step_times = []
-    if config.adaptive_speculation and config.draft_depth > 0:
+    if config.adaptive_speculation:
         step_times = [
             StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
             for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
@@ -175,6 +177,7 @@ def load_engine(
             max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
             max_draft_tokens=config.max_draft_tokens,
+            max_forced_tokens=MAX_FORCED_TOKENS,
             draft_depth=config.draft_depth,
             num_rows_ahead=runner.num_rows_ahead,
         ),
@@ -311,6 +314,7 @@ def _runner_config(
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
         max_draft_tokens=config.max_draft_tokens,
+        max_forced_tokens=MAX_FORCED_TOKENS,
         draft_depth=config.draft_depth,
         method=method,
         method_options=options,

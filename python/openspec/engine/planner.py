@@ -23,6 +23,8 @@ class SchedulerConfig:
     page_size: int
     max_draft_tokens: int
     """Drafts of a sequence and step."""
+    max_forced_tokens: int = 0
+    """The same without a drafter, where a grammar forces tokens."""
     draft_depth: int
     """How many of these follow each other, at most."""
     num_rows_ahead: int = 0

@@ -55,7 +55,11 @@ class Scheduler:
             if self._queue.get(sequence.request_id) is not None:
                 raise RequestError(f"request id {sequence.request_id!r} is in use", "request_id")
         max_tokens = self._check(source, vocab_size)
-        limit = self._config.max_draft_tokens if source.speculative.enabled else 0
+        limit = self._config.max_draft_tokens
+        if limit == 0 and source.grammar:
+            limit = self._config.max_forced_tokens
+        if not source.speculative.enabled:
+            limit = 0
         if source.speculative.num_speculative_tokens is not None:
             limit = max(0, min(limit, source.speculative.num_speculative_tokens))
         depth = min(limit, self._depth)

@@ -136,6 +136,27 @@ TEST(forced_tokens_are_the_longest_that_fit) {
   CHECK_EQ(state.forced(8), (Ids{kEnd}));
 }
 
+TEST(forced_tokens_are_spelt_as_the_model_did_last) {
+  const auto grammar = regex("x(abab(x|y))*");
+  GrammarState state(grammar), other(grammar);
+  state.sync(Ids{letter('x')});
+  CHECK_EQ(state.forced(8), Ids{});
+  state.sync(Ids{letter('x'), letter('a')});
+  CHECK_EQ(state.forced(8), (Ids{letter('b'), kAb}));
+  state.sync(Ids{letter('x'), letter('a'), letter('b')});
+  CHECK_EQ(state.forced(1), Ids{kAb});
+  // Seen when all of it is out, and by every sequence of the grammar, from each of its tokens on.
+  state.sync(Ids{letter('x'), letter('a'), letter('b'), letter('a'), letter('b')});
+  other.sync(Ids{letter('x'), letter('a')});
+  CHECK_EQ(other.forced(8), (Ids{letter('b'), letter('a'), letter('b')}));
+  CHECK_EQ(other.forced(2), (Ids{letter('b'), letter('a')}));
+  other.sync(Ids{letter('x'), letter('a'), letter('b')});
+  CHECK_EQ(other.forced(8), (Ids{letter('a'), letter('b')}));
+  // A text that goes back is not taken for a spelling.
+  other.sync(Ids{letter('x')});
+  CHECK_EQ(other.forced(8), Ids{});
+}
+
 TEST(a_grammar_survives_its_bytes) {
   const auto compiled = regex("(ab)*c");
   const auto read = CompiledGrammar::deserialize(vocabulary(), compiled->serialize());
@@ -151,10 +172,11 @@ TEST(a_grammar_survives_its_bytes) {
 std::vector<Ids> masks_of(SequenceParams params, const Draft& draft) {
   SequenceTable table(1, 32, 4, 4);
   const int slot = table.add(Ids{9, letter('a')}, /*prompt_len=*/1, std::move(params), PageHash{});
-  table.grammar(slot)->sync(Ids{letter('a')});
-  RowMasks masks(kVocabSize);
+  RowMasks masks(kVocabSize, Memory::kHost);
   masks.begin(static_cast<size_t>(2 + draft.size()));
-  masks.add(table, slot, table.tokens(slot), draft, 1);
+  masks.add(slot, {9, letter('a')}, draft, 1);
+  ThreadPool threads(2);
+  masks.fill(table, threads);
   CHECK_EQ(masks.sample_mask()[0], -1);
   std::vector<Ids> rows;
   for (int row = 0; row <= draft.size(); ++row) {
