@@ -171,12 +171,14 @@ serve() {
   bench_method ngram --concurrency 1,4,8,16,32,64 --workload repeat,chat,mixed,random
 }
 
-# What a grammar costs that allows every text: of all requests, and of one among others.
+# What a grammar costs that allows every text: of all requests, and of one among others. What forced tokens bring.
 grammar() {
   widen
   say "grammars, embedded model at the shape of Qwen3-4B"
   "$PYTHON" -m bench.grammar_overhead --model "$WIDENED" --json "$RESULTS/grammar-overhead.json" \
     --runs none "eagle3:$WIDENED/eagle3:3" "dflash:$WIDENED/dflash:15"
+  "$PYTHON" -m bench.forced_tokens --model "$WIDENED" --json "$RESULTS/forced-tokens.json" \
+    --runs none ngram "eagle3:$WIDENED/eagle3:3" "dflash:$WIDENED/dflash:15"
 }
 
 methods() {
