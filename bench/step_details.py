@@ -59,10 +59,11 @@ def server_of(tree: Path, settings: Sequence[str]) -> Iterator[tuple[ServerUnder
 
 
 def processor_s(pid: int) -> float:
-    """Of a process and its children, all that are alive."""
-    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return ticks / os.sysconf("SC_CLK_TCK") + sum(processor_s(int(child)) for child in children)
+    """Of the threads of a process and its children, all that are alive, to the nanosecond."""
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    used_ns = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
+    children = [child for thread in threads for child in (thread / "children").read_text().split()]
+    return used_ns / 1e9 + sum(processor_s(int(child)) for child in children)
 
 
 def measure(

@@ -177,6 +177,17 @@ std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& logprobs)
   return tuples;
 }
 
+/// One object, because a step makes one for each sequence; none where no details were asked for.
+py::object tuple_of_detail(const SpanResult& result) {
+  if (!result.detail) return py::none();
+  const SpanDetail& detail = *result.detail;
+  const Draft& draft = detail.draft;
+  const py::object scores = draft.scores.empty() ? py::none() : py::cast(draft.scores);
+  return py::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
+                        result.num_forced_tokens, detail.num_rows, detail.num_seqs, detail.seconds,
+                        detail.device_seconds, detail.draft_seconds);
+}
+
 template <typename T>
 std::vector<int64_t> integers_of(const BufferBytes& bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -282,19 +293,6 @@ void bind_values(py::module_& m) {
       .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
            py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1,
            py::arg("reports_steps") = false, py::arg("grammar") = py::none());
-  py::class_<SpanDetail>(m, "SpanDetail")
-      .def_property_readonly("draft_token_ids",
-                             [](const SpanDetail& detail) { return detail.draft.tokens; })
-      .def_property_readonly("draft_parents",
-                             [](const SpanDetail& detail) { return detail.draft.parents; })
-      .def_property_readonly("draft_scores",
-                             [](const SpanDetail& detail) { return detail.draft.scores; })
-      .def_readonly("accepted", &SpanDetail::accepted)
-      .def_readonly("num_rows", &SpanDetail::num_rows)
-      .def_readonly("num_seqs", &SpanDetail::num_seqs)
-      .def_readonly("seconds", &SpanDetail::seconds)
-      .def_readonly("device_seconds", &SpanDetail::device_seconds)
-      .def_readonly("draft_seconds", &SpanDetail::draft_seconds);
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -310,7 +308,7 @@ void bind_values(py::module_& m) {
       .def_property_readonly(
           "prompt_logprobs",
           [](const SpanResult& result) { return tuples_of(result.prompt_logprobs); })
-      .def_readonly("detail", &SpanResult::detail);
+      .def_property_readonly("detail", &tuple_of_detail);
   py::class_<RunnerStats>(m, "RunnerStats")
       .def_readonly("num_steps", &RunnerStats::num_steps)
       .def_readonly("num_rows", &RunnerStats::num_rows)

@@ -127,26 +127,22 @@ class SequenceParams:
 
 TokenLogprobs = tuple[list[int], list[float], int]
 """(token ids, log-probabilities, rank) at one token, which is entry 0; then the best, falling."""
-
-@final
-class SpanDetail:
-    """What a step did for a sequence, and what the whole step took."""
-
-    draft_token_ids: list[int]
-    """Drafts that had rows."""
-    draft_parents: list[int]
-    """By draft, the number of the draft that it follows; -1: the last known token."""
-    draft_scores: list[float]
-    """By draft; empty: the drafter gave none."""
-    accepted: list[int]
-    """Numbers of the drafts among the chosen tokens, in order."""
-    num_rows: int
-    num_seqs: int
-    seconds: float
-    """Since the step before it was collected, or since its launch if that is later."""
-    device_seconds: float
-    draft_seconds: float | None
-    """Of these, for proposing; on CUDA as steps timed at the start have it, None: not known."""
+SpanDetail = tuple[
+    list[int],
+    list[int],
+    list[float] | None,
+    list[int],
+    int,
+    int,
+    int,
+    float,
+    float,
+    float | None,
+]
+"""(draft token ids; by draft the number of the draft that it follows, -1: the last known token; by
+draft its score, None: the drafter gave none; numbers of the drafts among the chosen tokens, in
+order; drafts that a grammar forces, the last ones; rows and sequences of the step; its seconds;
+those on the device; of these those for drafting, None: not known)."""
 
 @final
 class SpanResult:

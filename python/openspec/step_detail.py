@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class StepDetail(msgspec.Struct, kw_only=True):
+class StepDetail(msgspec.Struct, array_like=True, gc=False):
     """One step that produced output of one sequence, and what the whole step took.
 
     `token_ids` are the accepted drafts, in order, and then one that is the target's own, unless the
@@ -24,6 +24,8 @@ class StepDetail(msgspec.Struct, kw_only=True):
     None: it gave none."""
     accepted: list[int]
     """Numbers of the drafts among `token_ids`."""
+    num_forced_tokens: int
+    """Drafts, the last ones, that a grammar left no choice of."""
     num_rows: int
     """Token positions of all sequences in the step."""
     num_seqs: int

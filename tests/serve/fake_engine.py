@@ -242,6 +242,7 @@ class FakeEngineClient:
             draft_parents=list(range(-1, count - 1)),
             draft_scores=None,
             accepted=list(range(accepted)),
+            num_forced_tokens=0,
             num_rows=1 + count,
             num_seqs=1,
             seconds=0.002,

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from openspec.engine.executor import Logprobs, PageEvent
+from openspec.engine.executor import Logprobs, PageEvent, SpanDetail
 from openspec.engine.request import Request, Span
 from openspec.errors import EngineError, OutOfPages
 
@@ -86,20 +86,7 @@ class FakeSpanResult:
     num_accepted_forced_tokens: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    detail: FakeSpanDetail | None = None
-
-
-@dataclass
-class FakeSpanDetail:
-    draft_token_ids: list[int]
-    draft_parents: list[int]
-    accepted: list[int]
-    draft_scores: list[float] = field(default_factory=list)
-    num_rows: int = 1
-    num_seqs: int = 1
-    seconds: float = 0.0
-    device_seconds: float = 0.0
-    draft_seconds: float | None = None
+    detail: SpanDetail | None = None
 
 
 @dataclass
@@ -485,7 +472,7 @@ class FakeRunner:
         if params.reports_steps:
             parents = list(range(-1, len(drafts) - 1))
             accepted = list(range(result.num_accepted_tokens))
-            result.detail = FakeSpanDetail(drafts, parents, accepted)
+            result.detail = (drafts, parents, None, accepted, 0, 1, 1, 0.0, 0.0, None)
         sequence.device_tokens = known
         sequence.device_kv_len = len(known) - 1
         sequence.is_finished = bool(result.finish_reason)

@@ -18,27 +18,19 @@ Logprobs = tuple[list[int], list[float], int]
 """The fields of a `TokenLogprobs`."""
 
 
-class SpanDetail(Protocol):
-    """What a step did for a sequence that wants to know; see `_C.SpanDetail`."""
-
-    @property
-    def draft_token_ids(self) -> list[int]: ...
-    @property
-    def draft_parents(self) -> list[int]: ...
-    @property
-    def draft_scores(self) -> list[float]: ...
-    @property
-    def accepted(self) -> list[int]: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_seqs(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def device_seconds(self) -> float: ...
-    @property
-    def draft_seconds(self) -> float | None: ...
+SpanDetail = tuple[
+    list[int],
+    list[int],
+    list[float] | None,
+    list[int],
+    int,
+    int,
+    int,
+    float,
+    float,
+    float | None,
+]
+"""The fields of a `StepDetail` after its tokens."""
 
 
 class SpanResult(Protocol):

@@ -255,18 +255,7 @@ def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
     detail = result.detail
     if detail is None:
         raise EngineError(f"slot {result.slot} did not report its step")
-    return StepDetail(
-        token_ids=token_ids,
-        draft_token_ids=detail.draft_token_ids,
-        draft_parents=detail.draft_parents,
-        draft_scores=detail.draft_scores or None,
-        accepted=detail.accepted,
-        num_rows=detail.num_rows,
-        num_seqs=detail.num_seqs,
-        seconds=detail.seconds,
-        device_seconds=detail.device_seconds,
-        draft_seconds=detail.draft_seconds,
-    )
+    return StepDetail(token_ids, *detail)
 
 
 def _logprobs(entries: Sequence[Logprobs]) -> list[TokenLogprobs]:

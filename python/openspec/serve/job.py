@@ -104,6 +104,7 @@ class Job:
                     shown_token_ids=shown_token_ids,
                     stop_strings=stops,
                     arrival_time=arrival.time,
+                    keeps_steps=not body.stream,
                 )
             )
         self._by_id = {processor.request.request_id: processor for processor in self.processors}

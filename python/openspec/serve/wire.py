@@ -46,9 +46,10 @@ def event(value: object) -> bytes:
     buffer = bytearray(b"data: ")
     _encoder.encode_into(value, buffer, 6)
     buffer += b"\n\n"
-    for end, escaped in _LINE_ENDS:
-        if end in buffer:
-            buffer = buffer.replace(end, escaped)
+    if not buffer.isascii():
+        for end, escaped in _LINE_ENDS:
+            if end in buffer:
+                buffer = buffer.replace(end, escaped)
     return bytes(buffer)
 
 
@@ -84,7 +85,7 @@ class SpeculationMetrics(msgspec.Struct):
     """If asked for: of these steps, in order."""
 
 
-class Step(msgspec.Struct, kw_only=True):
+class Step(msgspec.Struct, gc=False):
     """A step of a choice, in requests that ask for details. Terms as in openspec.messages."""
 
     token_ids: list[int]
@@ -94,8 +95,10 @@ class Step(msgspec.Struct, kw_only=True):
     draft_tokens: list[str]
     """Each as it reads alone."""
     draft_parents: list[int]
-    draft_scores: list[float] | UnsetType = UNSET
+    draft_scores: list[float] | UnsetType
     accepted: list[int]
+    num_forced_tokens: int
+    """The last so many drafts a grammar left no choice of."""
     num_rows: int
     num_sequences: int
     time_ms: float

@@ -146,11 +146,13 @@ class RequestOutputProcessor:
         shown_token_ids: Collection[int] = (),
         stop_strings: StopStrings | None = None,
         arrival_time: float | None = None,
+        keeps_steps: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`stop_strings` may be given to share one automaton between the sequences of a request.
 
         `shown_token_ids` are special tokens that the text has even where it skips special ones.
+        Without `keeps_steps` only the deltas have steps: those of a long answer are many objects.
         """
         self.request = request
         self.index = index
@@ -174,7 +176,7 @@ class RequestOutputProcessor:
         self._logprobs: list[PositionLogprobs] = []
         self._text_offsets: list[int] = []
         self._cumulative_logprob = 0.0
-        self._wants_steps = request.speculative.detailed
+        self._wants_steps, self._keeps_steps = request.speculative.detailed, keeps_steps
         self._steps: list[StepDetail] = []
         self._token_texts: list[str] = []
         self._finish_reason: str | None = None
@@ -218,7 +220,7 @@ class RequestOutputProcessor:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             self._prompt_entries = output.prompt_logprobs
-        first, first_step = len(self._token_ids), len(self._steps)
+        first = len(self._token_ids)
         text, stop = self._read_tokens(output)
         finish_reason = output.finish_reason
         if stop is not None:
@@ -231,11 +233,13 @@ class RequestOutputProcessor:
                 self._stop_reason = None if last in self._eos_token_ids else last
         if text:
             self._texts.append(text)
+        steps = None
         if self._wants_steps:
             steps = output.steps or []
-            # Only a stop string ends within a step.
-            num_new = len(self._token_ids) - first
-            self._steps += steps if stop is None else steps_of(steps, num_new)
+            if stop is not None:  # nothing else ends within a step
+                steps = steps_of(steps, len(self._token_ids) - first)
+            if self._keeps_steps:
+                self._steps += steps
         now = self._clock()
         if len(self._token_ids) > first:
             self._last_token_time = now
@@ -249,7 +253,7 @@ class RequestOutputProcessor:
             token_ids=self._token_ids[first:],
             logprobs=self._logprobs[first:] if self._wants_logprobs else None,
             text_offsets=self._text_offsets[first:],
-            steps=self._steps[first_step:] if self._wants_steps else None,
+            steps=steps,
             token_texts=self._token_texts[first:],
             finish_reason=finish_reason,
             stop_reason=self._stop_reason,
@@ -269,7 +273,7 @@ class RequestOutputProcessor:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             metrics=self.metrics(),
-            steps=list(self._steps) if self._wants_steps else None,
+            steps=list(self._steps) if self._wants_steps and self._keeps_steps else None,
             token_texts=list(self._token_texts),
         )
 
@@ -289,7 +293,7 @@ class RequestOutputProcessor:
 
     def _read_tokens(self, output: EngineOutput) -> tuple[str, str | None]:
         """Takes tokens up to a stop string; returns the text to give out and the stop string."""
-        is_plain = self._stop is None and not self._wants_logprobs and not self._wants_steps
+        is_plain = self._stop is None and not self._wants_logprobs
         if is_plain and output.finish_reason is None:
             return self._read_plain(output.token_ids), None
         texts: list[str] = []
@@ -333,6 +337,8 @@ class RequestOutputProcessor:
             num_chars += len(piece)
             texts.append(piece)
         self._token_ids += token_ids
+        if self._wants_steps:
+            self._token_texts += texts
         self._num_chars = num_chars
         return "".join(texts)
 

@@ -77,6 +77,7 @@ class Tokenizer:
         self.eos_token_id = self.special_tokens.get(named.get("eos_token", ""))
         self.bos_token_id = self.special_tokens.get(named.get("bos_token", ""))
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         self._prefix, self._suffix = surrounding_ids(backend)
         self.class_name = str((config or {}).get("tokenizer_class") or "PreTrainedTokenizerFast")
         """The class that transformers would read it with."""
@@ -232,7 +233,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token alone as text, U+FFFD for what is no whole character."""
-        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self.token_bytes(token_id).decode("utf-8", errors="replace")
+            if token_id in self._bytes:
+                self._texts[token_id] = text
+        return text
 
     def check_token_ids(self, token_ids: Iterable[int], param: str = "prompt") -> None:
         """Refuses ids from outside that belong to no token, so that they never reach the model.
