@@ -85,6 +85,29 @@ def real() -> Iterator[RealServer]:
         yield server
 
 
+def test_forced_drafts(real: RealServer) -> None:
+    """What a grammar leaves no choice of stands last among the drafts and is accepted."""
+    sentence = "The answer to the question is forty-two."
+    body = {
+        "prompt": "Question: what is six times seven?\nAnswer:",
+        "max_tokens": 60,
+        "structured_outputs": {"choice": [sentence]},
+        "speculative": DETAILED,
+    }
+    choice = real.client.post(COMPLETIONS, json=body).json()["choices"][0]
+    assert choice["text"] == sentence
+    steps = choice["steps"]
+    assert all(0 <= step["num_forced_tokens"] <= len(step["draft_tokens"]) for step in steps)
+    assert sum(step["num_forced_tokens"] for step in steps) >= 4
+    for step in steps:
+        num_own = len(step["draft_tokens"]) - step["num_forced_tokens"]
+        forced = "".join(step["draft_tokens"][num_own:]).split("<|")[0]  # the end may be forced
+        assert forced in sentence
+    free = {**body, "structured_outputs": None}
+    steps = real.client.post(COMPLETIONS, json=free).json()["choices"][0]["steps"]
+    assert not any(step["num_forced_tokens"] for step in steps)
+
+
 def test_the_same_everywhere(real: RealServer) -> None:
     """Trees with scores: stream, whole answer and LLM agree but for the times."""
     body = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "speculative": DETAILED}
