@@ -49,9 +49,6 @@ void DeviceStep::find_forced(StepLease& lease) {
     if (has_grammar && request.max_drafts > 0) spans.push_back(i);
   }
   if (spans.empty()) return;
-  if (threads_ == nullptr) {
-    threads_ = std::make_unique<ThreadPool>(std::min(context_.config.num_threads, kMostThreads));
-  }
   // The host is a step ahead, and what a grammar forces behind a step that runs is not known. To
   // wait for it leaves the device without work for some tens of microseconds, which a step that is
   // saved is worth, and a step of sequences that seldom have forced tokens is not.
@@ -79,10 +76,17 @@ void DeviceStep::find_forced(StepLease& lease) {
   take_forced(lease, spans, /*waits=*/true);
 }
 
+ThreadPool& DeviceStep::grammar_threads() {
+  if (threads_ == nullptr) {
+    threads_ = std::make_unique<ThreadPool>(std::min(context_.config.num_threads, kMostThreads));
+  }
+  return *threads_;
+}
+
 void DeviceStep::take_forced(StepLease& lease, std::span<const size_t> spans, bool waits) {
   SequenceTable& table = context_.table;
   std::vector<std::exception_ptr> errors(spans.size());
-  threads_->parallel_for(static_cast<int64_t>(spans.size()), [&](int64_t part) {
+  grammar_threads().parallel_for(static_cast<int64_t>(spans.size()), [&](int64_t part) {
     const size_t i = spans[static_cast<size_t>(part)];
     const int slot = lease.requests[i].slot;
     try {
@@ -201,7 +205,7 @@ void DeviceStep::fill_masks(StepLease& lease, int num_samples) {
     masks_.add(slot, known_tokens(slot, lease.serials[i]), std::move(draft),
                index(first_choice[i]));
   }
-  masks_.fill(table, *threads_);
+  masks_.fill(table, grammar_threads());
 }
 
 void DeviceStep::upload_masks() {

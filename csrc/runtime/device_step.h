@@ -107,6 +107,8 @@ class DeviceStep final : public StepBackend {
   /// Their first tokens; with `waits` behind the step before, which must be done.
   void take_forced(StepLease& lease, std::span<const size_t> spans, bool waits);
   void force_drafts(const StepLease& lease, const StepShape& shape);
+  /// Started at the first use.
+  ThreadPool& grammar_threads();
   /// The graph of the shape, recorded at its first use; where the shape has none, `enqueue` itself.
   void run_part(Graphs& graphs, const StepShape& shape, const std::function<void()>& enqueue);
   bool has_masks(const StepLease& lease) const;
