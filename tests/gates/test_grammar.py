@@ -29,7 +29,6 @@ from tests.gates.grammars import (
 from tests.gates.harness import Job, Result, kv_memory, run, run_alone, texts
 from tests.gates.workload import jobs, sampling
 
-
 PLAINLY = SpeculativeOptions(enabled=False)
 
 

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 STEP_TIMING_BUDGET_S = 0.5
 MAX_FORCED_TOKENS = 8
-"""Tokens that a grammar forces, of a step without a drafter: names of a schema are hardly longer."""
+"""Most tokens that a grammar forces in a step without a drafter: a schema's names are shorter."""
 
 
 def _check_drafter(drafter: object) -> None:
