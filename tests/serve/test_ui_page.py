@@ -39,9 +39,10 @@ def test_every_file_is_in_the_page() -> None:
 
 def test_the_tints_are_those_of_terminal_and_report() -> None:
     style = (FOLDER / "style.css").read_text()
-    colours = dict(re.findall(r"--(p\d): (#\w+);", style))
+    colours = dict(re.findall(r"--(p\w): (#\w+);", style))
     names = ["p1", "p2", "p3", "p4", "p8"]
-    assert [colours[name] for name in names] == [tint.colour for tint in palette.POSITIONS]
+    assert [colours.pop(name) for name in names] == [tint.colour for tint in palette.POSITIONS]
+    assert colours == {"pf": palette.FORCED.colour}
 
 
 def test_public_and_switchable(start_server) -> None:

@@ -17,7 +17,7 @@ from tests.ui.steps import answering, recorded, spans, step_of, tint
 
 CODE = "Rewrite this code with `a` renamed to `b`:\n\n```python\ndef f(a):\n    return a + a\n```"
 LONG = "Repeat: one two three four five six seven eight nine ten eleven twelve. " * 4
-STYLES = ["solid", "dashed", "dotted", "double", "wavy"]
+STYLES = ["solid", "dashed", "dotted", "double", "wavy", "dotted"]
 
 
 def test_first_load(visit: Callable[..., Visit], scripted: RunningServer) -> None:
@@ -59,7 +59,46 @@ def test_colours_of_200_tokens(visit: Callable[..., Visit], real: RealServer, vi
         "#legend .d", "all => all.map((t) => getComputedStyle(t).textDecorationStyle)"
     )
     assert style == STYLES
+    lines = one.page.eval_on_selector_all(
+        "#legend .d", "all => all.map((t) => getComputedStyle(t).textDecorationLine)"
+    )
+    assert lines == ["underline"] * 5 + ["underline overline"]
     assert one.page.locator("#answer-numbers dd").nth(3).inner_text() == str(len(expected))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_a_grammar_forced(visit: Callable[..., Visit], real: RealServer, scheme: str) -> None:
+    one = visit(real.url, color_scheme=scheme)
+    runs = recorded(one)
+    one.page.click("#more")
+    one.page.fill("#form-of", "The answer to the question is [0-9]{1,3}, and nothing else\\.")
+    one.ask("What is six times seven?")
+    (steps,) = runs
+    expected = []
+    for index, step in enumerate(steps):
+        first = len(step["draft_tokens"]) - step["num_forced_tokens"]
+        for i, text in enumerate(step["tokens"]):
+            is_draft = i < len(step["accepted"])
+            name = "o" if not is_draft else tint(i + 1) if step["accepted"][i] < first else "pf"
+            expected.append((text, name, str(index)))
+    kinds = {"o", "pf", *map(tint, range(1, 9))}
+    shown = [
+        (text, next(name for name in names.split() if name in kinds), step)
+        for text, names, step in spans(one)
+    ]
+    assert shown == expected
+    assert sum(name == "pf" for _, name, _ in shown) >= 3
+    colour = one.page.eval_on_selector(".answer .pf", "e => getComputedStyle(e).backgroundColor")
+    assert colour != one.page.eval_on_selector(".p1", "e => getComputedStyle(e).backgroundColor")
+    forced = sum(step["num_forced_tokens"] for step in steps)
+    names = one.page.locator("#answer-numbers dt").all_inner_texts()
+    values = one.page.locator("#answer-numbers dd").all_inner_texts()
+    assert dict(zip(names, values, strict=True))["forced"] == str(forced)
+    # And the step's drawing names them.
+    index = max(range(len(steps)), key=lambda at: steps[at]["num_forced_tokens"])
+    one.page.eval_on_selector(f'.answer .t[data-s="{index}"]', "e => e.click()")
+    named = one.page.locator('#step-tree tspan:text-is("forced")').count()
+    assert named == steps[index]["num_forced_tokens"]
 
 
 def test_the_tree_is_the_apis(visit: Callable[..., Visit], real: RealServer) -> None:

@@ -56,6 +56,7 @@ function requestOf(mode, prompt, history, settings, speculative = settings.specu
     speculative: { enabled: speculative, detailed: true },
   };
   if (speculative && settings.drafts) body.speculative.num_speculative_tokens = settings.drafts;
+  if (settings.form) body.structured_outputs = { [settings.form[0] === "{" ? "json" : "regex"]: settings.form };
   if (mode === "completion") return { ...body, prompt };
   return {
     ...body,
@@ -139,6 +140,7 @@ function checkedRuns(text) {
           && isList(step.draft_parents, "number") && step.draft_parents.length === count
           && step.draft_parents.every((parent, index) => parent >= -1 && parent < index)
           && isList(step.accepted, "number") && step.accepted.every((at) => at >= 0 && at < count)
+          && (step.num_forced_tokens === undefined || typeof step.num_forced_tokens === "number")
           && (step.draft_scores === undefined || isList(step.draft_scores, "number"));
         if (!isWhole) throw new Error("A step is broken.");
       }

@@ -19,6 +19,7 @@ function settings() {
   return {
     speculation: $("speculation").checked, drafts: number("drafts", null), temperature: number("temperature", 0),
     seed: Math.trunc(number("seed", 1)), maxTokens: Math.trunc(number("max-tokens", 512)), thinking: $("thinking").checked,
+    form: $("form-of").value.trim(),
   };
 }
 
@@ -288,7 +289,7 @@ async function connect() {
 }
 
 function drawLegend() {
-  const entries = [["p1", "1"], ["p2", "2"], ["p3", "3"], ["p4", "4\u20137"], ["p8", "8+"]].map(([name, text]) => {
+  const entries = [["p1", "1"], ["p2", "2"], ["p3", "3"], ["p4", "4\u20137"], ["p8", "8+"], ["pf", "forced by a grammar"]].map(([name, text]) => {
     return make("b", "t d " + name, text);
   });
   $("legend").replaceChildren(make("span", "", "Drafted, by position"), ...entries, make("span", "", "The target\u2019s own is plain."));

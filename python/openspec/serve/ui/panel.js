@@ -17,7 +17,7 @@ function short(value, digits = 0) {
 
 /// What the steps of an answer add up to.
 function totals(steps) {
-  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, perPosition: [], time: 0, device: 0, draft: 0, isSplit: true };
+  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, forced: 0, perPosition: [], time: 0, device: 0, draft: 0, isSplit: true };
   for (const step of steps) {
     all.tokens += step.tokens.length;
     all.time += step.time_ms || 0;
@@ -28,6 +28,7 @@ function totals(steps) {
     all.drafts += 1;
     all.drafted += step.draft_tokens.length;
     all.accepted += step.accepted.length;
+    all.forced += step.num_forced_tokens || 0;
     step.accepted.forEach((_, i) => { all.perPosition[i] = (all.perPosition[i] || 0) + 1; });
     const depth = [];
     step.draft_parents.forEach((parent, i) => { depth[i] = parent < 0 ? 1 : depth[parent] + 1; });
@@ -59,6 +60,7 @@ function showNumbers(steps) {
     ["accepted", all.drafted ? short(100 * all.accepted / all.drafted) : "\u2013", all.drafted ? "%" : ""],
     ["tokens", short(all.tokens)], ["steps", short(steps.length)],
     ["drafted", short(all.drafted)],
+    ...(all.forced ? [["forced", short(all.forced)]] : []),
   ]);
   $("positions").replaceChildren(...(all.drafts ? [drawPositions(all.perPosition.map((count) => count / all.drafts))] : []));
   $("split").replaceChildren(...(steps.length ? [drawSplit(splitOf(all, steps.length))] : []));

@@ -27,6 +27,11 @@ function tint(position) {
   return position <= 3 ? "p" + position : position <= 7 ? "p4" : "p8";
 }
 
+/// The class of the accepted draft number i of a step: a grammar forces the last drafts.
+function tintOf(step, i) {
+  return step.accepted[i] < step.draft_tokens.length - (step.num_forced_tokens || 0) ? tint(i + 1) : "pf";
+}
+
 /// Shows steps as they come, a frame's worth at a time.
 class TokenView {
   constructor(root, onSelect) {
@@ -86,7 +91,7 @@ class TokenView {
       this.tail = (this.tail + text).slice(-16);
       if (text.includes("<think>")) this.isThought = true;
       const isLineEnd = text.includes("\n");
-      let classes = "t " + (isDraft ? "d " + tint(i + 1) : "o");
+      let classes = "t " + (isDraft ? "d " + tintOf(step, i) : "o");
       if (i === 0) classes += " first";
       if (i === step.tokens.length - 1) classes += " last";
       if (!text) classes += " void";

@@ -64,7 +64,7 @@ function drawStep(step, before) {
   svg.append(...edges.filter((edge) => !edge.classList.contains("way")), ...edges.filter((edge) => edge.classList.contains("way")));
   for (const row of rows) {
     const at = y.get(row.draft);
-    const kind = row.own ? "own" : row.accepted ? "hit " + tint(row.depth) : "";
+    const kind = row.own ? "own" : row.accepted ? "hit " + tintOf(step, row.depth - 1) : "";
     const group = draw("g", { class: "node", "data-draft": row.own ? "own" : row.draft, "data-accepted": row.accepted ? "yes" : "no" });
     group.append(draw("circle", { class: "dot " + kind, cx: x(row.depth), cy: at, r: row.depth ? 5 : 3.5 }));
     const text = row.own ? step.tokens[step.tokens.length - 1] : row.draft < 0 ? before : step.draft_tokens[row.draft];
@@ -72,6 +72,9 @@ function drawStep(step, before) {
     const name = draw("text", { x: x(row.depth) + 13, y: at + 4.5, class: isStrong ? "" : "dim" }, label(text));
     if (isStrong) name.setAttribute("font-weight", "600");
     if (row.own) name.append(draw("tspan", { class: "tiny", dx: 9 }, "the target\u2019s own"));
+    else if (row.draft >= step.draft_tokens.length - (step.num_forced_tokens || 0)) {
+      name.append(draw("tspan", { class: "tiny", dx: 9 }, "forced"));
+    }
     group.append(name);
     if (hasScores && row.draft >= 0) {
       const share = Math.exp(step.draft_scores[row.draft]);
