@@ -91,14 +91,14 @@ class Load:
         ]
         return found
 
-    async def kill_engine(self, client: httpx.AsyncClient, server: int) -> None:
-        """Any of the server's engines; waits until another is in its place."""
-        victim = children(server)[0]
+    async def kill_engine(self, client: httpx.AsyncClient) -> None:
+        """One of the server's engines in turn; waits until another is in its place."""
         before = await self.engines(client)
+        victim = before[self.num_kills % len(before)]
         self.num_kills += 1
-        # The front does not say which process is which: the most that any of them may hold.
+        # A moment old, and it may get some more until it is killed.
         self.num_held += max(one["num_running"] + one["num_waiting"] for one in before)
-        os.kill(victim, signal.SIGKILL)
+        os.kill(victim["pid"], signal.SIGKILL)
         since = time.monotonic()
         num_before = sum(one["num_restarts"] for one in before)
         while True:
@@ -123,18 +123,11 @@ class Load:
             while time.monotonic() + args.every < until:
                 await asyncio.sleep(args.every)
                 if server is not None:
-                    await self.kill_engine(client, server)
+                    await self.kill_engine(client)
                 elif pids:
                     self.num_kills += 1
                     os.kill(pids.pop(0), signal.SIGKILL)
             await asyncio.gather(*streams)
-
-
-def children(pid: int) -> list[int]:
-    """Engine processes of a server."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    lines = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in found}
-    return [int(one) for one in found if b"openspec.engine.process" in lines[one]]
 
 
 @contextlib.contextmanager

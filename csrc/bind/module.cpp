@@ -386,6 +386,16 @@ void bind_runner(py::module_& m) {
           },
           py::arg("budget_s"), Nogil())
       .def(
+          "set_step_times",
+          [](Runner& runner, const std::vector<std::tuple<int, int, bool, double>>& steps) {
+            std::vector<TimedStep> measured;
+            for (const auto& [num_seqs, num_rows, proposes, seconds] : steps) {
+              measured.push_back({{num_seqs, num_rows, proposes}, seconds});
+            }
+            runner.set_step_times(measured);
+          },
+          py::arg("measured"))
+      .def(
           "add_sequence",
           [](Runner& runner, const std::vector<int32_t>& tokens, int prompt_len,
              const SequenceParams& params, const std::string& cache_salt) {

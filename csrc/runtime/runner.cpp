@@ -466,18 +466,24 @@ std::vector<TimedStep> Runner::measure_step_times(double budget) {
   const std::vector<StepKind> kinds = backend_->step_kinds();
   if (context < 2 || kinds.empty()) return {};
   const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
-  std::vector<StepTable::Point> plain, proposing;
   std::vector<TimedStep> measured;
   for (size_t i = 0; i < seconds.size(); ++i) {
-    if (seconds[i] == 0.0) continue;
-    const StepTable::Point point{kinds[i].num_seqs, kinds[i].num_rows, seconds[i]};
-    (kinds[i].proposes ? proposing : plain).push_back(point);
-    measured.push_back({kinds[i], seconds[i]});
+    if (seconds[i] > 0.0) measured.push_back({kinds[i], seconds[i]});
+  }
+  set_step_times(measured);
+  return measured;
+}
+
+void Runner::set_step_times(std::span<const TimedStep> measured) {
+  std::vector<StepTable::Point> plain, proposing;
+  for (const auto& [kind, seconds] : measured) {
+    OPENSPEC_CHECK(kind.num_seqs > 0 && kind.num_rows > 0 && seconds > 0.0,
+                   "a step time is not positive");
+    (kind.proposes ? proposing : plain).push_back({kind.num_seqs, kind.num_rows, seconds});
   }
   const int most_sized_rows = backend_->most_sized_rows();
   backend_->set_step_times(StepTable(std::move(plain), most_sized_rows),
                            StepTable(std::move(proposing), most_sized_rows));
-  return measured;
 }
 
 }  // namespace openspec

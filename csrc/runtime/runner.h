@@ -73,6 +73,8 @@ class Runner {
   /// Times steps over made-up sequences, for the row budget; stops after about `budget` seconds.
   /// Call before the first sequence. Returns what was measured.
   std::vector<TimedStep> measure_step_times(double budget);
+  /// Takes what a runner with the same configuration measured on such a device, instead.
+  void set_step_times(std::span<const TimedStep> measured);
   /// Seconds of each step over sequences of `context` tokens, the least of several; 0: past
   /// `budget`, or it does not fit.
   std::vector<double> time_steps(std::span<const StepKind> kinds, int context, int num_repeats,

@@ -239,6 +239,8 @@ class Runner:
         """Fills the cost table that adaptive drafting uses; stops after about so many seconds.
 
         Returns (sequences, rows, whether the drafter runs, seconds) of each kind of step."""
+    def set_step_times(self, measured: Sequence[tuple[int, int, bool, float]]) -> None:
+        """Takes what `measure_step_times` of a runner like this one returned, instead."""
 
     # Sequences.
     def add_sequence(

@@ -66,6 +66,7 @@ class FakeEngineClient:
         )
         self.step_s = step_s
         self.is_alive = True
+        self.pid = None
         self.grammars: dict[str, bytes] = {}
         self.failure = "engine_dead"
         self.forget()

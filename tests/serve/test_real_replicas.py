@@ -43,8 +43,14 @@ def engines(server: RealServer) -> list[dict]:
 
 
 def pids(server: RealServer) -> list[int]:
-    """Of the engines, in order of their start: the first of two starts first."""
-    return children_of(server.process.pid, "openspec.engine.process")
+    """Of the engines, in order."""
+    return [one["pid"] for one in engines(server)]
+
+
+def standbys(server: RealServer) -> list[int]:
+    """Processes that wait to become engines."""
+    children = children_of(server.process.pid, "openspec.engine.process")
+    return [pid for pid in children if pid not in pids(server)]
 
 
 def mixed_request(number: int) -> tuple[str, dict]:
@@ -115,7 +121,7 @@ def test_conversations_keep_their_prefix_hits(pair: RealServer, single: RealServ
     assert min(hits) > 0
 
 
-def streamed(server: RealServer, number: int, max_tokens: int = 250) -> tuple[str, str]:
+def streamed(server: RealServer, number: int, max_tokens: int = 600) -> tuple[str, str]:
     """How a stream ends, and its text."""
     body = {"prompt": f"{number} {WORDS[number % 9]}", "max_tokens": max_tokens, "ignore_eos": True}
     body |= {"seed": number, "stream": True, "temperature": number % 2}
@@ -133,18 +139,18 @@ def test_a_killed_engine_under_load(pair: RealServer) -> None:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         expected = list(pool.map(lambda number: streamed(pair, number), range(NUM_STREAMS)))
         assert {end for end, _ in expected} == {"done"}
+        wait_until(lambda: standbys(pair))
+        killed, [standby] = pids(pair)[1], standbys(pair)
         results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
         held = "num_running", "num_waiting"
         wait_until(lambda: sum(one[n] for one in engines(pair) for n in held) == NUM_STREAMS)
         num_before = [one["num_restarts"] for one in engines(pair)]
-        killed = pids(pair)[1]
         num_held = [sum(one[name] for name in held) for one in engines(pair)]
         assert min(num_held) > NUM_STREAMS / 4
         os.kill(killed, signal.SIGKILL)
         dead_since = time.monotonic()
         assert pair.client.get("/health").status_code == 200
-        wait_until(lambda: not engines(pair)[1]["is_alive"])
-        wait_until(lambda: engines(pair)[1]["is_alive"])
+        wait_until(lambda: pids(pair)[1] != killed and engines(pair)[1]["is_alive"])
         seconds = time.monotonic() - dead_since
         ends = [result.result() for result in results]
     failed = [number for number, (end, _) in enumerate(ends) if end != "done"]
@@ -156,6 +162,7 @@ def test_a_killed_engine_under_load(pair: RealServer) -> None:
         )
     assert seconds < BACK_S + pair.seconds_to_ready
     assert [one["num_restarts"] for one in engines(pair)] == [num_before[0], num_before[1] + 1]
+    assert pids(pair)[1] == standby and "starting engine 1 again at once" in pair.log
     assert choices_of(pair, range(4)) and not is_running(killed)
 
 
@@ -190,7 +197,7 @@ def num_arrived(server: RealServer) -> float:
 
 def test_drain_loses_nothing(pair: RealServer) -> None:
     """Ends the server: the last test with it."""
-    all_pids, num_before = pids(pair), num_arrived(pair)
+    all_pids, num_before = pids(pair) + standbys(pair), num_arrived(pair)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
         wait_until(lambda: num_arrived(pair) == num_before + NUM_STREAMS)

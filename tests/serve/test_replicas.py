@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from openspec.config import EngineConfig
 from openspec.engine import supervisor
+from openspec.engine.child import EngineChild
+from openspec.engine.devices import Share
 from openspec.engine.replicas import Replicas
 from openspec.errors import ConfigError, EngineError
+from openspec.messages import StepTime
+from openspec.serve import engines
 from openspec.serve.config import ServeConfig
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
-from tests.serve.waiting import wait_until
+from tests.serve.waiting import PATIENCE_S, wait_until
 
 SLOW = {"step_s": 0.01}
 LONG = {"max_tokens": 600, "ignore_eos": True}
@@ -110,7 +117,9 @@ def test_aborts_reach_the_engine(start_server) -> None:
     assert [len(engine.aborted) for engine in server.engines] == [1, 1]
 
 
-def test_a_dead_engine_fails_its_own_requests_and_comes_back(start_server) -> None:
+def test_a_dead_engine_fails_its_own_requests_and_comes_back(
+    start_server, caplog: pytest.LogCaptureFixture
+) -> None:
     server = start_server(SLOW, num_engines=2, max_restarts=None)
     ends: list[dict] = []
 
@@ -136,6 +145,10 @@ def test_a_dead_engine_fails_its_own_requests_and_comes_back(start_server) -> No
     wait_until(lambda: server.context.engine.num_accepting == 2)
     server.complete(prompt=["c", "d"], max_tokens=1)
     assert seen_by(server) == [4, 3, 1]
+    assert "starting engine 1 again at once, for the 1. times" in caplog.text
+    server.call(server.engines[2].die)
+    wait_until(lambda: server.context.engine.num_accepting == 2 and len(server.engines) == 4)
+    assert "starting engine 1 again in 0.05 s, for the 2. times" in caplog.text
 
 
 def test_the_last_engine(start_server) -> None:
@@ -221,8 +234,13 @@ def make_engine() -> object:
     async def close() -> None:
         engine.is_alive = False
 
+    ended = asyncio.Event()
     engine = SimpleNamespace(
-        is_alive=True, info=make_core(FakeRunner()).info, close=close, ended=asyncio.Event().wait
+        is_alive=True,
+        info=make_core(FakeRunner()).info,
+        close=close,
+        ended=ended.wait,
+        ended_=ended,
     )
     return engine
 
@@ -280,3 +298,74 @@ def test_what_does_not_start_ends_the_others_or_is_tried_again(
 
     asyncio.run(refused())
     asyncio.run(late())
+
+
+class Starts:
+    """Stands for `EngineClient.start`: which engines were told to load, and with which times."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes = list(outcomes)
+        self.shares: list[Share] = []
+        self.gate = asyncio.Semaphore(0)
+
+    async def start(self, *_: object, share: Share, child: EngineChild, **__: object) -> object:
+        self.shares.append(share)
+        await self.gate.acquire()
+        await child.close()
+        if error := self.outcomes.pop(0):
+            raise error
+        engine = make_engine()
+        times = [StepTime(num_seqs=1, num_rows=1, proposes=False, milliseconds=len(self.shares))]
+        engine.info = msgspec.structs.replace(engine.info, step_times=times)  # type: ignore
+        return engine
+
+
+def test_one_engine_measures_its_steps_and_the_others_start_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = EngineError("out of memory")
+
+    async def main() -> None:
+        starts = Starts(refusal, None, None, None, None)
+        monkeypatch.setattr(engines.EngineClient, "start", starts.start)
+        config = ServeConfig(replicas=4, min_replicas=3)
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
+        task = asyncio.create_task(
+            engines.start_engines(EngineConfig(device="cpu"), config, command)
+        )
+
+        async def told(number: int) -> None:
+            while len(starts.shares) < number:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert len(starts.shares) == number
+
+        await told(1)
+        starts.gate.release()  # it does not start: the next one measures
+        with pytest.raises(EngineError, match="engine 0: out of memory"):
+            await task
+
+        starts = Starts(None, None, None, None, None)
+        monkeypatch.setattr(engines.EngineClient, "start", starts.start)
+        task = asyncio.create_task(
+            engines.start_engines(EngineConfig(device="cpu"), config, command)
+        )
+        await told(1)
+        starts.gate.release()
+        await told(4)
+        for _ in range(3):
+            starts.gate.release()
+        replicas = await task  # for which three are enough
+        while replicas.num_accepting < 4:
+            await asyncio.sleep(0.01)
+        times = [share.step_times for share in starts.shares]
+        assert times[0] is None and times[1:] == [replicas.all[0].engine.info.step_times] * 3
+        assert [share.replica for share in starts.shares] == [0, 1, 2, 3]
+        # What takes the place of an engine does not measure either.
+        replicas.all[2].engine.ended_.set()  # type: ignore[attr-defined]
+        await told(5)
+        assert starts.shares[4].step_times == times[1]
+        starts.gate.release()
+        await replicas.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

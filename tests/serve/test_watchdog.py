@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.serve.real_server import RealServer, is_running, real_server
+from tests.serve.real_server import RealServer, children_of, is_running, real_server
 from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
 
@@ -27,7 +27,10 @@ def test_an_engine_that_hangs_is_ended_and_started_again() -> None:
     with real_server(*flags, "--restart-engine", "1") as server:
         body = {"prompt": "one two three", "max_tokens": 8, "seed": 3}
         answer = server.client.post("/v1/completions", json=body).json()["choices"]
-        first = server.engine_pid
+        # Else the next engine is there before anyone can look.
+        wait_until(lambda: len(children_of(server.process.pid, "openspec.engine.process")) == 2)
+        first, standby = children_of(server.process.pid, "openspec.engine.process")
+        os.kill(standby, signal.SIGSTOP)
 
         long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=long) as response:
@@ -41,8 +44,9 @@ def test_an_engine_that_hangs_is_ended_and_started_again() -> None:
         assert server.client.post("/v1/completions", json=body).status_code == 503
         assert "sequences fail: cmpl-" in server.log
 
+        os.kill(standby, signal.SIGCONT)
         wait_until(lambda: health(server) == "alive")
-        assert not is_running(first) and server.engine_pid != first
+        assert not is_running(first) and server.engine_pid == standby
         assert server.client.post("/v1/completions", json=body).json()["choices"] == answer
         assert server.metric("openspec:engine_restarts") == 1
 

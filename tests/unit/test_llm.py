@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import random
 import signal
@@ -14,7 +15,7 @@ import pytest
 from openspec.config import EMBEDDED_MODEL, EngineConfig
 from openspec.drafters import available_drafters, get_drafter, plain_method
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import SamplingParams
+from openspec.messages import SamplingParams, StepTime
 from tests.gates.random_heads import draft_model
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.skipif(
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
     from openspec.engine.client import EngineClient
+    from openspec.engine.devices import Share
     from openspec.engine.fan_out import engine_request
+    from openspec.engine.load import load_engine
     from openspec.engine.request import Request
     from openspec.llm import LLM
     from openspec.text.outputs import RequestOutput
@@ -311,6 +314,16 @@ def test_engine_process(plain: list[object]) -> None:
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     assert asyncio.run(main()) == expected
+
+
+def test_known_step_times_are_not_measured_again() -> None:
+    times = [StepTime(num_seqs=1, num_rows=rows, proposes=False, milliseconds=1) for rows in (1, 5)]
+    config = EngineConfig(max_num_seqs=4).with_folders()
+    with contextlib.closing(load_engine(config, share=Share(step_times=times))) as core:
+        assert core.info.step_times == times
+    times.append(StepTime(num_seqs=1, num_rows=0, proposes=False, milliseconds=1))
+    with pytest.raises(RuntimeError, match="a step time is not positive"):
+        load_engine(config, share=Share(step_times=times))
 
 
 def test_engine_process_refuses_in_one_line() -> None:

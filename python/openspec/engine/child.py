@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from openspec.engine.heartbeat import Heartbeat, heartbeat_memory
+from openspec.errors import EngineError
 
 ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.process")
 DUMP_S = 0.5
@@ -29,8 +30,12 @@ class EngineChild:
         self.heartbeat = heartbeat
 
     @classmethod
-    async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> EngineChild:
-        """Starts the command with this process's environment and what is to be different in it."""
+    async def start(cls, command: Sequence[str]) -> EngineChild:
+        """Starts the command, which waits for its first message; see `protocol.Start`.
+
+        Raises:
+            EngineError: the system starts no process.
+        """
         own_end, child_end = socket.socketpair()
         with child_end:
             memory = heartbeat_memory()
@@ -46,8 +51,11 @@ class EngineChild:
                     *map(str, fds),
                     pass_fds=fds,
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": search_path, **environ},
+                    env={**os.environ, "PYTHONPATH": search_path},
                 )
+            except OSError as error:
+                own_end.close()
+                raise EngineError(f"no process for an engine can be started: {error}") from None
             except BaseException:
                 own_end.close()
                 raise
@@ -69,6 +77,11 @@ class EngineChild:
                 self.process.kill()
             status = await self.process.wait()
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+    async def close(self) -> None:
+        """Ends it where it is in nobody's hands yet, and has nothing to finish."""
+        self.socket.close()
+        await self.ended(0.0)
 
     async def kill_with_dump(self) -> None:
         """Has it write where it hangs, then kills it."""

@@ -93,35 +93,33 @@ class EngineClient:
         watchdog_s: float = 0.0,
         share: Share | None = None,
         environ: Mapping[str, str] | None = None,
+        child: EngineChild | None = None,
     ) -> EngineClient:
-        """Starts the child and waits until the model is loaded.
+        """Starts the child, unless it is given, and waits until the model is loaded.
 
         With `watchdog_s`, a child whose loop stands still for so long is ended, a step of many rows
-        later. `share` is its part of the machine, all by default; `environ` is added to this
-        process's environment.
+        later. `share` is its part of the machine, all by default; `environ` is added to its
+        environment.
 
         Raises:
             ConfigError: what the child found wrong with the configuration, in one line.
             EngineError: if the child died or did not get ready in time.
         """
         client = cls()
+        client._child = child
         try:
             log_level = logging.getLogger().getEffectiveLevel()
-            start = Start(config, log_level, watchdog_s, share or Share())
-            await client._start(start, timeout_s, command, environ or {})
+            start = Start(config, log_level, watchdog_s, share or Share(), dict(environ or {}))
+            await client._start(start, timeout_s, command)
         except BaseException:
             await client.close()
             raise
         return client
 
-    async def _start(
-        self,
-        start: Start,
-        timeout_s: float,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-    ) -> None:
-        self._child = child = await EngineChild.start(command, environ)
+    async def _start(self, start: Start, timeout_s: float, command: Sequence[str]) -> None:
+        if self._child is None:
+            self._child = await EngineChild.start(command)
+        child = self._child
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: _Connection(self), sock=child.socket)
         self._is_alive = True

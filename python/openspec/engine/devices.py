@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from openspec.errors import ConfigError
+from openspec.messages import StepTime
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -26,6 +27,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of the server on its GPU."""
     available_bytes: int | None = None
     """Memory of the machine before the first of them took any; None: what the engine finds."""
+    step_times: list[StepTime] | None = None
+    """Measured on its device by an engine with the same settings; None: it measures them."""
 
     @property
     def role(self) -> str:

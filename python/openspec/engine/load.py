@@ -143,10 +143,7 @@ def load_engine(
     num_non_finite = _check_weights(runner) if config.check_weights else 0
     step_times = []
     if config.adaptive_speculation:
-        step_times = [
-            StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
-            for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
-        ]
+        step_times = _step_times(runner, share.step_times)
 
     info = _info(
         config,
@@ -223,6 +220,19 @@ def _check_weights(runner: _C.Runner) -> int:
             "; ".join(draft[:5]),
         )
     return len(draft)
+
+
+def _step_times(runner: CompiledRunner, known: list[StepTime] | None) -> list[StepTime]:
+    """What steps take: measured, unless an engine like this one has measured it."""
+    if known is None:
+        return [
+            StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
+            for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
+        ]
+    runner.set_step_times(
+        [(one.num_seqs, one.num_rows, one.proposes, one.milliseconds / 1000) for one in known]
+    )
+    return known
 
 
 def _read_draft_model(spec: DrafterSpec, setup: DraftSetup, is_given: bool) -> DraftModel | None:

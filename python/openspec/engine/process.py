@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -79,6 +81,7 @@ def _start(
     first = channel.receive(wait_s=None)[0]
     if not isinstance(first, Start):
         raise EOFError
+    os.environ.update(first.environ)
     log_to_stderr(first.log_level, first.share.role)
     try:
         core = load(first.config, first.share)
@@ -148,8 +151,19 @@ def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
     heartbeat = Heartbeat(int(sys.argv[2]))
     if load is None:
+        _import_ahead()
         load = _load
     return run(channel, heartbeat, load)
+
+
+def _import_ahead() -> None:
+    """Imports what loading takes, before the first message: it may come much later.
+
+    No context of a device is made, and no environment read that the first message may change.
+    """
+    with contextlib.suppress(Exception):  # `_load` meets it again, and it is reported
+        importlib.import_module("openspec.engine.load")
+        importlib.import_module("torch")  # which reading weights imports
 
 
 def _load(config: EngineConfig, share: Share) -> EngineCore:

@@ -33,6 +33,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     watchdog_s: float
     """What a step may take beside what its rows justify; 0: as long as it likes."""
     share: Share = Share()
+    environ: dict[str, str] = {}
+    """What its environment has of its own."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

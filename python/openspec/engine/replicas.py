@@ -13,6 +13,7 @@ from openspec.engine.client import EngineClient
 from openspec.engine.fan_out import sequence_ids
 from openspec.engine.output_stream import OutputStream
 from openspec.engine.placement import SentPrefixes, choose, page_keys
+from openspec.engine.standby import Standby
 from openspec.engine.supervisor import Supervisor
 from openspec.errors import ConfigError, EngineError
 from openspec.messages import EngineInfo, EngineRequest, EngineStats, SpecCounters, add_counters
@@ -63,6 +64,11 @@ class Replica:
     def is_accepting(self) -> bool:
         """Whether it gets requests."""
         return self.is_alive and not self.is_leaving
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of its newest engine; None: there was none so far."""
+        return None if self.supervisor.engine is None else self.supervisor.engine.pid
 
     @property
     def num_sequences(self) -> int:
@@ -137,11 +143,13 @@ class Replicas:
         max_restarts: int | None = 0,
         *,
         caches_prefixes: bool = True,
+        standby: Standby | None = None,
     ) -> None:
         """`starts` make an engine each, also in the place of one that ended.
 
-        `max_restarts` is each one's; None: without limit.
+        `max_restarts` is each one's; None: without limit. `standby` is closed with the engines.
         """
+        self._standby = standby
         self._is_placing_by_prefix = caches_prefixes and len(starts) > 1
         self._infos: dict[int, EngineInfo] = {}
         self._info: EngineInfo | None = None
@@ -329,6 +337,8 @@ class Replicas:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(one.supervisor.close() for one in self.all))
+        if self._standby is not None:
+            await self._standby.close()
 
     def roll(self, patience_s: float) -> None:
         """Replaces every engine, one after the other, each once its sequences have ended.

@@ -14,8 +14,9 @@ from openspec.errors import ConfigError, EngineError
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
+"""After an engine that lived for a moment only; one that worked is replaced at once."""
 LONGEST_PAUSE_S = 60.0
-"""An engine that lives longer than this makes pauses short again."""
+"""An engine that lives longer than this counts as one that worked."""
 
 
 class Supervisor:
@@ -98,14 +99,14 @@ class Supervisor:
                 await self._task
 
     async def _run(self, engine: EngineClient | None) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S if engine is None else 0.0
         while True:
             if engine is not None:
                 since = time.monotonic()
                 await engine.ended()
                 await engine.close()
                 if time.monotonic() - since > LONGEST_PAUSE_S:
-                    pause_s = FIRST_PAUSE_S
+                    pause_s = 0.0
             if self._max_restarts is not None and self.num_restarts >= self._max_restarts:
                 self.is_restarting = False
                 return
@@ -113,14 +114,14 @@ class Supervisor:
             self.num_restarts += 1
             limit = "" if self._max_restarts is None else f" of {self._max_restarts}"
             logger.warning(
-                "starting %s again in %g s, for the %d.%s times",
+                "starting %s again %s, for the %d.%s times",
                 self._role,
-                pause_s,
+                f"in {pause_s:g} s" if pause_s > 0 else "at once",
                 self.num_restarts,
                 limit,
             )
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             try:
                 self.engine = engine = await self._start()
             except (ConfigError, EngineError) as error:

@@ -334,6 +334,7 @@ def _engine_state(engine: Replica) -> JsonObject:
     stats = engine.stats
     return {
         "engine": engine.index,
+        "pid": engine.pid,
         "is_alive": engine.is_alive,
         "num_restarts": engine.num_restarts,
         "num_running": stats.num_running,
