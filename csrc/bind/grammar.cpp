@@ -59,6 +59,9 @@ PYBIND11_MODULE(_grammar, m) {
            py::arg("tokens"), py::arg("vocab_size"), py::arg("stop_ids"))
       .def_property_readonly("size",
                              [](const PythonVocabulary& self) { return self.vocabulary->size(); })
+      .def_property_readonly(
+          "max_token_chars",
+          [](const PythonVocabulary& self) { return self.vocabulary->max_token_chars(); })
       .def(
           "tokenize",
           [](const PythonVocabulary& self, const std::string& text, int most) {
@@ -110,6 +113,13 @@ PYBIND11_MODULE(_grammar, m) {
         });
       },
       py::arg("vocabulary"), py::arg("json"), py::kw_only(), py::arg("num_threads") = 1);
+  m.def(
+      "json_schema_rules",
+      [](const std::string& schema) {
+        py::gil_scoped_release nogil;
+        return CompiledGrammar::json_schema_rules(schema);
+      },
+      py::arg("schema"));
   py::class_<GrammarState>(m, "Matcher", py::module_local())
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);

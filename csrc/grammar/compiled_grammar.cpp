@@ -16,6 +16,9 @@ namespace openspec {
 
 namespace {
 
+/// What python/openspec/grammar/json_rules.py calls its rules with a budget of characters.
+constexpr std::string_view kLengthRule = "text_of_length";
+
 /// Rules with attributes that make a mask depend on how the text came about, or change more than
 /// the mask. The library prints them behind a rule's name, at the beginning of a line, and line
 /// breaks within strings as escapes.
@@ -33,6 +36,8 @@ void check_attributes(const xgrammar::Grammar& grammar) {
     const std::string_view list = head.substr(bracket, head.find('"') - bracket);
     for (const std::string attribute : {"max_tokens", "max_chars", "temperature"}) {
       if (list.find(attribute + "=") == list.npos) continue;
+      // Of characters without an end of their own, so that the budget is never exceeded.
+      if (attribute == "max_chars" && name.starts_with(kLengthRule)) continue;
       throw ArgumentError("the rule " + std::string(name) + " has " + attribute +
                           ", which is not supported: leave it out");
     }
@@ -103,6 +108,15 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
     return compiler_of(*vocabulary, num_threads).CompileGrammar(grammar);
+  });
+}
+
+std::string CompiledGrammar::json_schema_rules(const std::string& schema) {
+  return library::checked([&] {
+    return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true,
+                                             /*indent=*/std::nullopt, /*separators=*/std::nullopt,
+                                             /*strict_mode=*/true, /*max_whitespace_cnt=*/2)
+        .ToString();
   });
 }
 

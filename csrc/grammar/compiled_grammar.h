@@ -37,6 +37,8 @@ class CompiledGrammar {
                                                      const std::string& text, int num_threads);
   static std::shared_ptr<const CompiledGrammar> structural_tag(
       std::shared_ptr<const Vocabulary> vocabulary, const std::string& json, int num_threads);
+  /// JSON of a schema as rules in EBNF, with `max_whitespace` 2.
+  static std::string json_schema_rules(const std::string& schema);
   /// What `serialize` returned, of the same vocabulary; an ArgumentError otherwise.
   static std::shared_ptr<const CompiledGrammar> deserialize(
       std::shared_ptr<const Vocabulary> vocabulary, std::string_view data);

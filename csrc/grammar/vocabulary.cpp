@@ -24,6 +24,11 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, int vocab_size,
     // The library takes an end token for one only where it has an entry.
     if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
   }
+  for (const std::string& token : tokens) {
+    const auto starts = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+    const auto count = std::count_if(token.begin(), token.end(), starts);
+    max_token_chars_ = std::max(max_token_chars_, static_cast<int>(count));
+  }
   library_ = library::checked([&] {
     return std::make_unique<Library>(Library{xgrammar::TokenizerInfo(
         tokens, xgrammar::VocabType::RAW, static_cast<int>(tokens.size()), stop_ids_,

@@ -16,6 +16,10 @@ class Vocabulary:
     ) -> None: ...
     @property
     def size(self) -> int: ...
+    @property
+    def max_token_chars(self) -> int:
+        """Code points of the longest token."""
+
     def tokenize(self, text: bytes, most: int) -> list[int]:
         """The bytes as tokens, the longest that fits first; at most `most`."""
 
@@ -46,6 +50,8 @@ def compile_ebnf(vocabulary: Vocabulary, text: str, *, num_threads: int = 1) -> 
     """Begins with the rule `root`."""
 
 def compile_structural_tag(vocabulary: Vocabulary, json: str, *, num_threads: int = 1) -> bytes: ...
+def json_schema_rules(schema: str) -> str:
+    """JSON of a schema as rules in EBNF, with `max_whitespace` 2."""
 
 @final
 class Matcher:

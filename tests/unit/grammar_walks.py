@@ -10,6 +10,7 @@ from functools import lru_cache
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import Format, json_of, source_of
+from openspec.grammar.json_rules import compile_source
 from openspec.grammar.schema import enforceable
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ def vocabulary() -> _grammar.Vocabulary:
 
 
 def compiled(format: Format) -> bytes:
-    return _grammar.compile_structural_tag(vocabulary(), source_of(format, "test"))
+    return compile_source(vocabulary(), source_of(format, "test"))
 
 
 def compiled_schema(schema: object) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.formats import Format
+from openspec.grammar.json_rules import compile_source
 from openspec.grammar.schema import enforceable
 from openspec.messages import StructuredOutputs
 from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
@@ -118,7 +119,7 @@ def source(
 
 
 def test_thinking_then_calls_then_content() -> None:
-    data = _grammar.compile_structural_tag(vocabulary(), source(CONTENT, "auto", True) or "")
+    data = compile_source(vocabulary(), source(CONTENT, "auto", True) or "")
     rng = random.Random(1)
     for _ in range(20):
         text = walk(data, rng, 300)
@@ -150,7 +151,7 @@ def test_thinking_then_calls_then_content() -> None:
     ],
 )
 def test_content_after_thinking(thinking: bool | None, text: str, fits: bool) -> None:
-    data = _grammar.compile_structural_tag(vocabulary(), source(CONTENT, None, thinking) or "")
+    data = compile_source(vocabulary(), source(CONTENT, None, thinking) or "")
     matcher = _grammar.Matcher(vocabulary(), data)
     ids = tokenizer().encode(text, parse_special=True)
     assert (all(map(matcher.accept, ids)) and matcher.accept(4074)) == fits

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.constraints import Unenforceable
 from openspec.grammar.formats import json_of, source_of
@@ -14,7 +15,15 @@ from openspec.grammar.schema import enforceable
 from openspec.grammar.strict import check_strict
 from openspec.messages import StructuredOutputs
 from openspec.text.answer_grammar import content_format
-from tests.unit.grammar_walks import accepts, answers, compiled, compiled_schema, values
+from tests.unit.grammar_walks import (
+    accepts,
+    answers,
+    compiled,
+    compiled_schema,
+    tokenizer,
+    values,
+    vocabulary,
+)
 from tests.unit.schema_shapes import schemas
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -151,10 +160,45 @@ def test_an_empty_object_ends() -> None:
     assert all(len(text) <= 40 and json.loads(text) == {} for text in answers(closed, 20))
 
 
-def test_white_space_is_bounded() -> None:
+def test_white_space_is_what_people_write() -> None:
     data = compiled_schema({"type": "array", "items": {"type": "integer"}})
-    assert accepts(data, "[" + " " * 16 + "1]")
-    assert not accepts(data, "[" + " " * 17 + "1]")
+    for text in ("[1,2]", "[ 1, 2 ]", "[\n  1,\n\t2\n]", "[\n" + " " * 32 + "1]", "[]", "[ ]"):
+        assert accepts(data, text), text
+    for text in ("[\n\n1]", "[  1]", "[1 ,2]", "[\n" + " " * 33 + "1]"):
+        assert not accepts(data, text), text
+    line = compiled(json_of(enforceable({"type": "object"}), "line"))
+    assert accepts(line, '{"a": 1, "b":2}')
+    assert not accepts(line, '{\n"a": 1}')
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 60), (2, 90), (3, 3), (0, 2000), (5, 2005)])
+def test_lengths_are_kept_at_both_ends(low: int, high: int) -> None:
+    """Short ones are counted by an automaton, long ones by the budget of a rule."""
+    schema = {"type": "string", "minLength": low, "maxLength": high}
+    data = compiled_schema({"anyOf": [schema, {"type": "integer"}]})
+    for word in ("a", "é", "some text ", " "):
+        text = word * high
+        assert accepts(data, f'"{text[:high]}"')
+        assert accepts(data, f'"{text[:low]}"')
+        assert not accepts(data, f'"{text[:high]}{word[0]}"')
+        assert not low or not accepts(data, f'"{text[: low - 1]}"')
+
+
+def test_a_mask_is_what_may_be_accepted_up_to_a_length() -> None:
+    """Each token that is allowed near the end of a long text, and after drafts are taken back."""
+    data = compiled_schema({"type": "string", "maxLength": 200})
+    for left in (40, 17, 16, 3, 1, 0):
+        matcher = _grammar.Matcher(vocabulary(), data)
+        assert matcher.accept(tokenizer().encode('"')[0])
+        for token in tokenizer().encode("x")[:1] * (200 - left):
+            assert matcher.accept(token)
+        allowed = set(matcher.allowed())
+        for token in range(4096):
+            taken = matcher.accept(token)
+            assert taken == (token in allowed), (left, token)
+            if taken:
+                matcher.rollback(1)
+        assert set(matcher.allowed()) == allowed
 
 
 STRICT = [

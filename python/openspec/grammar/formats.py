@@ -21,8 +21,6 @@ MAX_SOURCE_BYTES = 1 << 19
 """Of a request's grammar, all its schemas together."""
 MAX_TEXTS = 10_000
 MAX_TAG_DEPTH = 32
-MAX_WHITESPACE = 16
-"""White space in a row within JSON: enough to indent, and no way to go on for ever."""
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
 
 
@@ -31,9 +29,9 @@ def text(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Mapping[str, JsonValue], whitespace: int = MAX_WHITESPACE) -> Format:
-    """JSON of a schema that `enforceable` has rewritten."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": whitespace}
+def json_of(schema: Mapping[str, JsonValue], layout: str = "indented") -> Format:
+    """JSON of a schema that `enforceable` has rewritten; `layout` as in `json_rules`."""
+    return {"type": "json_schema", "json_schema": schema, "layout": layout}
 
 
 def any_text(without: Sequence[str] = ()) -> Format:
@@ -199,7 +197,7 @@ def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
         if given.get("style", "json") != "json" or given.get("excludes"):
             raise RequestError(f"{param}: {place}: only JSON without excludes is supported", param)
         node = rewritten(given.get("json_schema", {}), param, f"{param}: {place}")
-        return {**json_of(node), "any_order": False}
+        return json_of(node)
     if kind == "regex":
         return regex_format(str(given.get("pattern", "")), param)
     for key in _INNER:

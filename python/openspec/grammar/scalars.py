@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.grammar.constraints import At, Plain, Unenforceable, Unsatisfiable
 from openspec.grammar.pattern import (
-    ANY,
     ENDLESS,
     ESCAPED_IN_JSON,
-    MAX_UNROLLED,
     Pattern,
     PatternError,
-    Repeat,
     bounded,
     render,
 )
@@ -58,9 +56,6 @@ BOUNDED_FORMATS = {
 """The usual forms, each of bounded parts: where the library's own rule cannot be used."""
 REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex")
 """Formats of the standard that the library does not know; all others are annotations."""
-# Any text by its length. The character outside of ASCII has the library count in a grammar rule,
-# which is the fast way; its automaton would count slowly above 128.
-_ANY_OF_LENGTH = '[^"\\\\\\x00-\\x1f\ue000]'
 
 
 def admits(plain: Plain, value: JsonValue) -> bool:
@@ -165,11 +160,22 @@ def string_node(plain: Plain) -> dict[str, JsonValue]:
         return {"type": "string"}
     if (high is not None and high > MAX_LENGTH) or low > MAX_LENGTH:
         raise Unenforceable(f"{pointer}/maxLength", f"lengths go up to {MAX_LENGTH}")
-    if max(low, high or 0) <= MAX_UNROLLED:
-        repeat = Repeat(ANY, low, ENDLESS if high is None else high)
-        return {"type": "string", "pattern": render(repeat, ESCAPED_IN_JSON)}
-    bounds = f"{{{low},{'' if high is None else high}}}"
-    return {"type": "string", "pattern": _ANY_OF_LENGTH + bounds}
+    if high == 0:
+        return {"enum": [""]}
+    result: dict[str, JsonValue] = {"type": "string"}
+    if low:
+        result["minLength"] = low
+    if high is not None:
+        result["maxLength"] = high
+    return result
+
+
+def bounds_of_length(node: Mapping[str, JsonValue]) -> tuple[int, int]:
+    """The fewest and the most characters of a text that `string_node` has returned."""
+    low, high = node.get("minLength", 0), node.get("maxLength", ENDLESS)
+    assert isinstance(low, int)
+    assert isinstance(high, int)
+    return low, high
 
 
 def whole_pattern(source: str, place: str, low: int = 0, high: int | None = None) -> str:

@@ -27,9 +27,10 @@ from openspec.grammar.constraints import (
     read_plain,
 )
 from openspec.grammar.disjoint import are_disjoint
-from openspec.grammar.pattern import ESCAPED_IN_JSON, other_than, render
+from openspec.grammar.pattern import ANY, ESCAPED_IN_JSON, Repeat, other_than, render
 from openspec.grammar.scalars import (
     admits,
+    bounds_of_length,
     is_found,
     number_node,
     string_node,
@@ -355,6 +356,8 @@ class _Rewriter:
                 found = whole_pattern(f"^({'|'.join(texts)})$", plain.names[0].pointer)
             elif set(node) == {"type"}:
                 found = None
+            elif node.keys() <= {"type", "minLength", "maxLength"}:
+                found = render(Repeat(ANY, *bounds_of_length(node)), ESCAPED_IN_JSON)
             elif not isinstance(found, str):
                 raise Unenforceable(
                     plain.names[0].pointer, "only pattern, lengths and enum can be enforced"

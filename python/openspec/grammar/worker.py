@@ -28,14 +28,15 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
     from openspec import _grammar
+    from openspec.grammar.json_rules import compile_source
 
     start = msgspec.msgpack.decode(first, type=Start)
     limit_memory(start.memory)
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)
 
-    def compile_source(source: bytes) -> bytes:
+    def compiled(source: bytes) -> bytes:
         try:
-            return _grammar.compile_structural_tag(vocabulary, source.decode())
+            return compile_source(vocabulary, source.decode())
         except MemoryError:
             raise Refusal(b"it takes too much memory") from None
         except UnicodeDecodeError as error:  # of a message that quotes half a character
@@ -43,7 +44,7 @@ def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
         except (ValueError, RuntimeError) as error:
             raise Refusal(str(error).encode("utf-8", "replace")) from None
 
-    return compile_source, start.limit_s
+    return compiled, start.limit_s
 
 
 if __name__ == "__main__":

@@ -88,15 +88,15 @@ def content_format(given: StructuredOutputs, param: str) -> Format:
             param,
         )
     kind = wanted[0]
-    whitespace = {"whitespace": 1} if given.disable_any_whitespace else {}
+    layout = "line" if given.disable_any_whitespace else "indented"
     if kind == "json":
         try:
             schema = json.loads(given.json) if isinstance(given.json, str) else given.json
         except (ValueError, RecursionError):
             raise RequestError(f"{param}: json is no JSON schema", param) from None
-        return json_of(rewritten(plain_json(schema, param), param), **whitespace)
+        return json_of(rewritten(plain_json(schema, param), param), layout)
     if kind == "json_object":
-        return json_of(ANY_OBJECT, **whitespace)
+        return json_of(ANY_OBJECT, layout)
     if kind == "regex":
         return regex_format(given.regex or "", param)
     if kind == "choice":

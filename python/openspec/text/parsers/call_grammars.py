@@ -21,13 +21,13 @@ from openspec.grammar.formats import (
     tag,
     text,
 )
-from openspec.grammar.pattern import TAG_OPENING, Pattern, render
-from openspec.grammar.scalars import BOUNDED_FORMATS
+from openspec.grammar.pattern import ANY, TAG_OPENING, Pattern, Repeat, render
+from openspec.grammar.scalars import BOUNDED_FORMATS, bounds_of_length
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
 from openspec.text.parsers.xml_calls import VALUE_ENDS, value_types
 
-CALL_WHITESPACE = 1
-"""In a row in arguments: models write them on one line."""
+CALL_LAYOUT = "line"
+"""Of arguments, which models write on one line."""
 NO_ARGUMENTS: Format = {"type": "object", "additionalProperties": False}
 
 
@@ -78,7 +78,7 @@ def _quoted(name: str) -> str:
 
 
 def _arguments(rule: CallRule) -> Format:
-    return json_of(rule.arguments, CALL_WHITESPACE)
+    return json_of(rule.arguments, CALL_LAYOUT)
 
 
 def _hermes(rule: CallRule) -> Format:
@@ -166,7 +166,7 @@ def _value(node: JsonValue, types: frozenset[str], root: Mapping[str, JsonValue]
         inner = dict(node) if isinstance(node, Mapping) else {}
         if "$defs" in root:
             inner["$defs"] = root["$defs"]
-        return json_of(inner, CALL_WHITESPACE)
+        return json_of(inner, CALL_LAYOUT)
     options = _texts(node, root)
     if "null" in types:
         options.append(text("null"))
@@ -181,6 +181,9 @@ def _texts(node: JsonValue, root: Mapping[str, JsonValue]) -> list[Format]:
         return [text(value) for value in values if isinstance(value, str) and "<" not in value]
     if node and node.get("type") != "string":
         return []
+    if "minLength" in node or "maxLength" in node:
+        length = Repeat(ANY, *bounds_of_length(node))
+        return [pattern(render(length, TAG_OPENING))]
     source = node.get("pattern", BOUNDED_FORMATS.get(str(node.get("format"))))
     if isinstance(source, str):
         return [pattern(render(Pattern(source).whole(is_anchored=True), TAG_OPENING))]

@@ -1,0 +1,110 @@
+"""JSON of a schema in the library's rules, with white space and lengths of our own.
+
+The library writes the rules. It allows white space wherever JSON does, and counts characters in one
+rule each, which costs a mask of the whole vocabulary a character. Here white space is what people
+and models write, and a length is the budget of one rule.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from openspec import _grammar
+from openspec.checkpoint.strict_json import JsonValue
+from openspec.grammar.pattern import ANY, ESCAPED_IN_JSON, Repeat, render
+
+MAX_INDENT = 32
+_LINE = ('""', '" "')
+LAYOUTS = {
+    "line": _LINE,
+    # Spelled out: the library would write a repetition as rules that do not know what follows.
+    "indented": (*_LINE, *('"\\n"' + " [ \\t]" * count for count in range(MAX_INDENT + 1))),
+}
+"""White space behind a bracket or comma and before a closing bracket, by the name of a layout."""
+_FOLLOWS = r'(=(["\[{}\]\-0-9tfn]))'
+"""What begins a value, a name or an end: with it most tokens are decided when compiling."""
+LENGTH_RULE = "text_of_length"
+"""What `csrc/grammar` knows the rules with a budget by."""
+
+_NO_ESCAPE = r"[^\"\\\0-\x1f]"
+_LIBRARY_CHARACTERS = r"[^\"\\\r\n]"
+_CHARACTERS = re.compile(r'(\w+_characters) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)')
+_GAP_RULE = re.compile(r"whitespace(_\d+)? ::= .*")
+_GAP = r"whitespace(?:_\d+)?\{0, 2\}"
+_PIECE = re.compile(
+    rf'(?P<separator>{_GAP} "(?P<sign>[:,])" {_GAP})|(?P<gap>{_GAP})'
+    r"|(?P<characters>\w+_characters)\{(?P<low>\d+), (?P<high>-?\d+)\}"
+    r'|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]'
+)
+
+
+def compile_source(vocabulary: _grammar.Vocabulary, source: str) -> bytes:
+    """The compiled grammar of a source that `formats.source_of` has written.
+
+    Raises:
+        ValueError: the library refuses it.
+    """
+    tag = json.loads(source)
+    tag["format"] = _with_rules(tag["format"], vocabulary.max_token_chars)
+    return _grammar.compile_structural_tag(vocabulary, json.dumps(tag, ensure_ascii=False))
+
+
+def _with_rules(format: JsonValue, least_budget: int) -> JsonValue:
+    if isinstance(format, list):
+        return [_with_rules(one, least_budget) for one in format]
+    if not isinstance(format, Mapping):
+        return format
+    if format.get("type") == "json_schema":
+        schema = json.dumps(format["json_schema"], ensure_ascii=False)
+        return {
+            "type": "grammar",
+            "grammar": json_rules(schema, str(format["layout"]), least_budget),
+        }
+    return {key: _with_rules(value, least_budget) for key, value in format.items()}
+
+
+def json_rules(schema: str, layout: str, least_budget: int) -> str:
+    """The grammar, in EBNF, of a schema that `enforceable` has rewritten.
+
+    `least_budget`: characters of the vocabulary's longest token.
+    """
+    lines = _grammar.json_schema_rules(schema).splitlines()
+    counted = {found[1] for line in lines if (found := _CHARACTERS.fullmatch(line))}
+    budgets: list[str] = []
+
+    def replaced(piece: re.Match[str]) -> str:
+        if piece["separator"]:
+            return '":" json_space' if piece["sign"] == ":" else '"," json_gap'
+        if piece["gap"]:
+            return "json_gap"
+        if piece["characters"] in counted:
+            low, high = int(piece["low"]), int(piece["high"])
+            # A rule for each place: so the library knows what follows it.
+            name = f"{LENGTH_RULE}_{len(budgets)}"
+            use, rule = _of_length(name, low, high, least_budget)
+            budgets.append(rule)
+            return use
+        return _NO_ESCAPE if piece[0] == _LIBRARY_CHARACTERS else piece[0]
+
+    kept = [line for line in lines if not _GAP_RULE.fullmatch(line)]
+    rules = [_PIECE.sub(replaced, line) for line in kept]
+    gaps = (("json_space", _LINE), ("json_gap", LAYOUTS[layout]))
+    layout_rules = [f"{name} ::= ({' | '.join(options)}) {_FOLLOWS}" for name, options in gaps]
+    return "\n".join([*rules, *filter(None, budgets), *layout_rules])
+
+
+def _of_length(name: str, low: int, high: int, least_budget: int) -> tuple[str, str]:
+    """So many characters (high -1: any number), and the rule that this needs, if any.
+
+    The library does not see a budget in a token that begins before its rule, so the budget has to
+    be larger than any token. Below that an automaton counts.
+    """
+    start = f"{_NO_ESCAPE}{{{low}}}" if low else ""
+    if high < 0:
+        return f"{start} {_NO_ESCAPE}*", ""
+    if high - low >= least_budget:
+        return f"{start} {name}", f"{name}[max_chars={high - low}] ::= {_NO_ESCAPE}*"
+    pattern = render(Repeat(ANY, low, high), ESCAPED_IN_JSON).replace("\\", "\\\\")
+    return f'Regex("{pattern}", json_string=true)', ""
