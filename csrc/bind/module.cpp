@@ -11,6 +11,7 @@
 
 #include "bind/packed.h"
 #include "bind/sampling_params.h"
+#include "bind/step_results.h"
 #include "core/check.h"
 #include "runtime/runner.h"
 
@@ -166,27 +167,6 @@ class BufferBytes {
  private:
   Py_buffer view_;
 };
-
-using LogprobsTuple = std::tuple<std::vector<int32_t>, std::vector<float>, int>;
-
-std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& logprobs) {
-  std::vector<LogprobsTuple> tuples;
-  for (const TokenLogprobs& at : logprobs) {
-    tuples.emplace_back(at.token_ids, at.logprobs, at.rank);
-  }
-  return tuples;
-}
-
-/// One object, because a step makes one for each sequence; none where no details were asked for.
-py::object tuple_of_detail(const SpanResult& result) {
-  if (!result.detail) return py::none();
-  const SpanDetail& detail = *result.detail;
-  const Draft& draft = detail.draft;
-  const py::object scores = draft.scores.empty() ? py::none() : py::cast(draft.scores);
-  return py::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
-                        result.num_forced_tokens, detail.num_rows, detail.num_seqs, detail.seconds,
-                        detail.device_seconds, detail.draft_seconds);
-}
 
 template <typename T>
 std::vector<int64_t> integers_of(const BufferBytes& bytes) {

@@ -10,6 +10,8 @@ import tokenizers
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core import EngineCore
+from openspec.grammar.formats import json_of, source_of
+from openspec.grammar.json_rules import compile_source
 from openspec.text.vocabulary import spelling_of
 from tests.gates.harness import Job, Result, chat_prompt, make_core, tokenizer
 
@@ -27,6 +29,11 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+PERSON_WITH_MOTTO = PERSON | {
+    "properties": PERSON["properties"] | {"motto": {"type": "string", "maxLength": 60}},
+    "required": ["name", "age", "motto"],
+}
+"""Its longest text is counted by the budget of a rule, and the shorter one by an automaton."""
 EXPRESSION = """
 root ::= term (" " [-+*] " " term)*
 term ::= [0-9]{1,3} | "(" root ")"
@@ -75,7 +82,7 @@ def vocabulary() -> _grammar.Vocabulary:
 @cache
 def compiled(kind: str) -> bytes:
     if kind == "json_schema":
-        return _grammar.compile_json_schema(vocabulary(), json.dumps(PERSON), max_whitespace=1)
+        return compile_source(vocabulary(), source_of(json_of(PERSON_WITH_MOTTO, "line"), kind))
     if kind == "regex":
         return _grammar.compile_regex(vocabulary(), "[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
     if kind == "choice":

@@ -18,7 +18,7 @@ from tests.gates import harness
 from tests.gates.conftest import drafter_settings
 from tests.gates.grammars import (
     KINDS,
-    PERSON,
+    PERSON_WITH_MOTTO,
     check_answer,
     compiled,
     grammar_core,
@@ -303,7 +303,7 @@ def test_answers_validate() -> None:
     for result in plain(batch):
         if result.finish_reason == "stop":
             text = b"".join(tokens()[0][token] for token in result.token_ids[:-1])
-            assert jsonschema_rs.is_valid(PERSON, json.loads(text)), text
+            assert jsonschema_rs.is_valid(PERSON_WITH_MOTTO, json.loads(text)), text
             num_finished += 1
     assert num_finished >= 8
 

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from openspec import _grammar
+from openspec.grammar.formats import json_of
 from openspec.grammar.pattern import (
     ESCAPED_IN_JSON,
     Pattern,
@@ -48,9 +49,7 @@ def test_the_library_matches_as_python_does(seed: int) -> None:
     source = random_pattern(random.Random(seed))
     for is_anchored, find in ((True, re.fullmatch), (False, re.search)):
         pattern = render(Pattern(source).whole(is_anchored=is_anchored), ESCAPED_IN_JSON)
-        in_json = compiled(
-            {"type": "json_schema", "json_schema": {"pattern": pattern, "type": "string"}}
-        )
+        in_json = compiled(json_of({"pattern": pattern, "type": "string"}))
         alone = compiled({"type": "regex", "pattern": pattern})
         for text in random.Random(seed).sample(TEXTS, 60):
             expected = find(source, text) is not None

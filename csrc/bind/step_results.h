@@ -1,0 +1,44 @@
+#pragma once
+
+/// What a step says of a sequence, as tuples: objects of a class would cost more to make.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/typing.h>
+
+#include <tuple>
+#include <vector>
+
+#include "runtime/runner.h"
+
+namespace openspec {
+
+using LogprobsTuple = std::tuple<std::vector<int32_t>, std::vector<float>, int>;
+
+inline std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& logprobs) {
+  std::vector<LogprobsTuple> tuples;
+  for (const TokenLogprobs& at : logprobs) {
+    tuples.emplace_back(at.token_ids, at.logprobs, at.rank);
+  }
+  return tuples;
+}
+
+using TokenList = pybind11::typing::List<pybind11::int_>;
+using DetailTuple = pybind11::typing::Tuple<
+    TokenList, TokenList, pybind11::typing::Optional<pybind11::typing::List<pybind11::float_>>,
+    TokenList, pybind11::int_, pybind11::int_, pybind11::int_, pybind11::float_, pybind11::float_,
+    pybind11::typing::Optional<pybind11::float_>>;
+
+/// One object, because a step makes one for each sequence; none where no details were asked for.
+inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult& result) {
+  if (!result.detail) return pybind11::none();
+  const SpanDetail& detail = *result.detail;
+  const Draft& draft = detail.draft;
+  const pybind11::object scores =
+      draft.scores.empty() ? pybind11::none() : pybind11::cast(draft.scores);
+  return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
+                              result.num_forced_tokens, detail.num_rows, detail.num_seqs,
+                              detail.seconds, detail.device_seconds, detail.draft_seconds);
+}
+
+}  // namespace openspec
