@@ -4,8 +4,9 @@
 
 Requests ask for records of JSON schemas with long names, as tools have them, and without free
 white space (`disable_any_whitespace`), which small models like too much. One side drafts what
-the grammar forces, and what its drafter proposes; the other is plain decoding. Sides take turns,
-texts are compared, and of each side the best round counts.
+the grammar forces, and what its drafter proposes; the other is plain decoding. So many requests
+run at any time, each place has four in turn. Sides take turns, texts are compared, and of each side
+the best round counts.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 from bench.grammar_overhead import Side, engine_of, prompts_of
 
-from openspec import _grammar
 from openspec.bench.environment import environment
 from openspec.grammar.formats import json_of, rewritten, source_of
+from openspec.grammar.json_rules import compile_source
 
 TEXT, NUMBER = {"type": "string", "maxLength": 24}, {"type": "integer", "minimum": 0}
 RECORDS = {
@@ -55,19 +56,19 @@ def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]
             "required": list(fields),
             "additionalProperties": False,
         }
-        source = source_of(json_of(rewritten(schema, "schema"), whitespace=1), "schema")
-        core.load_grammar(key, _grammar.compile_structural_tag(vocabulary, source))
+        source = source_of(json_of(rewritten(schema, "schema"), "line"), "schema")
+        core.load_grammar(key, compile_source(vocabulary, source))
     side = Side(core, *prompts_of(config, max(arguments.concurrency)), arguments.max_tokens)
     rows: list[dict[str, object]] = []
     for count in arguments.concurrency:
-        keys = [list(RECORDS)[index % len(RECORDS)] for index in range(count)]
+        keys = [list(RECORDS)[index % len(RECORDS)] for index in range(4 * count)]
         best = {"plain": 0.0, "drafted": 0.0}
         said: dict[str, list[list[int]]] = {}
         shares: dict[str, float] = {}
         for _ in range(1 + arguments.repeats):  # the first records graphs and reads the grammars
             for kind in best:
                 before = core.stats()
-                rate, said[kind] = side.round(count, keys, is_plain=kind == "plain")
+                rate, said[kind] = side.stream(count, keys, is_plain=kind == "plain")
                 best[kind] = max(best[kind], rate)
                 after, num_tokens = core.stats(), sum(map(len, said[kind]))
                 forced = after.num_accepted_forced_tokens - before.num_accepted_forced_tokens

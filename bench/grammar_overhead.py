@@ -96,28 +96,55 @@ class Side:
         self.core, self.prompts, self.ends, self.most = core, prompts, ends, most
         self.num_rounds = 0
 
-    def round(
-        self, count: int, grammars: Sequence[str], is_plain: bool = False
+    def _add(self, index: int, grammar: str, is_plain: bool) -> None:
+        sampling = SamplingParams(
+            temperature=0.0, seed=index, max_tokens=self.most, stop_token_ids=self.ends
+        )
+        self.core.add_request(
+            EngineRequest(
+                request_id=f"{self.num_rounds}-{index}",
+                prompt_token_ids=self.prompts[index % len(self.prompts)],
+                sampling=sampling,
+                speculative=SpeculativeOptions(enabled=not is_plain),
+                grammar=grammar,
+            )
+        )
+
+    def stream(
+        self, count: int, grammars: Sequence[str], is_plain: bool
     ) -> tuple[float, list[list[int]]]:
+        """Tokens per second while `count` requests run, and the texts of all; one a grammar.
+
+        One that ends makes room for the next. Without a next one the clock stops, for what is left
+        is as fast as its longest request.
+        """
+        self.num_rounds += 1
+        texts: list[list[int]] = [[] for _ in grammars]
+        for index in range(count):
+            self._add(index, grammars[index], is_plain)
+        num_added, num_tokens, start, end = count, 0, time.perf_counter(), 0.0
+        while self.core.has_work:
+            for output in self.core.step():
+                texts[int(output.request_id.partition("-")[2])] += output.token_ids
+                num_tokens += len(output.token_ids)
+                if output.finish_reason is None:
+                    continue
+                if num_added < len(grammars):
+                    self._add(num_added, grammars[num_added], is_plain)
+                    num_added += 1
+                elif end == 0.0:
+                    end, num_counted = time.perf_counter(), num_tokens
+        return num_counted / (end - start), texts
+
+    def round(self, count: int, grammars: Sequence[str]) -> tuple[float, list[list[int]]]:
         """Tokens per second of those without a grammar (all, if each has one), and all texts.
 
-        The first requests have the grammars; `is_plain`: without drafts of any kind.
+        The first requests have the grammars.
         """
         self.num_rounds += 1
         texts: list[list[int]] = [[] for _ in range(count)]
         for index in range(count):
-            sampling = SamplingParams(
-                temperature=0.0, seed=index, max_tokens=self.most, stop_token_ids=self.ends
-            )
-            self.core.add_request(
-                EngineRequest(
-                    request_id=f"{self.num_rounds}-{index}",
-                    prompt_token_ids=self.prompts[index % len(self.prompts)],
-                    sampling=sampling,
-                    speculative=SpeculativeOptions(enabled=not is_plain),
-                    grammar=grammars[index] if index < len(grammars) else "",
-                )
-            )
+            self._add(index, grammars[index] if index < len(grammars) else "", is_plain=False)
         counted = range(len(grammars) if len(grammars) < count else 0, count)
         start, end = time.perf_counter(), 0.0
         while self.core.has_work:

@@ -24,7 +24,7 @@ RowBatch DeviceStep::row_batch(const StepShape& shape) const {
           .span_seq = s.span_seq,
           .may_have_trees = shape.has_trees,
           .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, shape.num_spans),
-          .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.max_draft_tokens};
+          .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.draft_room()};
 }
 
 void DeviceStep::enqueue(const StepShape& shape, int num_samples) {

@@ -20,6 +20,7 @@ GraphBook::Limits graph_limits(const RunnerConfig& config, const Drafter& drafte
           .max_num_batched_tokens = config.max_num_batched_tokens,
           .max_num_logits_rows = config.max_num_logits_rows,
           .max_draft_tokens = config.max_draft_tokens,
+          .draft_room = config.draft_room(),
           .works_on_arrays = drafter.works_on_arrays(),
           .makes_trees = drafter.needs().makes_trees,
           .is_costly = drafter.needs().is_costly};
@@ -268,8 +269,8 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     num_drafts += offers[i].num_drafts;
     num_forced += forced[i].num_drafts;
     longest = std::max(longest, context_.table.num_tokens(request.slot));
-    has_long_spans = has_long_spans ||
-                     request.num_new_tokens + offers[i].num_drafts > 1 + config.max_draft_tokens;
+    has_long_spans =
+        has_long_spans || request.num_new_tokens + offers[i].num_drafts > 1 + config.draft_room();
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
   bool proposes = num_drafts > 0 || !needs.is_costly;
@@ -436,7 +437,7 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
     const StepShape* recorded = book_.find(
         {kind.num_rows, kind.num_seqs, proposes, has_trees,
          context > short_kv_len(kind.num_rows, kind.num_seqs), needs.is_costly && !proposes,
-         kind.num_rows > kind.num_seqs * (1 + context_.config.max_draft_tokens)});
+         kind.num_rows > kind.num_seqs * (1 + context_.config.draft_room())});
     if (recorded == nullptr || recorded->num_rows != kind.num_rows) continue;
     shape = *recorded;
     break;

@@ -32,13 +32,14 @@ class GraphBook {
     int max_num_seqs = 1;
     int max_num_batched_tokens = 1, max_num_logits_rows = 1;
     int max_draft_tokens = 0;
+    int draft_room = 0;            // the same with what grammars force
     bool works_on_arrays = false;  // the drafter, as the next; see Drafter and DrafterNeeds
     bool makes_trees = false, is_costly = false;
 
     /// Whether the step itself asks the drafter.
     bool proposes_on_device() const { return max_draft_tokens > 0 && works_on_arrays; }
     /// Rows of a sequence's known token and all its drafts.
-    int most_draft_rows() const { return 1 + max_draft_tokens; }
+    int most_draft_rows() const { return 1 + draft_room; }
   };
   explicit GraphBook(const Limits& limits);
 

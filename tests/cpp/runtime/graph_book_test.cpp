@@ -11,11 +11,15 @@ namespace {
 
 // Drafters as the book sees them.
 const GraphBook::Limits kPlain{.works_on_arrays = true};
-const GraphBook::Limits kLookup{.max_draft_tokens = 4, .works_on_arrays = true};
-const GraphBook::Limits kOnHost{.max_draft_tokens = 4};
-const GraphBook::Limits kChain{.max_draft_tokens = 3, .works_on_arrays = true, .is_costly = true};
-const GraphBook::Limits kTree{
-    .max_draft_tokens = 15, .works_on_arrays = true, .makes_trees = true, .is_costly = true};
+const GraphBook::Limits kLookup{.max_draft_tokens = 4, .draft_room = 4, .works_on_arrays = true};
+const GraphBook::Limits kOnHost{.max_draft_tokens = 4, .draft_room = 4};
+const GraphBook::Limits kChain{
+    .max_draft_tokens = 3, .draft_room = 3, .works_on_arrays = true, .is_costly = true};
+const GraphBook::Limits kTree{.max_draft_tokens = 15,
+                              .draft_room = 15,
+                              .works_on_arrays = true,
+                              .makes_trees = true,
+                              .is_costly = true};
 
 GraphBook book_of(GraphBook::Limits limits, int max_num_seqs, int max_rows) {
   limits.max_num_seqs = max_num_seqs;
