@@ -67,6 +67,7 @@ class FakeEngineClient:
         self.step_s = step_s
         self.is_alive = True
         self.pid = None
+        self.vocabulary: tuple[list[bytes], int, list[int]] | None = None
         self.grammars: dict[str, bytes] = {}
         self.failure = "engine_dead"
         self.forget()
@@ -79,10 +80,11 @@ class FakeEngineClient:
         self._task = asyncio.create_task(self._run())
 
     def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        assert self.vocabulary is None
         self.vocabulary = (tokens, vocab_size, stop_ids)
 
     def load_grammar(self, key: str, data: bytes) -> None:
-        assert key not in self.grammars
+        assert self.vocabulary is not None and key not in self.grammars
         self.grammars[key] = data
 
     def drop_grammar(self, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
 
 pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
+jsonschema = pytest.importorskip("jsonschema")
 
 FLAGS = ("--kv-cache-memory", "48MiB", "--num-threads", "1", "--max-num-seqs", "16")
 NUM_STREAMS = 32
@@ -187,6 +189,79 @@ def test_a_rolling_restart_under_load(pair: RealServer) -> None:
         os.kill(pair.process.pid, signal.SIGHUP)
         assert min(pool.map(ask_until_done, range(4))) > 0
     assert len(pids(pair)) == 2 and not set(pids(pair)) & set(before)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "apples": {"type": "integer", "minimum": 0, "maximum": 99},
+        "note": {"type": "string", "maxLength": 30},
+    },
+    "required": ["apples", "note"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "strict": True, "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA, "strict": True}}
+ASKED: list[dict] = [
+    {"response_format": FORMAT},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [TOOL], "response_format": FORMAT},
+]
+
+
+def structured_answer(server: RealServer, number: int) -> tuple[object, ...]:
+    """An answer to one of several schemas: checked against it where it was not cut short."""
+    asked = ASKED[number % 3]
+    question = f"{number} {WORDS[number % len(WORDS)]}: {number} apples and 4 more. How many?"
+    body: dict = {"messages": [{"role": "user", "content": question}], "seed": number, **asked}
+    body |= {"temperature": number % 2, "max_tokens": 200}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    response = server.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    message = choice["message"]
+    calls = [one["function"] for one in message.get("tool_calls") or ()]
+    if choice["finish_reason"] != "length":
+        assert calls or "response_format" in asked, "a call is required"
+        for text in [one["arguments"] for one in calls] or [message["content"]]:
+            jsonschema.validate(json.loads(text), SCHEMA)
+    return choice["finish_reason"], message["content"], calls
+
+
+def structured_answers(server: RealServer, numbers: range) -> list[tuple[object, ...]]:
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda number: structured_answer(server, number), numbers))
+
+
+def assert_structured(pair: RealServer, expected: list[tuple[object, ...]]) -> None:
+    """Both engines of the pair give the answers."""
+    before = [one["num_generation_tokens"] for one in engines(pair)]
+    assert structured_answers(pair, range(len(expected))) == expected
+    after = [one["num_generation_tokens"] for one in engines(pair)]
+    num_tokens = [new - old for new, old in zip(after, before, strict=True)]
+    assert min(num_tokens) > 0.1 * sum(num_tokens) > 0, "both have worked"
+
+
+def test_structured_output_of_engines_that_come_and_go(
+    pair: RealServer, single: RealServer
+) -> None:
+    """Also of one that takes the place of a killed one, and of those of a rolling restart."""
+    expected = structured_answers(single, range(24))
+    ends = [end for end, *_ in expected]
+    assert {"stop", "tool_calls"} <= set(ends) and ends.count("length") <= 0.3 * len(ends)
+    assert_structured(pair, expected)
+    wait_until(lambda: standbys(pair))
+    killed, [standby] = pids(pair)[0], standbys(pair)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: pids(pair)[0] == standby and engines(pair)[0]["is_alive"])
+    assert_structured(pair, expected)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return  # under nohup, which the server respects
+    before, num_done = pids(pair), pair.log.count("rolling restart: done")
+    os.kill(pair.process.pid, signal.SIGHUP)
+    wait_until(lambda: pair.log.count("rolling restart: done") > num_done)
+    assert not set(before) & set(pids(pair))
+    assert_structured(pair, expected)
 
 
 def num_arrived(server: RealServer) -> float:

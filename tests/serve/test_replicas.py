@@ -151,6 +151,31 @@ def test_a_dead_engine_fails_its_own_requests_and_comes_back(
     assert "starting engine 1 again in 0.05 s, for the 2. times" in caplog.text
 
 
+def test_grammars_reach_the_engine_that_needs_them(start_server) -> None:
+    server = start_server(num_engines=2, max_restarts=None)
+
+    def loaded() -> list[int]:
+        assert all(bool(engine.vocabulary) == bool(engine.grammars) for engine in server.engines)
+        return [len(engine.grammars) for engine in server.engines]
+
+    first = {"prompt": "a" * 40, "max_tokens": 1, "guided_choice": ["yes"]}
+    server.complete(**first)
+    server.complete(**{**first, "guided_choice": ["no"]})
+    server.complete(**first)
+    assert (seen_by(server), loaded()) == ([3, 0], [2, 0])
+    server.complete(prompt=["c" * 40, "d" * 40], max_tokens=1, n=2, guided_choice=["no"])
+    assert loaded() == [2, 1]
+    server.call(server.engines[0].die)
+    wait_until(lambda: server.context.engine.num_accepting == 2)
+    assert loaded() == [2, 1, 0]
+    server.complete(prompt=["e" * 40, "f" * 40], max_tokens=1, guided_choice=["yes"])
+    assert loaded() == [2, 2, 1]
+    server.call(lambda: server.context.engine.roll(30.0))
+    wait_until(lambda: len(server.engines) == 5 and server.context.engine.num_accepting == 2)
+    server.complete(prompt=["g" * 40, "h" * 40], max_tokens=1, guided_choice=["yes"])
+    assert loaded() == [2, 2, 1, 1, 1]
+
+
 def test_the_last_engine(start_server) -> None:
     server = start_server(num_engines=2)
     server.call(server.engines[0].die)

@@ -276,14 +276,11 @@ class Replicas:
         self._vocabulary = (tokens, vocab_size, stop_ids)
 
     def load_grammar(self, key: str, data: bytes) -> None:
-        """What `_grammar.compile_...` returned; each engine gets it with its first request.
+        """What `_grammar.compile_...` returned, for requests submitted from here on.
 
-        So does one that takes the place of another.
+        An engine gets it with the first request for it, and so does one that takes its place.
         """
         self._grammars[key] = data
-        for one in self.all:
-            if one.grammars is not None:
-                one.grammars.discard(key)
 
     def drop_grammar(self, key: str) -> None:
         """Forgets a grammar; requests that were submitted keep it."""
@@ -296,7 +293,7 @@ class Replicas:
 
     def _bring_grammar(self, replica: Replica, key: str) -> None:
         """Sends the engine a grammar that it has not got; one that nobody loaded it refuses."""
-        if not key or key not in self._grammars or self._vocabulary is None:
+        if key not in self._grammars or self._vocabulary is None or not replica.is_alive:
             return
         if replica.grammars is None:
             replica.grammars = set()

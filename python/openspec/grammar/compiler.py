@@ -75,6 +75,10 @@ class GrammarCompiler:
         self._processes: list[_Process] = []
         self._is_closed = False
 
+    def keeps(self, key: str) -> bool:
+        """Whether a compiled grammar is in memory."""
+        return key in self._kept
+
     @property
     def num_kept(self) -> int:
         """Compiled grammars in memory."""

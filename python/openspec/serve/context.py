@@ -208,6 +208,7 @@ class ServerContext:
         )
         self.metrics = ServerMetrics(self.model_name, self.engine.info, len(self.engine.all))
         self.grammars = GrammarStore(
+            self.engine,
             self.text_pool,
             lambda: self.tokenizer.grammar_tokens(self.answer_form.spelled_ids),
             self.model.vocab_size,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.engine.client import EngineClient
 from openspec.engine.replicas import Replicas
 from openspec.errors import EngineError
 from openspec.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarLimits
@@ -24,6 +22,7 @@ class GrammarStore:
 
     def __init__(
         self,
+        engines: Replicas,
         pool: TextPool,
         tokens: Tokens,
         vocab_size: int,
@@ -31,16 +30,11 @@ class GrammarStore:
         limits: GrammarLimits,
     ) -> None:
         """`tokens` gives what `Tokenizer.grammar_tokens` does; it is called in a thread."""
-        self._pool, self._make_tokens = pool, tokens
+        self._engines, self._pool, self._make_tokens = engines, pool, tokens
         self._vocab_size, self._stop_ids, self._limits = vocab_size, stop_ids, limits
-        self._tokens: list[bytes] = []
         self._compiler: GrammarCompiler | None = None
         self._starting: asyncio.Lock = asyncio.Lock()
-        self._loaded: weakref.WeakKeyDictionary[EngineClient, set[str]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._num_users: Counter[str] = Counter()
-        self._forgotten: set[str] = set()
 
     async def compiled(self, source: str, param: str) -> CompiledGrammar:
         """The compiled grammar of a source; compilation ends where no request waits for it.
@@ -66,23 +60,18 @@ class GrammarStore:
             ticket.leave()
 
     @contextmanager
-    def loaded(self, engines: Replicas, grammar: CompiledGrammar | None) -> Iterator[None]:
-        """Keeps a grammar in the engines, for the requests that are submitted within."""
+    def loaded(self, grammar: CompiledGrammar | None) -> Iterator[None]:
+        """Keeps a grammar for the engines, for the requests that are submitted within."""
         if grammar is None:
             yield
             return
-        for replica in engines.all:
-            if replica.is_alive:
-                self._load(replica.engine, grammar)
+        self._engines.load_grammar(grammar.key, grammar.data)
         self._num_users[grammar.key] += 1
         try:
             yield
         finally:
             self._num_users[grammar.key] -= 1
-            if not self._num_users[grammar.key]:
-                del self._num_users[grammar.key]
-                if grammar.key in self._forgotten:
-                    self._drop(grammar.key)
+            self._drop_unused(grammar.key)
 
     def info(self) -> dict[str, JsonValue]:
         """Limits and use, for /server_info."""
@@ -104,38 +93,23 @@ class GrammarStore:
         async with self._starting:
             if self._compiler is None:
                 loop = asyncio.get_running_loop()
-                self._tokens = await self._pool.run(self._vocab_size, self._make_tokens)
+                tokens = await self._pool.run(self._vocab_size, self._make_tokens)
+                self._engines.set_vocabulary(tokens, self._vocab_size, self._stop_ids)
                 self._compiler = GrammarCompiler(
-                    self._tokens,
+                    tokens,
                     self._vocab_size,
                     self._stop_ids,
                     self._limits,
-                    on_forget=lambda key: _call(loop, self._forget, key),
+                    on_forget=lambda key: _call(loop, self._drop_unused, key),
                 )
             return self._compiler
 
-    def _load(self, engine: EngineClient, grammar: CompiledGrammar) -> None:
-        keys = self._loaded.get(engine)
-        if keys is None:
-            keys = self._loaded[engine] = set()
-            engine.set_vocabulary(self._tokens, self._vocab_size, self._stop_ids)
-        if grammar.key not in keys:
-            keys.add(grammar.key)
-            engine.load_grammar(grammar.key, grammar.data)
-        self._forgotten.discard(grammar.key)
-
-    def _forget(self, key: str) -> None:
-        if self._num_users[key]:
-            self._forgotten.add(key)
-        else:
-            self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        self._forgotten.discard(key)
-        for engine, keys in self._loaded.items():
-            if key in keys and engine.is_alive:
-                engine.drop_grammar(key)
-            keys.discard(key)
+    def _drop_unused(self, key: str) -> None:
+        """Takes a grammar from the engines once no request uses it and the cache has lost it."""
+        if self._num_users[key] > 0 or (self._compiler is not None and self._compiler.keeps(key)):
+            return
+        del self._num_users[key]
+        self._engines.drop_grammar(key)
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[str], None], key: str) -> None:

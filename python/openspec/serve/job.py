@@ -113,8 +113,10 @@ class Job:
     async def __aenter__(self) -> Job:
         context, num_sequences, num_prompt_tokens = self._context, *self._size()
         context.check_capacity(num_sequences, num_prompt_tokens)
-        self._held.enter_context(context.grammars.loaded(context.engine, self._grammar))
-        self._stream = context.engine.submit(*self._requests)
+        with contextlib.ExitStack() as held:
+            held.enter_context(context.grammars.loaded(self._grammar))
+            self._stream = context.engine.submit(*self._requests)
+            self._held = held.pop_all()
         context.num_sequences += num_sequences
         context.num_prompt_tokens += num_prompt_tokens
         context.lifecycle.enter(self)
