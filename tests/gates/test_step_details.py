@@ -12,8 +12,9 @@ from openspec.engine.core import EngineCore
 from openspec.messages import EngineOutput, EngineRequest, SpeculativeOptions
 from openspec.step_detail import StepDetail
 from tests.gates import harness
-from tests.gates.conftest import TREES, Reference, drafter_settings
+from tests.gates.conftest import SELECTORS, TREES, Reference, drafter_settings
 from tests.gates.harness import Job, make_core
+from tests.gates.pairs import EMBEDDED
 from tests.gates.workload import jobs
 
 DETAILED = SpeculativeOptions(detailed=True)
@@ -69,12 +70,13 @@ def check_step(step: StepDetail) -> None:
     assert step.num_rows >= 1 + num_drafts
     assert 1 <= step.num_seqs <= step.num_rows
     assert 0 <= (step.draft_seconds or 0) <= step.device_seconds
-    # Two clocks measure them on CUDA.
-    assert step.device_seconds <= step.seconds * 1.1 + 1e-4
+    # On CUDA the device may have waited for others meanwhile, and the host is a step ahead.
+    if harness.DEVICE == "cpu":
+        assert step.device_seconds <= step.seconds * 1.1 + 1e-4
 
 
 @pytest.mark.parametrize("kind", ["mixed"])
-def test_details(drafter_name: str, kind: str, reference: Reference) -> None:
+def test_details(drafter_name: str, target_name: str, kind: str, reference: Reference) -> None:
     """Every token is in one step, in its place, and the steps add up to the counters."""
     batch = [
         dataclasses.replace(job, speculative=DETAILED if index % 2 else SpeculativeOptions())
@@ -114,7 +116,9 @@ def test_details(drafter_name: str, kind: str, reference: Reference) -> None:
         assert stats.num_accepted_tokens_per_pos[:deepest] == per_pos
         assert not any(stats.num_accepted_tokens_per_pos[deepest:])
         num_accepted += sum(per_pos)
-    if drafter_name not in (plain_method(), "(garbage)"):
+    # Others guess what these few answers say by luck only.
+    is_lucky = drafter_name in SELECTORS or target_name != EMBEDDED
+    if drafter_name not in (plain_method(), "(garbage)") and not is_lucky:
         assert num_accepted > 0, "a gate without an accepted draft shows little"
     if drafter_name in TREES:
         assert has_branch
@@ -135,14 +139,20 @@ def test_offered_drafts(reference: Reference) -> None:
         )
     )
     runner = core._runner
+    seen: list[tuple[list[int], list[int]]] = [([], [])]
     num_seen = 0
     while core.has_work:
-        for output in core.step():
+        outputs = core.step()
+        drafts, parents = runner.last_drafts(), runner.last_draft_parents()
+        seen.append((drafts[0], parents[0]) if drafts else ([], []))
+        for output in outputs:
             for step in output.steps or ():
                 if not step.draft_token_ids:
                     continue
                 count = len(step.draft_token_ids)
-                assert step.draft_token_ids == runner.last_drafts()[0][:count]
-                assert step.draft_parents == runner.last_draft_parents()[0][:count]
+                # On CUDA the step that is reported is the one before.
+                drafts, parents = seen[-1 if harness.DEVICE == "cpu" else -2]
+                assert step.draft_token_ids == drafts[:count]
+                assert step.draft_parents == parents[:count]
                 num_seen += count
     assert num_seen > 0
