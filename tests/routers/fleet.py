@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import socket
@@ -17,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from tests.serve.real_server import RealServer, real_server
+from tests.serve.real_server import RealServer, children_of, is_running, real_server
 
 from openspec.serve.metrics import PAGE_MAX_AGE_S
 
 PATIENCE_S = 120.0
+ENGINE = "openspec.engine.process"
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron".split()
 
 
@@ -192,13 +194,10 @@ class Stream(threading.Thread):
         self.has_begun.set()
 
 
-def check_texts(url: str, behind: Sequence[RealServer], number: int = 60) -> None:
-    asks = mixed(number)
-    expected = answers(behind[0].url, asks)
-    assert answers(url, asks) == expected
-    print(
-        f"   {number} requests: texts equal to one server's, completions and chats, half streamed"
-    )
+def check_texts(url: str, expected: Sequence[str]) -> None:
+    """`expected`: of `mixed`, from a server with one engine."""
+    assert answers(url, mixed(len(expected))) == expected
+    print(f"   {len(expected)} requests: texts equal to one server's, two of three streamed")
 
 
 def check_passing_through(url: str, behind: Sequence[RealServer]) -> None:
@@ -236,6 +235,55 @@ def check_client_that_leaves(url: str, behind: Sequence[RealServer]) -> None:
         "the server knows that the client left",
     )
     print("   a client that leaves ends its request in the server")
+
+
+def engines(server: RealServer) -> list[dict[str, int]]:
+    found: list[dict[str, int]] = server.client.get("/server_info").json()["engines"]
+    return found
+
+
+def check_killed_engine(url: str, behind: Sequence[RealServer]) -> None:
+    """SIGKILL of one of a server's engines under load: its own streams fail; another one starts."""
+    server, asks = behind[-1], mixed(30, seed=4)
+    expected = answers(behind[0].url, asks)
+    streams = [Stream(url, seed, prompt=f"{seed} {WORDS[seed % 15]}") for seed in range(20, 32)]
+    for stream in streams:
+        stream.has_begun.wait(PATIENCE_S)
+    killed = engines(server)[1]
+    num_lost = killed["num_running"] + killed["num_waiting"]
+    assert 0 < num_lost < len(streams)
+    os.kill(killed["pid"], signal.SIGKILL)
+    assert answers(url, asks) == expected, "others go on meanwhile"
+    for stream in streams:
+        stream.join(PATIENCE_S)
+    errors = [stream.error for stream in streams if stream.error]
+    assert len(errors) == num_lost and all("engine_dead" in error for error in errors), errors
+    for stream in streams:
+        assert stream.error or stream.text == answer(behind[0].url, stream.ask)
+    until(lambda: all(one["is_alive"] for one in engines(server)), "another engine")
+    tokens = [one["num_generation_tokens"] for one in engines(server)]
+    answers(url, mixed(40, seed=6))
+    for old, one in zip(tokens, engines(server), strict=True):
+        assert one["num_generation_tokens"] > old, "the new engine works, too"
+    print(f"   a killed engine fails its {num_lost} of {len(streams)} streams, and is replaced")
+
+
+def check_end(url: str, behind: list[RealServer]) -> None:
+    """SIGTERM to all servers under load: every stream ends whole, and no process is left."""
+    pids = [pid for server in behind for pid in children_of(server.process.pid, ENGINE)]
+    assert len(pids) >= 2 * len(behind)
+    streams = [Stream(url, seed) for seed in range(6)]
+    for stream in streams:
+        stream.has_begun.wait(PATIENCE_S)
+    for server in behind:
+        server.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        stream.join(PATIENCE_S)
+        assert stream.text and not stream.error, stream.error
+    assert [server.process.wait(PATIENCE_S) for server in behind] == [0] * len(behind)
+    until(lambda: not any(is_running(pid) for pid in pids), "no process is left")
+    behind.clear()
+    print("   servers that end let their streams end, and leave no process")
 
 
 def check_drain(url: str, behind: list[RealServer]) -> None:

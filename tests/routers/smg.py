@@ -1,4 +1,4 @@
-"""SMG in front of three servers: `smg.py FOLDER-OF-BINARIES`."""
+"""SMG in front of servers with one engine and with two: `smg.py FOLDER-OF-BINARIES`."""
 
 from __future__ import annotations
 
@@ -69,11 +69,27 @@ with fleet.servers(3) as behind:
         fleet.until(knows_load, "SMG reads running requests from /metrics")
         stream.join(fleet.PATIENCE_S)
         print("   load: SMG reads the gauges of /metrics")
-        fleet.check_texts(url, behind)
+        expected = fleet.answers(urls[0], fleet.mixed(60))
+        fleet.check_texts(url, expected)
         fleet.check_passing_through(url, behind)
         fleet.check_client_that_leaves(url, behind)
         assert httpx.post(f"{url}/flush_cache").status_code == 200
-        assert all("POST /flush_cache 200" in server.log for server in behind)
+        flushed = "POST /flush_cache 200"
+        fleet.until(lambda: all(flushed in server.log for server in behind), "all are flushed")
         print("   /flush_cache reaches all servers")
         fleet.check_drain(url, behind)
         fleet.check_kill(url, behind)
+
+for number, policy in ((1, "cache_aware"), (2, "round_robin")):
+    with fleet.servers(number, "--replicas", "2") as behind:
+        print(f"   servers with two engines: {number}")
+        url, command = smg([server.url for server in behind], "--policy", policy)
+        with fleet.process(*command):
+            wait_for_workers(url, number)
+            fleet.check_texts(url, expected)
+            fleet.check_passing_through(url, behind)
+            fleet.check_client_that_leaves(url, behind)
+            fleet.check_killed_engine(url, behind)
+            if number > 1:
+                fleet.check_drain(url, behind)
+            fleet.check_end(url, behind)

@@ -1,4 +1,4 @@
-"""vllm-router in front of three servers: `vllm_router.py FOLDER-OF-BINARIES`."""
+"""vllm-router in front of servers with one engine and with two: `vllm_router.py BINARIES`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ import httpx
 from tests.routers import fleet
 
 BIN = Path(sys.argv[1])
+POLICIES = (
+    "random",
+    "round_robin",
+    "cache_aware",
+    "kv_aware",
+    "power_of_two",
+    "consistent_hash",
+    "sticky_least_loaded",
+)
 
 
 def router(urls: list[str], *arguments: str) -> tuple[str, list[str | Path]]:
@@ -75,8 +84,32 @@ with fleet.servers(3, "--kv-events-config", json.dumps(events)) as behind:
     url, command = router(urls, "--policy", "power_of_two")
     with fleet.process(*command):
         wait_until_up(url)
-        fleet.check_texts(url, behind)
+        expected = fleet.answers(urls[0], fleet.mixed(60))
+        fleet.check_texts(url, expected)
         fleet.check_passing_through(url, behind)
         fleet.check_client_that_leaves(url, behind)
         fleet.check_drain(url, behind)
         fleet.check_kill(url, behind)
+
+with fleet.servers(2, "--replicas", "2", "--kv-events-config", json.dumps(events)) as behind:
+    print("   two servers with two engines each")
+    for policy in POLICIES:
+        url, command = router([server.url for server in behind], "--policy", policy)
+        with fleet.process(*command):
+            wait_until_up(url)
+            print(f"   {policy}:", end="")
+            fleet.check_texts(url, expected)
+    urls, by_engine = [server.url for server in behind], ("--intra-node-data-parallel-size", "2")
+    url, command = router(urls, "--policy", "kv_aware", *by_engine, "--api-key", "unused")
+    with fleet.process(*command):
+        wait_until_up(url)
+        time.sleep(2.0)  # the subscriptions
+        print("   two workers for each server:")
+        check_cache_hits(url, urls)
+        fleet.check_texts(url, expected)
+    url, command = router(urls, "--policy", "round_robin")
+    with fleet.process(*command):
+        wait_until_up(url)
+        fleet.check_killed_engine(url, behind)
+        fleet.check_drain(url, behind)
+        fleet.check_end(url, behind)

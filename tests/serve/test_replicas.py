@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+import httpx
 import msgspec
 import pytest
 
@@ -104,6 +105,30 @@ def test_a_prefix_finds_its_engine_until_the_cache_is_flushed(start_server) -> N
     assert [engine.num_resets for engine in server.engines] == [1, 1]
     server.complete(prompt=texts[1], max_tokens=1)
     assert seen_by(server) == [3, 4]
+
+
+def test_a_request_may_name_its_engine(start_server) -> None:
+    server = start_server(num_engines=2)
+    body = {"prompt": ["a", "b"], "max_tokens": 1}
+
+    def ask(rank: str) -> httpx.Response:
+        headers = {"x-data-parallel-rank": rank}
+        return server.client.post("/v1/completions", json=body, headers=headers)
+
+    assert ask("1").status_code == ask("1").status_code == 200
+    assert seen_by(server) == [0, 4]
+    for rank in ("2", "-1", "", "one", "9" * 40):
+        response = ask(rank)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "X-Data-Parallel-Rank")
+        assert "0 to 1" in error["message"]
+    server.call(server.engines[1].die)
+    assert (ask("1").status_code, ask("1").json()["error"]["code"]) == (503, "engine_dead")
+    assert ask("0").status_code == 200
+    assert seen_by(server) == [2, 4]
+    single = start_server()
+    headers = {"x-data-parallel-rank": "0"}
+    assert single.client.post("/v1/completions", json=body, headers=headers).status_code == 200
 
 
 def test_aborts_reach_the_engine(start_server) -> None:

@@ -235,15 +235,17 @@ class Replicas:
             sum(info.num_pages * info.page_size for info in infos),
         )
 
-    def submit(self, *requests: EngineRequest) -> OutputStream:
+    def submit(self, *requests: EngineRequest, engine: int | None = None) -> OutputStream:
         """Sends each request to an engine; the stream has the outputs of all their sequences.
+
+        `engine` is the number of the one that gets them; None: each goes where it suits.
 
         It ends with `RequestError` where a request can never be served, and with `EngineError` when
         one of its engines dies.
 
         Raises:
             RequestError: a request id is in use.
-            EngineError: no engine gets requests.
+            EngineError: no engine gets requests, or not the one that is named.
         """
         if len(self.all) == 1:
             for request in requests:
@@ -253,14 +255,14 @@ class Replicas:
             self.abort, [one for request in requests for one in sequence_ids(request)]
         )
         for request in requests:
-            replica = self._place(request)
+            replica = self._place(request, self.all if engine is None else [self.all[engine]])
             self._bring_grammar(replica, request.grammar)
             replica.engine.submit(request, stream=stream)
             stream.sources.update(dict.fromkeys(sequence_ids(request), replica.index))
         return stream
 
-    def _place(self, request: EngineRequest) -> Replica:
-        candidates = [one for one in self.all if one.is_accepting]
+    def _place(self, request: EngineRequest, among: Sequence[Replica]) -> Replica:
+        candidates = [one for one in among if one.is_accepting]
         if not candidates:
             raise EngineError("no engine gets requests", self.failure)
         keys: list[int] = []

@@ -31,6 +31,7 @@ CONTAINER_COST = 8
 ModelT = TypeVar("ModelT", bound=BaseModel)
 GenerationT = TypeVar("GenerationT", bound=GenerationFields)
 
+_ENGINE_HEADER = "X-Data-Parallel-Rank"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNION_HINTS = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of such lists",
@@ -48,6 +49,8 @@ class Arrival:
     """What the client calls it: `request_id` in the body, else X-Request-Id."""
     num_bytes: int
     """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
+    engine: int | None
+    """Which engine it must go to, by X-Data-Parallel-Rank; None: whichever suits."""
 
 
 async def receive_request(
@@ -56,6 +59,7 @@ async def receive_request(
     """Reads a generation request, and turns it away early where the server is full."""
     now = time.monotonic()
     context.check_capacity()
+    engine = _named_engine(request, len(context.engine.all))
     body, num_bytes = await receive_json(context, request, model)
     context.check_model(body.model)
     _refuse_unsupported(body)
@@ -63,7 +67,21 @@ async def receive_request(
     if not body.stream and options and (options.include_usage or options.continuous_usage_stats):
         raise RequestError("stream_options needs stream to be true", "stream_options")
     external_id = body.request_id or str(request.scope["state"]["request_id"])
-    return Arrival(now, uuid.uuid4().hex, external_id, num_bytes), body
+    return Arrival(now, uuid.uuid4().hex, external_id, num_bytes, engine), body
+
+
+def _named_engine(request: Request, num_engines: int) -> int | None:
+    """What routers put into a header that place requests by engine, as they do it with vLLM."""
+    given = request.headers.get(_ENGINE_HEADER)
+    if given is None:
+        return None
+    if not re.fullmatch("[0-9]{1,9}", given) or int(given) >= num_engines:
+        known = "0" if num_engines == 1 else f"0 to {num_engines - 1}"
+        raise RequestError(
+            f"{_ENGINE_HEADER} must be the number of an engine of this server: {known}.",
+            _ENGINE_HEADER,
+        )
+    return int(given)
 
 
 async def receive_json(

@@ -243,14 +243,16 @@ class ServerContext:
         least = self.config.min_replicas or 1
         return self.engine.num_accepting >= least and not self.lifecycle.is_draining
 
-    def check_engine(self) -> None:
-        """Refuses anything while no engine gets requests.
+    def check_engine(self, number: int | None = None) -> None:
+        """Refuses anything while no engine gets requests, or not the one of that number.
 
         Raises:
             ApiError: 503, with a code that tells why.
         """
-        if self.engine.num_accepting == 0:
-            code = self.engine.failure
+        code = self.engine.failure if self.engine.num_accepting == 0 else None
+        if number is not None:
+            code = self.engine.all[number].failure
+        if code is not None:
             raise overloaded(FAILURES[code], retry_after_s=10, code=code)
 
     def check_model(self, name: str | None) -> None:

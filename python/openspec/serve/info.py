@@ -144,7 +144,7 @@ def _for_routers(context: ServerContext) -> JsonObject:
         "max_running_requests": max_num_seqs,
         "kv_block_size": info.page_size,
         "tp_size": 1,
-        "dp_size": 1,  # a request cannot name an engine
+        "dp_size": len(context.engine.all),
     }
 
 

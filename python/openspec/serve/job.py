@@ -74,6 +74,7 @@ class Job:
         self._context = context
         self._stream: OutputStream | None = None
         self._is_aborted = self._is_gone = False
+        self._named_engine = arrival.engine
         stops = StopStrings(sampling.stop) if sampling.stop else None
         speculative = _speculative(context, body.speculative)
         self.is_detailed = speculative.detailed
@@ -113,9 +114,10 @@ class Job:
     async def __aenter__(self) -> Job:
         context, num_sequences, num_prompt_tokens = self._context, *self._size()
         context.check_capacity(num_sequences, num_prompt_tokens)
+        context.check_engine(self._named_engine)
         with contextlib.ExitStack() as held:
             held.enter_context(context.grammars.loaded(self._grammar))
-            self._stream = context.engine.submit(*self._requests)
+            self._stream = context.engine.submit(*self._requests, engine=self._named_engine)
             self._held = held.pop_all()
         context.num_sequences += num_sequences
         context.num_prompt_tokens += num_prompt_tokens
