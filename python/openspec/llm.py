@@ -211,7 +211,7 @@ class LLM:
         """The sequences of one request; `thinking` as in `MessageParser`."""
         self._num_requests += 1
         sampling.check(self.model_config.vocab_size)
-        grammar = self._grammars.load(sampling.structured_outputs, thinking)
+        grammar = self._grammars.load(sampling, thinking)
         stop_strings = StopStrings(sampling.stop) if sampling.stop else None
         request = engine_request(
             str(self._num_requests),

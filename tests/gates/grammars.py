@@ -1,7 +1,8 @@
-"""Grammars for the gates, and what is true of an answer by a matcher of its own."""
+"""Grammars for the gates, plain answers under them, and what a matcher of its own says of one."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import cache
 
@@ -12,8 +13,11 @@ from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core import EngineCore
 from openspec.grammar.formats import json_of, source_of
 from openspec.grammar.json_rules import compile_source
+from openspec.messages import SpeculativeOptions
 from openspec.text.vocabulary import spelling_of
-from tests.gates.harness import Job, Result, chat_prompt, make_core, tokenizer
+from tests.gates import harness
+from tests.gates.harness import Job, Result, chat_prompt, make_core, run_alone, tokenizer
+from tests.gates.workload import sampling
 
 END = "<|im_end|>"
 SPELLED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -124,3 +128,46 @@ def check_answer(job: Job, result: Result) -> None:
         assert matcher.accept(token)
     assert result.finish_reason in ("stop", "length"), result
     assert matcher.is_terminated == (result.finish_reason == "stop")
+
+
+PLAINLY = SpeculativeOptions(enabled=False)
+
+
+def grammar_jobs(grammar: str, kind: str, num_jobs: int, max_tokens: int = 48) -> list[Job]:
+    """Requests of one grammar; every third has none."""
+    return [
+        Job(
+            prompt=prompts()[index % len(prompts())],
+            sampling=sampling(kind, index, max_tokens - index % 7),
+            arrives_at=(index * 3) % 11,
+            grammar="" if index % 3 == 2 else grammar,
+        )
+        for index in range(num_jobs)
+    ]
+
+
+@cache
+def plain_core(model: str | None) -> EngineCore:
+    """An engine without drafts, that knows every kind."""
+    return grammar_core(**harness.PLAIN)
+
+
+_ANSWERS: dict[tuple[str | None, str], Result] = {}
+
+
+def plain(batch: list[Job]) -> list[Result]:
+    """Plain decoding's answers, one request at a time; each is checked by itself."""
+    core = plain_core(harness.MODEL)
+    results = []
+    for job in batch:
+        # Without drafts of any kind, tokens that the grammar forces included.
+        same = dataclasses.replace(
+            job, arrives_at=0, abort_after=None, priority=0, speculative=PLAINLY
+        )
+        key = (harness.MODEL, repr(same))
+        if key not in _ANSWERS:
+            [_ANSWERS[key]] = run_alone(core, [same])
+            if job.grammar:
+                check_answer(job, _ANSWERS[key])
+        results.append(_ANSWERS[key])
+    return results

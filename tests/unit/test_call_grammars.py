@@ -15,10 +15,15 @@ from openspec.grammar.json_rules import compile_source
 from openspec.grammar.schema import enforceable
 from openspec.messages import StructuredOutputs
 from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
-from openspec.text.parsers.call_grammars import CallRule, calls_format, text_or_calls_format
+from openspec.text.parsers.call_grammars import (
+    NO_ARGUMENTS,
+    CallRule,
+    calls_format,
+    text_or_calls_format,
+)
 from openspec.text.parsers.message import AnswerForm, MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
-from tests.unit.grammar_walks import answers, compiled, tokenizer, vocabulary, walk
+from tests.unit.grammar_walks import accepts, answers, compiled, tokenizer, vocabulary, walk
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -82,6 +87,60 @@ def test_guaranteed_calls_parse(form: str, has_names: bool, parallel: bool) -> N
         assert parallel or len(calls) == 1, text
         for name, arguments in calls:
             jsonschema.Draft202012Validator(TOOLS[name]).validate(json.loads(arguments))
+
+
+@pytest.mark.parametrize(("form", "has_names"), FORMS)
+@pytest.mark.parametrize("parameters", [None, TOOLS["now"]], ids=["none", "empty"])
+def test_a_tool_without_parameters_ends(form: str, has_names: bool, parameters: object) -> None:
+    """Whatever a model prefers, its call is over within a few characters, and reads as `{}`."""
+    arguments = NO_ARGUMENTS if parameters is None else enforceable(CLOSED)
+    data = compiled(
+        calls_format(form, [CallRule("now", parameters, arguments)], has_names=has_names,
+                     parallel=False)
+    )  # fmt: skip
+    rng = random.Random(3)
+    for _ in range(10):
+        text = walk(data, rng, 120)
+        assert text is not None and len(text) < 120
+        assert parsed(form, text)[0] == [["now", text_of_nothing(form, text)]]
+
+
+CLOSED = {**TOOLS["now"], "additionalProperties": False}
+
+
+def text_of_nothing(form: str, text: str) -> str:
+    """The arguments in the text of a call without any: an empty object, with white space or not."""
+    if form == "qwen3_coder":
+        return "{}"
+    [found] = re.findall(r"\{\s*\}", text)
+    return found
+
+
+SETTING = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}, "unit": {"enum": ["c"]}},
+    "required": ["n", "unit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(("form", "has_names"), FORMS)
+def test_required_arguments_are_never_left_out(form: str, has_names: bool) -> None:
+    """Neither as nothing, nor as an empty object, nor one by one."""
+    rule = CallRule("get", SETTING, enforceable(SETTING))
+    data = compiled(calls_format(form, [rule], has_names=has_names, parallel=False))
+    whole = min(answers(data, 16), key=len)
+    [[name, arguments]] = parsed(form, whole)[0]
+    assert name == "get" and json.loads(arguments).keys() == {"n", "unit"}
+    start, end = whole.index("<parameter=" if form == "qwen3_coder" else arguments), -1
+    if form == "qwen3_coder":
+        parameter = "<parameter=n>\n1\n</parameter>\n"
+        end, empty = whole.index("</function>"), ["", parameter, f"{parameter}{parameter}"]
+    else:
+        end, empty = start + len(arguments), ["", "{}", "null", '""', '{"n": 1}', '{"unit": "c"}']
+    assert accepts(data, whole)
+    for instead in empty:
+        assert not accepts(data, whole[:start] + instead + whole[end:]), instead
 
 
 CALLS = {

@@ -125,7 +125,9 @@ def choice_format(texts: Sequence[str], param: str) -> Format:
         RequestError: none, too many, or an empty one.
     """
     if not 0 < len(texts) <= MAX_TEXTS or not all(texts):
-        raise RequestError(f"{param}: 1 to {MAX_TEXTS} texts, none of them empty", param)
+        raise RequestError(
+            f"{param}: choice takes 1 to {MAX_TEXTS} texts, none of them empty", param
+        )
     return choice(*(text(one) for one in dict.fromkeys(texts)))
 
 

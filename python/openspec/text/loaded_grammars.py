@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from openspec.checkpoint.config import ModelConfig
+from openspec.errors import RequestError
 from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
-from openspec.messages import StructuredOutputs
+from openspec.messages import SamplingParams
 from openspec.text.answer_grammar import answer_source, content_format
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
@@ -37,14 +38,17 @@ class LoadedGrammars:
         self._loaded: set[str] = set()
         self._forgotten: list[str] = []
 
-    def load(self, asked: StructuredOutputs | None, thinking: bool | None) -> str:
+    def load(self, sampling: SamplingParams, thinking: bool | None) -> str:
         """The key of an answer's grammar in the engine; empty where nothing is asked for.
 
         Raises:
             RequestError: it cannot be enforced, or is refused.
         """
+        asked = sampling.structured_outputs
         if asked is None:
             return ""
+        if sampling.ignore_eos:
+            raise RequestError(f"ignore_eos and {PARAM} exclude each other", "ignore_eos")
         source = answer_source(self.form, thinking, content_format(asked, PARAM), None, PARAM)
         assert source is not None
         grammar = self._started().compile(source, PARAM)
