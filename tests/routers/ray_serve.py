@@ -23,10 +23,9 @@ from openspec.serve.ray_app import build, parse, reconfigured
 BIN = Path(sys.argv[1])
 ROOT = Path(__file__).resolve().parents[2]
 ARGS = {"kv_cache_memory": "64MiB", "max_model_len": "8192", "num_cpus": "1"}
-MARKS = ("openspec.engine.process", "openspec.text.worker", "ray::", "raylet", "gcs_server")
 
 
-def processes(mark: str) -> set[int]:
+def processes(mark: str = "") -> set[int]:
     """Those whose command line has the mark; of replicas and of whatever they started."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -34,8 +33,9 @@ def processes(mark: str) -> set[int]:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if mark in line and is_ours(int(path.parent.name)):
-            found.add(int(path.parent.name))
+        pid = int(path.parent.name)
+        if mark in line and pid != os.getpid() and is_ours(pid):
+            found.add(pid)
     return found
 
 
@@ -241,5 +241,5 @@ with tempfile.TemporaryDirectory(prefix="ray") as temporary:
     check_drain(url)
     serve.shutdown()
     ray.shutdown()
-    fleet.until(lambda: not any(processes(mark) for mark in MARKS), "no process is left")
+    fleet.until(lambda: not processes(), "no process is left")
     print("   no process is left")

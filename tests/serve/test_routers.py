@@ -15,6 +15,6 @@ RUN = Path(__file__).parents[1] / "routers" / "run"
 @pytest.mark.parametrize("name", ["smg", "vllm-router", "dynamo-indexer", "ray"])
 def test_router(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, RUN, name], capture_output=True, text=True, timeout=1800, check=False
+        [sys.executable, RUN, name], capture_output=True, text=True, timeout=590, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

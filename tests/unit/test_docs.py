@@ -6,8 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from bench import make_tables
 
+from openspec.config import parse_engine_args
+from openspec.serve.app import PUBLIC_PATHS, ROUTES
+from openspec.serve.config import ServeConfig
+from openspec.settings import build, group_of
 from tests import prose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,6 +168,28 @@ def test_sentences_are_short(page: Path) -> None:
 )
 def test_pages_stay_short(page: Path, most: int) -> None:
     assert len(page.read_text().splitlines()) <= most
+
+
+def test_the_kubernetes_example(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", (DOCS / "scale.md").read_text(), flags=re.S)
+    service, deployment = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"]
+    [container] = pod["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "openspec.serve"]
+    [volume] = container["volumeMounts"]
+    (tmp_path / "qwen3-4b").mkdir()
+    args = [arg.replace(volume["mountPath"], str(tmp_path)) for arg in container["args"]]
+    groups = [group_of("server", ServeConfig)]
+    engine, values = parse_engine_args("test", "", args, groups, environ={})
+    server = build(ServeConfig, values)
+    assert Path(str(engine.model)) == tmp_path / "qwen3-4b"
+    assert server.port == container["ports"][0]["containerPort"]
+    assert server.num_replicas == container["resources"]["limits"]["nvidia.com/gpu"]
+    longest_end_s = server.drain_grace_s + server.shutdown_timeout
+    assert pod["spec"]["terminationGracePeriodSeconds"] > longest_end_s
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["path"] in PUBLIC_PATHS & ROUTES.keys()
 
 
 def test_the_tests_that_a_page_names_exist() -> None:

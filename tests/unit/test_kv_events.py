@@ -377,6 +377,17 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) ->
         LLM(kv_events_config=settings, kv_cache_memory="4MiB")
 
 
+def test_engines_of_one_server_have_ports_of_their_own() -> None:
+    on: dict[str, Any] = {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:5557"}
+    close = KVEventsConfig.of({**on, "replay_endpoint": "tcp://*:5560"})
+    assert close.of_engine(2, 3).data_parallel_rank == 2
+    with pytest.raises(ConfigError, match=r"too close for 4 engines.* the port 5660"):
+        close.of_engine(0, 4)
+    for replay in (None, "tcp://127.0.0.1:*", "tcp://127.0.0.1:0", "ipc:///tmp/replay"):
+        assert KVEventsConfig.of({**on, "replay_endpoint": replay}).of_engine(1, 64)
+    assert KVEventsConfig(data_parallel_rank=8).of_engine(1, 2).data_parallel_rank == 9
+
+
 def test_not_json() -> None:
     with pytest.raises(ConfigError, match=r"--kv-events-config: .* does not fit"):
         parse_engine_args("test", "", ["--kv-events-config", "{on}"], environ={})

@@ -79,6 +79,21 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
         return config
 
+    def of_engine(self, number: int, num_engines: int) -> KVEventsConfig:
+        """What one of several engines publishes: its number is added to the rank.
+
+        Raises:
+            ConfigError: two engines would have the same port.
+        """
+        ports = _port_of(self.endpoint), _port_of(self.replay_endpoint or "")
+        if self.is_on and all(ports) and abs(ports[0] - ports[1]) < num_engines:
+            raise ConfigError(
+                f"kv_events_config: the ports {ports[0]} and {ports[1]} are too close for "
+                f"{num_engines} engines, because each adds its number to both; give "
+                f"replay_endpoint the port {max(ports) + 100}"
+            )
+        return msgspec.structs.replace(self, data_parallel_rank=self.data_parallel_rank + number)
+
     @property
     def is_on(self) -> bool:
         """Whether anything is published."""
@@ -318,8 +333,13 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
     """The address of one of several engines: the port rises, a path gets an ending."""
     if rank == 0:
         return endpoint
-    head, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://"):
         return f"{endpoint}_dp{rank}"
-    # Another port is the system's to pick.
-    return f"{head}:{int(port) + rank}" if port.isdigit() and port != "0" else endpoint
+    port = _port_of(endpoint)
+    return f"{endpoint.rpartition(':')[0]}:{port + rank}" if port else endpoint
+
+
+def _port_of(endpoint: str) -> int:
+    """0 where there is none, or the system picks one."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) if endpoint.startswith("tcp://") and port.isdecimal() else 0

@@ -292,8 +292,8 @@ def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineC
         logger.info("one of %d engines: %d CPU threads each", share.num_replicas, num_threads)
     kv_events = config.kv_events_config
     if kv_events is not None:
-        rank = KVEventsConfig.of(kv_events).data_parallel_rank + share.replica
-        kv_events = {**kv_events, "data_parallel_rank": rank}
+        own = KVEventsConfig.of(kv_events).of_engine(share.replica, share.num_replicas)
+        kv_events = {**kv_events, "data_parallel_rank": own.data_parallel_rank}
     return dataclasses.replace(config, num_threads=num_threads, kv_events_config=kv_events)
 
 
