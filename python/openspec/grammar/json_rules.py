@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from openspec import _grammar
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.pattern import ANY, ESCAPED_IN_JSON, Repeat, render
+from openspec.grammar.characters import ESCAPED_IN_JSON
+from openspec.grammar.pattern import ANY, Repeat, render
 
 MAX_INDENT = 32
 _LINE = ('""', '" "')

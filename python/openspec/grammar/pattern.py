@@ -6,10 +6,22 @@ the grammar gets matches whole texts, and inside JSON no character that JSON wri
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from openspec.grammar.characters import (
+    CLASSES,
+    CONTROLS,
+    ESCAPED_IN_JSON,
+    LINE_ENDS,
+    MAX_CODE,
+    SURROGATES,
+    Ranges,
+    complement,
+    set_of,
+    union,
+)
 
 MAX_PATTERN_CHARS = 4096
 MAX_REPEATS = 2048
@@ -17,12 +29,8 @@ MAX_REPEATS = 2048
 MAX_UNROLLED = 128
 """Above it the library counts instead, which makes every mask a thousand times as slow."""
 MAX_DEPTH = 32
-MAX_CODE = 0x10FFFF
 ENDLESS = 1 << 40
 """A number of repetitions or characters that has no end."""
-
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""A set of code points: ranges in order, without overlap."""
 
 
 class PatternError(ValueError):
@@ -55,53 +63,6 @@ class Choice:
 Node: TypeAlias = Chars | Repeat | Choice
 
 
-def union(sets: Iterable[Ranges]) -> Ranges:
-    """Characters of any of the sets."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(itertools.chain(*sets)):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """All other code points that text has: no surrogates."""
-    result, start = [], 0
-    for low, high in union([ranges, SURROGATES]):
-        if start < low:
-            result.append((start, low - 1))
-        start = high + 1
-    if start <= MAX_CODE:
-        result.append((start, MAX_CODE))
-    return tuple(result)
-
-
-def _set(characters: str) -> Ranges:
-    return union([((ord(character), ord(character)),) for character in characters])
-
-
-SURROGATES: Ranges = ((0xD800, 0xDFFF),)
-ESCAPED_IN_JSON: Ranges = union([((0, 0x1F),), _set('"\\')])
-"""What JSON writes as an escape."""
-TAG_OPENING = _set("<")
-_LINE_ENDS = _set("\n\r\u2028\u2029")
-_SPACES = union(
-    [_set("\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff\x1c\x1d\x1e\x1f\x85"),
-     ((0x2000, 0x200A),)]
-)  # fmt: skip
-_DIGITS: Ranges = ((48, 57),)
-_WORD: Ranges = union([_DIGITS, ((65, 90), (97, 122)), _set("_")])
-_CLASSES = {
-    "d": _DIGITS,
-    "D": complement(_DIGITS),
-    "w": _WORD,
-    "W": complement(_WORD),
-    "s": _set("\t\n\v\f\r "),
-    "S": complement(_SPACES),
-}
-_CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "0": 0}
 ANY = Chars(complement(()))
 
 
@@ -188,14 +149,14 @@ class Pattern:
         if self._take("["):
             return Chars(self._set())
         if self._take("."):
-            return Chars(complement(_LINE_ENDS))
+            return Chars(complement(LINE_ENDS))
         if self._take("\\"):
             return Chars(self._escape(is_set=False))
         character = self._peek()
         if character in "*+?":
             raise PatternError(f"nothing to repeat before {character!r}")
         self._at += 1
-        return Chars(_set(character))
+        return Chars(set_of(character))
 
     def _repeated(self, node: Node) -> Node:
         while True:
@@ -255,17 +216,17 @@ class Pattern:
         if not character:
             raise PatternError("unmatched '['")
         self._at += 1
-        return self._escape(is_set=True) if character == "\\" else _set(character)
+        return self._escape(is_set=True) if character == "\\" else set_of(character)
 
     def _escape(self, is_set: bool) -> Ranges:
         character = self._peek()
         self._at += 1
-        if character in _CLASSES and character:
-            return _CLASSES[character]
-        if character in _CONTROLS and character:
-            return ((_CONTROLS[character],) * 2,)
+        if character in CLASSES and character:
+            return CLASSES[character]
+        if character in CONTROLS and character:
+            return ((CONTROLS[character],) * 2,)
         if character == "b" and is_set:
-            return _set("\b")
+            return set_of("\b")
         if character in ("x", "u"):
             braces = character == "u" and self._take("{")
             end = (
@@ -282,7 +243,7 @@ class Pattern:
             return ((code, code),)
         if not character or character.isalnum():
             raise PatternError(f"\\{character} is not supported")
-        return _set(character)
+        return set_of(character)
 
 
 _REFUSED_GROUPS = (
@@ -360,10 +321,10 @@ def other_than(texts: Sequence[str]) -> Choice:
             by_first.setdefault(text[0], []).append(text[1:])
     anything = Repeat(ANY, 0, ENDLESS)
     options: list[tuple[Node, ...]] = [] if "" in texts else [()]
-    others = complement(union([_set(first) for first in by_first]))
+    others = complement(union([set_of(first) for first in by_first]))
     options.append((Chars(others), anything))
     for first, rests in by_first.items():
-        options.append((Chars(_set(first)), other_than(rests)))
+        options.append((Chars(set_of(first)), other_than(rests)))
     return Choice(tuple(options))
 
 

@@ -7,15 +7,9 @@ import re
 from collections.abc import Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.grammar.characters import ESCAPED_IN_JSON
 from openspec.grammar.constraints import At, Plain, Unenforceable, Unsatisfiable
-from openspec.grammar.pattern import (
-    ENDLESS,
-    ESCAPED_IN_JSON,
-    Pattern,
-    PatternError,
-    bounded,
-    render,
-)
+from openspec.grammar.pattern import ENDLESS, Pattern, PatternError, bounded, render
 from openspec.grammar.values import type_of
 
 MAX_INTEGER = (1 << 53) - 1

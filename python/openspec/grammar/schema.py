@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
-from urllib.parse import unquote
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.grammar.characters import ESCAPED_IN_JSON
 from openspec.grammar.constraints import (
     ALL_TYPES,
     TYPES,
@@ -27,7 +27,9 @@ from openspec.grammar.constraints import (
     read_plain,
 )
 from openspec.grammar.disjoint import are_disjoint
-from openspec.grammar.pattern import ANY, ESCAPED_IN_JSON, Repeat, other_than, render
+from openspec.grammar.pattern import ANY, Repeat, other_than, render
+from openspec.grammar.productive import check_productive
+from openspec.grammar.references import target_of
 from openspec.grammar.scalars import (
     admits,
     bounds_of_length,
@@ -70,32 +72,12 @@ class _Rewriter:
             node = self._node((self._root,), 0)
         except Unsatisfiable:
             raise Unenforceable("", "no value fits this schema") from None
-        _check_productive(node, self._defs)
+        check_productive(node, self._defs)
         if self._defs:
             node = {**node, "$defs": self._defs}
         return shared(node)
 
-    # ---- References and choices
-
-    def _target(self, at: At) -> At:
-        """What a `$ref` refers to."""
-        assert isinstance(at.schema, Mapping)
-        uri = at.schema["$ref"]
-        place = f"{at.pointer or '#'}/$ref"
-        if not isinstance(uri, str) or not uri.startswith("#"):
-            raise Unenforceable(place, "only references within the schema, '#/...', are followed")
-        found = self._root
-        for step in uri[1:].split("/")[1:]:
-            key: str | int = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found.schema, (list, tuple)) and str(key).isdecimal():
-                key = int(key)
-            try:
-                found = found[key]
-            except (KeyError, IndexError, TypeError):
-                raise Unenforceable(place, f"{uri[:100]} refers to nothing") from None
-        if uri not in ("#", "#/") and not uri.startswith("#/"):
-            raise Unenforceable(place, "anchors are not followed; write '#/$defs/...'")
-        return found
+    # ---- Choices
 
     def _choices(self, at: At, seen: frozenset[str] = frozenset()) -> list[Plain]:
         """A schema as constraints of which a value fits one; none where nothing fits."""
@@ -107,7 +89,7 @@ class _Rewriter:
         schema = at.schema
         assert isinstance(schema, Mapping)
         if "$ref" in schema:
-            target = self._target(at)
+            target = target_of(self._root, at)
             if target.pointer in seen:
                 raise Unenforceable(at.pointer, "$ref refers to itself")
             found = _product(found, self._choices(target, seen | {target.pointer}))
@@ -174,7 +156,7 @@ class _Rewriter:
                 return at
             if read_plain(at) != Plain(at.pointer) or {"allOf", "anyOf", "oneOf"} & schema.keys():
                 return at
-            at = self._target(at)
+            at = target_of(self._root, at)
         raise Unenforceable(at.pointer, "$ref refers to itself")
 
     def _unnamed(self, parts: Parts, depth: int) -> Node:
@@ -397,28 +379,3 @@ def _product(ones: list[Plain], twos: list[Plain]) -> list[Plain]:
         except Unsatisfiable:
             continue
     return result
-
-
-def _check_productive(root: JsonValue, defs: Mapping[str, JsonValue]) -> None:
-    """Refuses what can never end: a value that must hold another one of its own kind."""
-
-    def ends(node: JsonValue) -> bool:
-        if not isinstance(node, Mapping):
-            return True
-        if "$ref" in node:
-            return str(node["$ref"]).rpartition("/")[2] in good
-        if isinstance(options := node.get("anyOf"), list):
-            return any(map(ends, options))
-        properties, required = node.get("properties"), node.get("required")
-        if isinstance(properties, Mapping) and isinstance(required, list):
-            return all(ends(properties[name]) for name in required)
-        prefix = node.get("prefixItems")
-        return all(map(ends, prefix if isinstance(prefix, list) else ())) and (
-            "minItems" not in node or ends(node.get("items"))
-        )
-
-    good: set[str] = set()
-    while more := {name for name in defs if name not in good and ends(defs[name])}:
-        good |= more
-    if len(good) < len(defs) or not ends(root):
-        raise Unenforceable("", "no value fits this schema: one would hold itself for ever")

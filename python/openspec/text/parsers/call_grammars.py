@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
+from openspec.grammar.characters import TAG_OPENING
 from openspec.grammar.formats import (
     ANY_OBJECT,
     Format,
@@ -21,7 +22,7 @@ from openspec.grammar.formats import (
     tag,
     text,
 )
-from openspec.grammar.pattern import ANY, TAG_OPENING, Pattern, Repeat, render
+from openspec.grammar.pattern import ANY, Pattern, Repeat, render
 from openspec.grammar.scalars import BOUNDED_FORMATS, bounds_of_length
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
 from openspec.text.parsers.xml_calls import VALUE_ENDS, value_types
