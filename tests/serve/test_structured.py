@@ -18,6 +18,20 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+TAGS = {
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f>"],
+        # As the library's documents write it: in this list a tag needs no type.
+        "tags": [
+            {
+                "begin": "<f>",
+                "content": {"type": "json_schema", "json_schema": SCHEMA},
+                "end": "</f>",
+            }
+        ],
+    }
+}
 
 
 def grammar_of_last(server: RunningServer) -> str:
@@ -34,6 +48,7 @@ def grammar_of_last(server: RunningServer) -> str:
         (TEXT, {"guided_grammar": 'root ::= "yes"'}),
         (TEXT, {"response_format": FORMAT}),
         (TEXT, {"structured_outputs": {"json_object": True}}),
+        (TEXT, {"structured_outputs": {"structural_tag": TAGS}}),
         (CHAT, {"response_format": {"type": "json_object"}}),
         (CHAT, {"response_format": FORMAT}),
         (CHAT, {"structured_outputs": {"choice": ["a", "b"]}}),

@@ -182,6 +182,13 @@ def structural_tag_format(given: JsonValue, param: str) -> Format:
     return _checked(given["format"], param, "format", 0)
 
 
+def _typed(item: JsonValue, key: str) -> JsonValue:
+    """An item of a list; in a list of tags the library takes one without a type for a tag."""
+    if key == "tags" and isinstance(item, Mapping):
+        return {"type": "tag", **item}
+    return item
+
+
 def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
     if not isinstance(given, Mapping) or depth > MAX_TAG_DEPTH:
         raise RequestError(
@@ -211,7 +218,7 @@ def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
             if not isinstance(items, (list, tuple)):
                 raise RequestError(f"{param}: {place}.{key} must be a list", param)
             result[key] = [
-                _checked(item, param, f"{place}.{key}[{i}]", depth + 1)
+                _checked(_typed(item, key), param, f"{place}.{key}[{i}]", depth + 1)
                 for i, item in enumerate(items)
             ]
     if kind == "dispatch":
