@@ -100,7 +100,7 @@ with fleet.servers(2, "--replicas", "2", "--kv-events-config", json.dumps(events
             print(f"   {policy}:", end="")
             fleet.check_texts(url, expected)
     urls, by_engine = [server.url for server in behind], ("--intra-node-data-parallel-size", "2")
-    url, command = router(urls, "--policy", "kv_aware", *by_engine, "--api-key", "unused")
+    url, command = router(urls, "--policy", "kv_aware", *by_engine)
     with fleet.process(*command):
         wait_until_up(url)
         time.sleep(2.0)  # the subscriptions
@@ -113,3 +113,17 @@ with fleet.servers(2, "--replicas", "2", "--kv-events-config", json.dumps(events
         fleet.check_killed_engine(url, behind)
         fleet.check_drain(url, behind)
         fleet.check_end(url, behind)
+
+first = fleet.free_port()
+events["endpoint"] = f"tcp://127.0.0.1:{first}"
+events["replay_endpoint"] = f"tcp://127.0.0.1:{first + 100}"
+with fleet.servers(1, "--replicas", "2", "--kv-events-config", json.dumps(events)) as behind:
+    urls = [server.url for server in behind]
+    url, command = router(urls, "--policy", "kv_aware", *by_engine)
+    with fleet.process(*command):
+        wait_until_up(url)
+        time.sleep(2.0)  # the subscriptions
+        check_cache_hits(url, urls)
+        fleet.check_killed_engine(url, behind)
+        print("   with another engine in its place:")
+        check_cache_hits(url, urls)
