@@ -2,7 +2,7 @@
 
 The library writes the rules. It allows white space wherever JSON does, and counts characters in one
 rule each, which costs a mask of the whole vocabulary a character. Here white space is what people
-and models write, and a length is the budget of one rule.
+and models write, a long length is the budget of one rule, and equal short ones share an automaton.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def json_rules(schema: str, layout: str, least_budget: int) -> str:
     """
     lines = _grammar.json_schema_rules(schema).splitlines()
     counted = {found[1] for line in lines if (found := _CHARACTERS.fullmatch(line))}
-    budgets: list[str] = []
+    lengths: dict[str, str] = {}  # rules by name
 
     def replaced(piece: re.Match[str]) -> str:
         if piece["separator"]:
@@ -82,30 +82,33 @@ def json_rules(schema: str, layout: str, least_budget: int) -> str:
             return "json_gap"
         if piece["characters"] in counted:
             low, high = int(piece["low"]), int(piece["high"])
-            # A rule for each place: so the library knows what follows it.
-            name = f"{LENGTH_RULE}_{len(budgets)}"
-            use, rule = _of_length(name, low, high, least_budget)
-            budgets.append(rule)
-            return use
+            return _of_length(lengths, low, high, least_budget)
         return _NO_ESCAPE if piece[0] == _LIBRARY_CHARACTERS else piece[0]
 
     kept = [line for line in lines if not _GAP_RULE.fullmatch(line)]
     rules = [_PIECE.sub(replaced, line) for line in kept]
     gaps = (("json_space", _LINE), ("json_gap", LAYOUTS[layout]))
     layout_rules = [f"{name} ::= ({' | '.join(options)}) {_FOLLOWS}" for name, options in gaps]
-    return "\n".join([*rules, *filter(None, budgets), *layout_rules])
+    length_rules = [f"{name} ::= {body}" for name, body in lengths.items()]
+    return "\n".join([*rules, *length_rules, *layout_rules])
 
 
-def _of_length(name: str, low: int, high: int, least_budget: int) -> tuple[str, str]:
-    """So many characters (high -1: any number), and the rule that this needs, if any.
+def _of_length(rules: dict[str, str], low: int, high: int, least_budget: int) -> str:
+    """So many characters (high -1: any number); adds the rule that this needs, if any.
 
     The library does not see a budget in a token that begins before its rule, so the budget has to
     be larger than any token. Below that an automaton counts.
     """
     start = f"{_NO_ESCAPE}{{{low}}}" if low else ""
     if high < 0:
-        return f"{start} {_NO_ESCAPE}*", ""
+        return f"{start} {_NO_ESCAPE}*"
     if high - low >= least_budget:
-        return f"{start} {name}", f"{name}[max_chars={high - low}] ::= {_NO_ESCAPE}*"
+        # A rule for each place: so the library knows what follows it.
+        name = f"{LENGTH_RULE}_{len(rules)}"
+        rules[f"{name}[max_chars={high - low}]"] = f"{_NO_ESCAPE}*"
+        return f"{start} {name}"
+    # One for all places: each state takes milliseconds to compile. So it says what follows.
+    name = f"counted_text_{low}_{high}"
     pattern = render(Repeat(ANY, low, high), ESCAPED_IN_JSON).replace("\\", "\\\\")
-    return f'Regex("{pattern}", json_string=true)', ""
+    rules[name] = f'Regex("{pattern}", json_string=true) (="\\"")'
+    return name
