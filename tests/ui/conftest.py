@@ -1,7 +1,8 @@
-"""A browser, and servers whose page it opens. Without one, all tests here are skipped."""
+"""A browser, and servers whose page it opens. Without one, all tests here are skipped at once."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,12 +15,32 @@ from tests.serve.conftest import RunningServer, run_fake_server
 from tests.serve.fake_model import write_fake_model
 from tests.serve.real_server import RealServer, real_server
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="needs Playwright: pip install playwright"
-)
+try:
+    from playwright import sync_api as playwright_api
+except ModuleNotFoundError:
+    playwright_api = None  # see `_missing`
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 DESKTOP, PHONE = {"width": 1360, "height": 860}, {"width": 390, "height": 844}
+
+
+@functools.cache
+def _missing() -> str | None:
+    """What these tests lack, and how to get it."""
+    if playwright_api is None:
+        return 'needs Playwright: pip install "playwright>=1.50", or the extra ui-tests'
+    if CHROMIUM is None:
+        with playwright_api.sync_playwright() as playwright:
+            if not Path(playwright.chromium.executable_path).exists():
+                return "needs a browser: apt-get install chromium, or CHROMIUM=/path/to/it"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any fixture starts a server."""
+    if (reason := _missing()) is not None:
+        pytest.skip(reason)
 
 
 @dataclass
@@ -52,8 +73,6 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[playwright_api.Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs a browser: apt-get install chromium, or CHROMIUM=/path/to/it")
     with playwright_api.sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)

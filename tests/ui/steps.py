@@ -18,7 +18,9 @@ def recorded(visit: Visit) -> list[list[dict]]:
             return
         chunks = parse_events(response.body())
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        runs.append([step for choice in choices for step in choice.get("steps", ())])
+        steps = [step for choice in choices for step in choice.get("steps", ())]
+        if steps:  # none where the page warms the server up
+            runs.append(steps)
 
     visit.page.on("requestfinished", lambda request: note(request.response()))
     return runs

@@ -142,12 +142,24 @@ async function race(prompt) {
   const runs = [];
   $("verdict").replaceChildren();
   for (const view of lanes()) view.clear();
+  // No run finds another's prompt in the cache.
+  const salted = (speculative) => {
+    const { path, body } = plan(prompt, speculative);
+    body.cache_salt = "ui-" + [...crypto.getRandomValues(new Uint32Array(2))].join("-");
+    return { path, body };
+  };
   try {
+    // What a server does once, at its first answers, is no part of either run.
+    for (const speculative of [true, false]) {
+      $("verdict").replaceChildren(make("span", "quiet", "Warming up \u2026"));
+      const { path, body } = salted(speculative);
+      body.speculative.detailed = false;
+      body.max_tokens = Math.min(8, body.max_tokens);
+      await stream(path, body, page.stop.signal, () => {});
+    }
     for (const [index, speculative] of [true, false].entries()) {
       $("verdict").replaceChildren(make("span", "quiet", speculative ? "First with speculation \u2026" : "Then without \u2026"));
-      const { path, body } = plan(prompt, speculative);
-      // Neither finds the other's prompt in the cache.
-      body.cache_salt = "ui-" + [...crypto.getRandomValues(new Uint32Array(2))].join("-");
+      const { path, body } = salted(speculative);
       runs.push(await record(path, body, page.stop.signal, (step) => lanes()[index].add(step)));
     }
   } catch (error) {
