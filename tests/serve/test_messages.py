@@ -293,6 +293,7 @@ def turn(**fields: object) -> list[dict]:
         ("output_config", {"format": {"type": "json_schema"}}),
         ("mcp_servers", [{"type": "url"}]),
         ("n", 2),
+        ("speculative", {"detailed": True}),
         ("return_token_ids", True),
         ("temperature", "hot"),
     ],

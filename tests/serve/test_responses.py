@@ -253,6 +253,7 @@ def item(**fields: object) -> list[dict]:
         ("max_output_tokens", 0),
         ("max_tokens", 5),
         ("n", 2),
+        ("speculative", {"detailed": True}),
         ("top_logprobs", 2),
         ("return_token_ids", True),
         ("prompt_logprobs", 0),

@@ -140,6 +140,12 @@ def refuse_choices(body: GenerationFields, what: str) -> None:
     """
     if body.n not in (None, 1):
         raise RequestError(f"n is not supported for {what}.", "n")
+    if body.speculative is not None and body.speculative.detailed:
+        raise RequestError(
+            f"speculative.detailed is not supported for {what}: /v1/chat/completions and "
+            "/v1/completions report steps.",
+            "speculative",
+        )
     if body.prompt_logprobs is not None:
         raise RequestError(f"prompt_logprobs is not supported for {what}.", "prompt_logprobs")
     for name in ("return_token_ids", "return_tokens_as_token_ids"):
