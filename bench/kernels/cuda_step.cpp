@@ -222,7 +222,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
       }
       all_decode = true;
       decode_begin = Clock::now();
-      busy_seconds = runner.stats().step_seconds;
+      busy_seconds = runner.stats().device_seconds();
     }
     auto lease = runner.reserve(requests);
     runner.launch(*lease);
@@ -251,7 +251,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     open.pop_front();
   }
   timing.step_ms = total / std::max(1, num_steps);
-  timing.idle_share = 1.0 - 1e3 * (runner.stats().step_seconds - busy_seconds) / total;
+  timing.idle_share = 1.0 - 1e3 * (runner.stats().device_seconds() - busy_seconds) / total;
   timing.tokens_per_second = 1e3 * num_tokens / total;
   timing.tokens_per_step = static_cast<double>(num_tokens) / std::max(1, num_steps);
   return timing;

@@ -294,7 +294,10 @@ void bind_values(py::module_& m) {
       .def_readonly("num_rows", &RunnerStats::num_rows)
       .def_readonly("num_drafter_failures", &RunnerStats::num_drafter_failures)
       .def_readonly("last_drafter_failure", &RunnerStats::last_drafter_failure)
-      .def_readonly("step_seconds", &RunnerStats::step_seconds);
+      .def_readonly("draft_seconds", &RunnerStats::draft_seconds)
+      .def_readonly("verify_seconds", &RunnerStats::verify_seconds)
+      .def_readonly("unsplit_seconds", &RunnerStats::unsplit_seconds)
+      .def_readonly("rest_seconds", &RunnerStats::rest_seconds);
   py::class_<PageEvent>(m, "PageEvent")
       .def_property_readonly(
           "kind",

@@ -346,20 +346,28 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "collect follows launch");
   enter("collect");
   backend_->collect(lease);
-  {
-    const std::lock_guard lock(stats_mutex_);
-    stats_.step_seconds += lease.seconds;
-  }
   const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
   const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
   backend_->observe_time(lease, seconds);
+  const double whole = std::chrono::duration<double>(last_collected_ - begun).count();
+  const std::optional<double> drafting = backend_->draft_seconds(lease);
+  {
+    const std::lock_guard lock(stats_mutex_);
+    if (drafting) {
+      stats_.draft_seconds += *drafting;
+      stats_.verify_seconds += lease.seconds - *drafting;
+    } else {
+      stats_.unsplit_seconds += lease.seconds;
+    }
+    stats_.rest_seconds += std::max(0.0, whole - lease.seconds);
+  }
   for (SpanResult& result : lease.results) {
     if (!result.detail) continue;
     result.detail->num_rows = lease.num_rows;
     result.detail->num_seqs = static_cast<int>(lease.requests.size());
-    result.detail->seconds = std::chrono::duration<double>(last_collected_ - begun).count();
+    result.detail->seconds = whole;
     result.detail->device_seconds = lease.seconds;
-    result.detail->draft_seconds = backend_->draft_seconds(lease);
+    result.detail->draft_seconds = drafting;
   }
   return lease.results;
 }

@@ -203,7 +203,10 @@ class RunnerStats:
     num_rows: int
     num_drafter_failures: int
     last_drafter_failure: str
-    step_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    unsplit_seconds: float
+    rest_seconds: float
 
 class Drafter:
     """Base for drafters written in Python (research and tests); C++ drafters register themselves."""  # noqa: E501

@@ -281,6 +281,14 @@ class EngineStats(SpecCounters, kw_only=True):
     num_step_failures: int = 0
     num_admission_failures: int = 0
     """Sequences that were given no slot, though one was free."""
+    draft_seconds: float = 0.0
+    """Of all steps: their parts as in `StepDetail`; this one, of proposing."""
+    verify_seconds: float = 0.0
+    """Of the device in the same steps, without proposing."""
+    unsplit_seconds: float = 0.0
+    """Of the device in the steps whose proposing was not timed apart."""
+    rest_seconds: float = 0.0
+    """What steps took beside the device's work."""
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

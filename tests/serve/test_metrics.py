@@ -64,6 +64,7 @@ def test_everything_exists_at_zero_from_the_start(start_server) -> None:
     spec = {key: value for key, value in samples.items() if key.startswith("vllm:spec_decode")}
     assert {value for key, value in spec.items() if "_total" in key} == {0}
     assert sum('position="' in key for key in spec) == 4
+    assert sum("engine_step_seconds_total" in key for key in samples) == 4
     assert series("vllm:request_success_total", engine="0", finished_reason="stop") in samples
     assert samples[series("openspec:ready")] == 1
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from openspec import LLM, SamplingParams
+from openspec.engine.replicas import STATS_MAX_AGE_S
 from openspec.messages import SpeculativeOptions
 from tests.serve.conftest import RunningServer
 from tests.serve.real_server import RealServer, real_server
@@ -106,6 +109,33 @@ def test_forced_drafts(real: RealServer) -> None:
     free = {**body, "structured_outputs": None}
     steps = real.client.post(COMPLETIONS, json=free).json()["choices"][0]["steps"]
     assert not any(step["num_forced_tokens"] for step in steps)
+
+
+def test_the_engine_adds_up_the_times(real: RealServer) -> None:
+    """The counters rise by what the steps themselves report."""
+
+    def read() -> dict[str, float]:
+        time.sleep(1.5 * STATS_MAX_AGE_S)
+        told = real.client.get("/server_info").json()
+        assert told["engines"][0]["step_seconds"] == told["step_seconds"]
+        pattern = r'^openspec:engine_step_seconds_total\{.*part="(\w+)".*\} (\S+)$'
+        shown = re.findall(pattern, real.client.get("/metrics").text, re.M)
+        assert {part: float(value) for part, value in shown} == told["step_seconds"]
+        return told["step_seconds"]
+
+    before = read()
+    body = {"prompt": "def total(values):", "max_tokens": 60, "speculative": DETAILED}
+    steps = real.client.post(COMPLETIONS, json=body).json()["choices"][0]["steps"]
+    after = read()
+    new = {part: 1e3 * (after[part] - before[part]) for part in after}
+    whole, device, draft = (
+        sum(step[name] for step in steps) for name in ("time_ms", "device_time_ms", "draft_time_ms")
+    )
+    rounding = 0.002 * len(steps)
+    assert new["draft"] == pytest.approx(draft, abs=rounding) and draft > 0
+    assert new["verify"] == pytest.approx(device - draft, abs=rounding) and new["verify"] > 0
+    assert new["draft_and_verify"] == 0  # on CPU each step is timed
+    assert sum(new.values()) == pytest.approx(whole, abs=rounding)
 
 
 def test_the_same_everywhere(real: RealServer) -> None:

@@ -95,7 +95,10 @@ class FakeStats:
     num_rows: int = 0
     num_drafter_failures: int = 0
     last_drafter_failure: str = ""
-    step_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    unsplit_seconds: float = 0.0
+    rest_seconds: float = 0.0
 
 
 @dataclass(eq=False)

@@ -124,6 +124,10 @@ class EngineCore:
         stats.num_free_pages = runner.num_free_pages
         stats.num_steps = runner.stats.num_steps
         stats.num_drafter_failures = runner.stats.num_drafter_failures
+        stats.draft_seconds = runner.stats.draft_seconds
+        stats.verify_seconds = runner.stats.verify_seconds
+        stats.unsplit_seconds = runner.stats.unsplit_seconds
+        stats.rest_seconds = runner.stats.rest_seconds
         stats.prefix_cache_queries, stats.prefix_cache_hits = runner.prefix_cache_stats
         stats.num_step_failures = self._num_step_failures
         stats.num_admission_failures = self._num_admission_failures

@@ -28,7 +28,7 @@ from openspec.serve.api import AbortRequest, DetokenizeRequest, TokenizeRequest
 from openspec.serve.body import receive_json
 from openspec.serve.chat_prompt import render_chat
 from openspec.serve.context import ServerContext, is_authorised
-from openspec.serve.metrics import CONTENT_TYPE, kv_cache_usage
+from openspec.serve.metrics import CONTENT_TYPE, kv_cache_usage, step_seconds
 from openspec.serve.wire import ApiError, error_response, json_response, overloaded
 from openspec.text.tokenizer import Tokenizer
 
@@ -119,6 +119,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             "structured_outputs": context.grammars.info(),
             "enable_prefix_caching": config.enable_prefix_caching,
             **_for_routers(context),
+            "step_seconds": dict(step_seconds(stats)),
             "spec_decode": _speculation(stats),
             "num_replicas": len(engines),
             "engines": [_engine_state(one) for one in engines],
@@ -345,6 +346,7 @@ def _engine_state(engine: Replica) -> JsonObject:
         "num_generation_tokens": stats.num_generation_tokens,
         "prefix_cache_queries": stats.prefix_cache_queries,
         "prefix_cache_hits": stats.prefix_cache_hits,
+        "step_seconds": dict(step_seconds(stats)),
         "spec_decode": _speculation(stats),
     }
 

@@ -197,6 +197,15 @@ class ServerMetrics:
             for position, count in enumerate(accepted + [0] * (num_positions - len(accepted))):
                 per_pos.add_metric([str(engine), str(position)], count)
         yield from self._shown(BOTH, per_pos)
+        seconds = CounterMetricFamily(
+            "engine_step_seconds",
+            "Time of steps: drafter, target, both where not known apart, rest.",
+            labels=["engine", "part"],
+        )
+        for engine, stats in enumerate(self._stats):
+            for part, value in step_seconds(stats).items():
+                seconds.add_metric([str(engine), part], value)
+        yield from self._shown(OWN, seconds)
         for prefixes, collector in self._families:
             for family in collector.collect():
                 yield from self._shown(prefixes, family)
@@ -226,6 +235,16 @@ class ServerMetrics:
 def kv_cache_usage(stats: EngineStats) -> float:
     """Share of the KV pages that sequences hold, between 0 and 1."""
     return 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
+
+
+def step_seconds(stats: EngineStats) -> dict[str, float]:
+    """Where the time of steps went; the parts add up to the whole."""
+    return {
+        "draft": stats.draft_seconds,
+        "verify": stats.verify_seconds,
+        "draft_and_verify": stats.unsplit_seconds,
+        "rest": stats.rest_seconds,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,15 +80,15 @@ function showStep(step, index, view) {
   $("step-foot").firstChild.style.fontSize = "12.5px";
 }
 
-/// Samples of a page in Prometheus' form, by name and, for positions, label: sums over the engines,
+/// Samples of a page in Prometheus' form, by name and, for positions and parts, label: sums over the engines,
 /// and means of shares.
 function parseMetrics(text) {
   const values = new Map(), counts = new Map();
   for (const line of text.split("\n")) {
     const match = /^openspec:(\w+)(?:\{([^}]*)\})? (\S+)$/.exec(line);
     if (!match) continue;
-    const position = /position="(\d+)"/.exec(match[2] || "");
-    const name = position ? `${match[1]}/${position[1]}` : match[1];
+    const label = /(?:position|part)="(\w+)"/.exec(match[2] || "");
+    const name = label ? `${match[1]}/${label[1]}` : match[1];
     values.set(name, (values.get(name) || 0) + Number(match[3]));
     counts.set(name, (counts.get(name) || 0) + 1);
   }
@@ -128,15 +128,22 @@ class LivePanel {
           this.shares.push(since(`spec_decode_num_accepted_tokens_per_pos_total/${i}`) / drafts);
         }
       }
+      const steps = since("engine_steps_total");
+      if (steps > 0) {
+        const part = (name) => ({ name, ms: 1000 * since("engine_step_seconds_total/" + name) / steps });
+        const both = { ...part("draft_and_verify"), name: "both" };
+        this.split = [part("draft"), part("verify"), ...(both.ms > 0 ? [both] : []), part("rest")];
+      }
       figures($("server-numbers"), [
         ["tokens a second", short(rate)],
         ["mean acceptance length", short(this.length, 2)],
         ["KV in use", short(100 * now.get("kv_cache_usage_perc"), 1), "%"],
         ["batch", short(now.get("num_requests_running"))],
         ["waiting", short(now.get("num_requests_waiting"))],
-        ["steps a second", short(since("engine_steps_total") / (time - this.time) * 1000)],
+        ["steps a second", short(steps / (time - this.time) * 1000)],
       ]);
       $("spark").replaceChildren(drawTrace(this.rates));
+      $("server-split").replaceChildren(...(this.split ? [drawSplit(this.split)] : []));
       $("server-positions").replaceChildren(...(this.shares ? [drawPositions(this.shares)] : []));
     }
     this.last = now;

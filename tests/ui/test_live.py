@@ -1,0 +1,54 @@
+"""What the page `/ui` shows of the whole server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.serve.conftest import RunningServer
+from tests.ui.conftest import Visit
+
+
+def test_server_numbers(visit: Callable[..., Visit], scripted: RunningServer) -> None:
+    """Two engines as one: counters and batch are summed, the share of KV is a mean."""
+    num_asked = 0
+
+    def answer(route) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        lines = []
+        for engine, usage in (("0", 0.25), ("1", 0.75)):
+            for name, value in (
+                ("generation_tokens_total", 100 * num_asked),
+                ("spec_decode_num_drafts_total", 10 * num_asked),
+                ("spec_decode_num_accepted_tokens_total", 15 * num_asked),
+                ("kv_cache_usage_perc", usage),
+                ("engine_steps_total", 10 * num_asked),
+                ('engine_step_seconds_total{part="draft"}', 0.01 * num_asked),
+                ('engine_step_seconds_total{part="verify"}', 0.03 * num_asked),
+                ('engine_step_seconds_total{part="draft_and_verify"}', 0.0),
+                ('engine_step_seconds_total{part="rest"}', 0.002 * num_asked),
+                ("num_requests_running", 1 + int(engine)),
+                ("num_requests_waiting", 4),
+            ):
+                name, _, part = name.rstrip("}").partition("{")
+                labels = ",".join(['model_name="m"', f'engine="{engine}"', *[part] * bool(part)])
+                lines.append(f"openspec:{name}{{{labels}}} {value}")
+            name = "openspec:spec_decode_num_accepted_tokens_per_pos_total"
+            for position, share in enumerate((9, 6)):
+                labels = f'engine="{engine}",position="{position}"'
+                lines.append(f"{name}{{{labels}}} {share * num_asked}.0")
+        route.fulfill(body="\n".join(lines))
+
+    one = visit(scripted.url, setup=lambda page: page.route("**/metrics", answer))
+    one.page.wait_for_selector("#server-numbers dd")
+    names = one.page.locator("#server-numbers dt").all_inner_texts()
+    values = one.page.locator("#server-numbers dd").all_inner_texts()
+    shown = dict(zip(names, values, strict=True))
+    assert shown["mean acceptance length"] == "2.50"
+    assert shown["KV in use"] == "50.0 %"
+    assert (shown["batch"], shown["waiting"]) == ("3", "8")
+    assert 0 < float(shown["tokens a second"]) <= 200
+    title = one.page.get_attribute("#server-positions svg", "aria-label")
+    assert title is not None and title.endswith("1: 90 percent, 2: 60 percent")
+    split = one.page.get_attribute("#server-split svg", "aria-label")
+    assert split == "Step time: draft 1.00 ms, verify 3.00 ms, rest 0.20 ms"
