@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.constraints import Unenforceable
 from openspec.grammar.formats import json_of, source_of
+from openspec.grammar.json_rules import chars_behind_quote, json_rules
 from openspec.grammar.schema import enforceable
 from openspec.grammar.strict import check_strict
 from openspec.messages import StructuredOutputs
@@ -21,6 +23,7 @@ from tests.unit.grammar_walks import (
     compiled,
     compiled_schema,
     tokenizer,
+    tokens,
     values,
     vocabulary,
 )
@@ -199,6 +202,63 @@ def test_a_mask_is_what_may_be_accepted_up_to_a_length() -> None:
             if taken:
                 matcher.rollback(1)
         assert set(matcher.allowed()) == allowed
+
+
+def test_equal_lengths_share_an_automaton() -> None:
+    """Each of its states takes milliseconds to compile, and schemas repeat their lengths."""
+    text = {"type": "string", "maxLength": 12}
+    schema = {
+        "type": "object",
+        "properties": {"a": text, "b": {"type": "array", "items": text}, "c": text},
+        "required": ["a", "b", "c"],
+    }
+    node = json.dumps(enforceable(schema))
+    assert json_rules(node, "line", 128, 32).count("Regex(") == 1
+    data = compiled_schema(schema)
+    for a, b, c in ((12, 12, 12), (0, 5, 12), (13, 1, 1), (1, 13, 1), (1, 1, 13)):
+        value = {"a": "x" * a, "b": ["y", "z" * b], "c": "é" * c}
+        assert accepts(data, json.dumps(value, ensure_ascii=False)) == (max(a, b, c) <= 12)
+
+
+def test_many_lengths_are_budgets() -> None:
+    """Where automata of all lengths would take too long, a budget keeps some as exactly."""
+    assert chars_behind_quote([b'a"b"cd', b'"\xc3\xa9', b"xxxxxxx"]) == 4
+    ends = [(i % 3, 90 - i) for i in range(6)]
+    schema = {
+        "type": "object",
+        "properties": {
+            f"f{i}": {"type": "string", "minLength": low, "maxLength": high}
+            for i, (low, high) in enumerate(ends)
+        },
+        "required": [f"f{i}" for i in range(6)],
+    }
+    node = json.dumps(enforceable(schema))
+    behind = chars_behind_quote(tokens())
+    assert "max_chars" not in json_rules(node, "line", 128, 128)
+    rules = json_rules(node, "line", 128, behind)
+    assert sorted(re.findall(r"max_chars=(\d+)", rules)) == ["87", "88", "89", "90"]
+    assert rules.count("Regex(") == 2
+    data = _grammar.compile_ebnf(vocabulary(), rules)
+    fitting = {f"f{i}": "x" * low for i, (low, _) in enumerate(ends)}
+    assert accepts(data, json.dumps(fitting))
+    for i, (low, high) in enumerate(ends):
+        for word in ("a", "é", "some text "):
+            full = (word * high)[:high]
+            given = [full, full[:low], full + "a"] + ([full[: low - 1]] if low else [])
+            for text in given:
+                answer = json.dumps({**fitting, f"f{i}": text}, ensure_ascii=False)
+                assert accepts(data, answer) == (low <= len(text) <= high), (i, text)
+    # At every place a mask holds what may be accepted.
+    matcher = _grammar.Matcher(vocabulary(), data)
+    text = json.dumps({"f0": "ab " * 30, "f1": "x"})[:-2]
+    for place, token in enumerate(tokenizer().encode(text)):
+        allowed = set(matcher.allowed())
+        for other in range(place % 4, 4096, 4):
+            taken = matcher.accept(other)
+            assert taken == (other in allowed), (place, other)
+            if taken:
+                matcher.rollback(1)
+        assert matcher.accept(token)
 
 
 STRICT = [

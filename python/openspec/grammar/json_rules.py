@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from openspec import _grammar
 from openspec.checkpoint.strict_json import JsonValue
@@ -29,6 +29,11 @@ _FOLLOWS = r'(=(["\[{}\]\-0-9tfn]))'
 LENGTH_RULE = "text_of_length"
 """What `csrc/grammar` knows the rules with a budget by."""
 
+MAX_COUNTED = 256
+"""Characters that the automata of one schema count. Each takes about 20 ms at 150,000 tokens."""
+MAX_COUNTED_START = 8
+"""The most that a text within a budget must have: an automaton counts those."""
+
 _NO_ESCAPE = r"[^\"\\\0-\x1f]"
 _LIBRARY_CHARACTERS = r"[^\"\\\r\n]"
 _CHARACTERS = re.compile(r'(\w+_characters) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)')
@@ -41,39 +46,52 @@ _PIECE = re.compile(
 )
 
 
-def compile_source(vocabulary: _grammar.Vocabulary, source: str) -> bytes:
+def chars_behind_quote(tokens: Iterable[bytes]) -> int:
+    """The most characters of a token behind its first quote: what it can add to a text it opens."""
+    found = (token.partition(b'"')[2] for token in tokens)
+    return max((sum(byte & 0xC0 != 0x80 for byte in behind) for behind in found), default=0)
+
+
+def compile_source(
+    vocabulary: _grammar.Vocabulary, source: str, behind_quote: int | None = None
+) -> bytes:
     """The compiled grammar of a source that `formats.source_of` has written.
+
+    `behind_quote`: `chars_behind_quote` of the vocabulary. Without it automata count every length
+    below that of the longest token, whatever that takes.
 
     Raises:
         ValueError: the library refuses it.
     """
+    longest = vocabulary.max_token_chars
     tag = json.loads(source)
-    tag["format"] = _with_rules(tag["format"], vocabulary.max_token_chars)
+    tag["format"] = _with_rules(
+        tag["format"], longest, longest if behind_quote is None else behind_quote
+    )
     return _grammar.compile_structural_tag(vocabulary, json.dumps(tag, ensure_ascii=False))
 
 
-def _with_rules(format: JsonValue, least_budget: int) -> JsonValue:
+def _with_rules(format: JsonValue, longest: int, behind_quote: int) -> JsonValue:
     if isinstance(format, list):
-        return [_with_rules(one, least_budget) for one in format]
+        return [_with_rules(one, longest, behind_quote) for one in format]
     if not isinstance(format, Mapping):
         return format
     if format.get("type") == "json_schema":
         schema = json.dumps(format["json_schema"], ensure_ascii=False)
-        return {
-            "type": "grammar",
-            "grammar": json_rules(schema, str(format["layout"]), least_budget),
-        }
-    return {key: _with_rules(value, least_budget) for key, value in format.items()}
+        rules = json_rules(schema, str(format["layout"]), longest, behind_quote)
+        return {"type": "grammar", "grammar": rules}
+    return {key: _with_rules(value, longest, behind_quote) for key, value in format.items()}
 
 
-def json_rules(schema: str, layout: str, least_budget: int) -> str:
+def json_rules(schema: str, layout: str, longest: int, behind_quote: int) -> str:
     """The grammar, in EBNF, of a schema that `enforceable` has rewritten.
 
-    `least_budget`: characters of the vocabulary's longest token.
+    Of the vocabulary: characters of its `longest` token, and the most `behind_quote` in one.
     """
     lines = _grammar.json_schema_rules(schema).splitlines()
     counted = {found[1] for line in lines if (found := _CHARACTERS.fullmatch(line))}
     lengths: dict[str, str] = {}  # rules by name
+    budgets = _with_budgets(lines, counted, longest, behind_quote)
 
     def replaced(piece: re.Match[str]) -> str:
         if piece["separator"]:
@@ -82,7 +100,7 @@ def json_rules(schema: str, layout: str, least_budget: int) -> str:
             return "json_gap"
         if piece["characters"] in counted:
             low, high = int(piece["low"]), int(piece["high"])
-            return _of_length(lengths, low, high, least_budget)
+            return _of_length(lengths, low, high, longest, (low, high) in budgets)
         return _NO_ESCAPE if piece[0] == _LIBRARY_CHARACTERS else piece[0]
 
     kept = [line for line in lines if not _GAP_RULE.fullmatch(line)]
@@ -93,18 +111,42 @@ def json_rules(schema: str, layout: str, least_budget: int) -> str:
     return "\n".join([*rules, *length_rules, *layout_rules])
 
 
-def _of_length(rules: dict[str, str], low: int, high: int, least_budget: int) -> str:
+def _with_budgets(
+    lines: list[str], counted: set[str], longest: int, behind_quote: int
+) -> set[tuple[int, int]]:
+    """Lengths below the longest token that a budget counts: automata of all would take too long."""
+    found = {
+        (int(piece["low"]), int(piece["high"]))
+        for line in lines
+        for piece in _PIECE.finditer(line)
+        if piece["characters"] in counted
+    }
+    budgets, left = set(), MAX_COUNTED
+    for low, high in sorted(found, key=lambda ends: ends[1]):
+        if high < 0 or high - low >= longest:
+            continue
+        if high > left and high > behind_quote and low <= MAX_COUNTED_START:
+            budgets.add((low, high))
+        else:
+            left -= high
+    return budgets
+
+
+def _of_length(rules: dict[str, str], low: int, high: int, longest: int, has_budget: bool) -> str:
     """So many characters (high -1: any number); adds the rule that this needs, if any.
 
     The library does not see a budget in a token that begins before its rule, so the budget has to
-    be larger than any token. Below that an automaton counts.
+    be larger than what such a token has of the text. An automaton counts smaller ones.
     """
     start = f"{_NO_ESCAPE}{{{low}}}" if low else ""
     if high < 0:
         return f"{start} {_NO_ESCAPE}*"
-    if high - low >= least_budget:
-        # A rule for each place: so the library knows what follows it.
-        name = f"{LENGTH_RULE}_{len(rules)}"
+    # A rule for each place: so the library knows what follows it.
+    name = f"{LENGTH_RULE}_{len(rules)}"
+    if has_budget:
+        rules[f"{name}[max_chars={high}]"] = f"{start} {_NO_ESCAPE}*"
+        return name
+    if high - low >= longest:
         rules[f"{name}[max_chars={high - low}]"] = f"{_NO_ESCAPE}*"
         return f"{start} {name}"
     # One for all places: each state takes milliseconds to compile. So it says what follows.

@@ -28,15 +28,16 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
     from openspec import _grammar
-    from openspec.grammar.json_rules import compile_source
+    from openspec.grammar.json_rules import chars_behind_quote, compile_source
 
     start = msgspec.msgpack.decode(first, type=Start)
     limit_memory(start.memory)
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)
+    behind_quote = chars_behind_quote(start.tokens)
 
     def compiled(source: bytes) -> bytes:
         try:
-            return compile_source(vocabulary, source.decode())
+            return compile_source(vocabulary, source.decode(), behind_quote)
         except MemoryError:
             raise Refusal(b"it takes too much memory") from None
         except UnicodeDecodeError as error:  # of a message that quotes half a character
