@@ -109,6 +109,11 @@ def test_forced_drafts(real: RealServer) -> None:
     free = {**body, "structured_outputs": None}
     steps = real.client.post(COMPLETIONS, json=free).json()["choices"][0]["steps"]
     assert not any(step["num_forced_tokens"] for step in steps)
+    time.sleep(1.5 * STATS_MAX_AGE_S)
+    counted = real.client.get("/server_info").json()["spec_decode"]
+    assert 4 <= counted["num_accepted_forced_tokens"] <= counted["num_forced_tokens"]
+    line = f"num_forced_tokens_total.* {counted['num_forced_tokens']}.0$"
+    assert re.search(line, real.client.get("/metrics").text, re.M)
 
 
 def test_the_engine_adds_up_the_times(real: RealServer) -> None:

@@ -356,6 +356,8 @@ def _speculation(stats: EngineStats) -> JsonObject:
         "num_drafts": stats.num_drafts,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_forced_tokens": stats.num_forced_tokens,
+        "num_accepted_forced_tokens": stats.num_accepted_forced_tokens,
         "num_accepted_tokens_per_pos": list(stats.num_accepted_tokens_per_pos),
         "acceptance_rate": acceptance_rate(stats),
         "acceptance_per_position": acceptance_per_position(stats),

@@ -275,6 +275,18 @@ _ENGINE_METRICS = (
     _counter(
         "spec_decode_num_accepted_tokens", "Draft tokens kept.", lambda s: s.num_accepted_tokens
     ),
+    _counter(
+        "spec_decode_num_forced_tokens",
+        "Draft tokens that a grammar forced.",
+        lambda s: s.num_forced_tokens,
+        OWN,
+    ),
+    _counter(
+        "spec_decode_num_accepted_forced_tokens",
+        "Of these, kept.",
+        lambda s: s.num_accepted_forced_tokens,
+        OWN,
+    ),
     _gauge(
         "spec_decode_acceptance_rate",
         "Accepted / drafted tokens since the start.",
