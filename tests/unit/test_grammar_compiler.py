@@ -8,9 +8,12 @@ import time
 
 import pytest
 
+from openspec import _grammar
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
 from openspec.grammar.formats import grammar_format, json_of, source_of, text
+from openspec.grammar.json_rules import chars_behind_quote, compile_source
+from openspec.grammar.schema import enforceable
 from tests.unit.grammar_walks import STOP, accepts, tokens
 
 
@@ -51,6 +54,19 @@ def test_refusals_carry_the_library_s_words() -> None:
             one.compile(source_of(grammar_format("start ::= 'x'", "x"), "x"), "guided_grammar")
     assert accepts(one.compile(source_of(text("yes"), "x")).data, "yes")
     one.close()
+
+
+def test_many_lengths_compile_as_budgets() -> None:
+    """The process knows how far a token reaches into a text that it opens."""
+    longer = [*tokens()[:4000], b"x" * 64, *tokens()[4001:]]
+    text_of = {f"f{i}": {"type": "string", "maxLength": 30 + i} for i in range(12)}
+    source = source_of(json_of(enforceable({"type": "object", "properties": text_of})), "x")
+    vocabulary = _grammar.Vocabulary(longer, 4096, [STOP])
+    one = GrammarCompiler(longer, 4096, [STOP], GrammarLimits())
+    data = one.compile(source).data
+    one.close()
+    assert data == compile_source(vocabulary, source, chars_behind_quote(longer))
+    assert data != compile_source(vocabulary, source)
 
 
 def test_what_takes_too_long_is_ended() -> None:
