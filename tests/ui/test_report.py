@@ -53,6 +53,22 @@ def test_on_a_phone_nothing_but_tables_and_charts_scrolls(
     assert not messages
 
 
+def test_on_paper_nothing_is_cut(browser: playwright_api.Browser, tmp_path: Path) -> None:
+    """A4 within the margins of `@page`; in light colours, whatever the screen has."""
+    path = tmp_path / "report.html"
+    names = ("h200-http-eagle3", "h200-http-dspark-tree")
+    path.write_text(report_page([read_document(RESULTS / f"{name}.json") for name in names]))
+    paper = {"width": round((210 - 2 * 12) / 25.4 * 96), "height": 1000}
+    page, _, messages = opened(browser, path, viewport=paper, color_scheme="dark")
+    page.emulate_media(media="print")
+    right = "all => Math.max(...all.map((e) => e.getBoundingClientRect().right))"
+    assert page.eval_on_selector_all("table, svg, pre, dl", right) <= paper["width"]
+    titles = "all => all.map((e) => e.getBBox().width - e.ownerSVGElement.viewBox.baseVal.width)"
+    assert max(page.eval_on_selector_all(".chart .title", titles)) <= 0
+    ground = page.eval_on_selector("body", "e => getComputedStyle(e).backgroundColor")
+    assert ground == "rgb(255, 255, 255)" and not messages
+
+
 def test_hostile_names_are_text(browser: playwright_api.Browser, tmp_path: Path) -> None:
     content = json.loads((RESULTS / "h200-http-eagle3.json").read_text())
     for run in content["runs"]:

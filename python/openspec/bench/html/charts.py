@@ -37,7 +37,8 @@ def positions(documents: Sequence[Document]) -> str:
                     for position, share in enumerate(run.acceptance_per_position)
                 ]
                 title = f"{name}, {requests(run.concurrency)}"
-                charts.append(position_bars(title, shares, 460 if len(shares) > 8 else 230))
+                width = max(460 if len(shares) > 8 else 230, 9 * len(title))
+                charts.append(position_bars(title, shares, width))
             cells = [
                 td(f"<bdi>{words(name)}</bdi>" if is_first else "", "w"),
                 td(number(run.concurrency, f"{document_at}/runs/{at}/concurrency", 0), "w"),

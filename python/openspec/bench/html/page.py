@@ -53,10 +53,18 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.4rem; 
 dt { color: var(--quiet) } dd { margin: 0; overflow-wrap: anywhere }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 0 2rem }
 @media screen and (max-width: 44rem) { .charts { overflow-x: auto } .chart { max-width: none } }
+@page { margin: 13mm 12mm }
 @media print {
   body { padding: 0; max-width: none; font-size: 11px }
-  .chart, tr, .tiles { break-inside: avoid } h2, h3 { break-after: avoid }
+  h2 { margin-top: 1.6rem }
+  .chart, tr, .tiles, pre { break-inside: avoid } h2, h3, h2 + p { break-after: avoid }
+  tr:nth-last-child(-n + 4) { break-before: avoid }
   .scroll { overflow: visible }
+  table { font-size: 9px } thead th { white-space: normal }
+  :is(table, .dense) :is(th, td) { padding: .1rem .28rem }
+  .charts { gap: 1rem 2rem } .charts > .chart:not(:only-child) { max-width: calc(50% - 1rem) }
+  .sides { grid-template-columns: repeat(auto-fit, minmax(16rem, 1fr)) }
+  dl { font-size: 9px; line-height: 1.3 }
 }
 """
 
