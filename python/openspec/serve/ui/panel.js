@@ -132,7 +132,9 @@ class LivePanel {
       if (steps > 0) {
         const part = (name) => ({ name, ms: 1000 * since("engine_step_seconds_total/" + name) / steps });
         const both = { ...part("draft_and_verify"), name: "both" };
-        this.split = [part("draft"), part("verify"), ...(both.ms > 0 ? [both] : []), part("rest")];
+        const draft = part("draft"), verify = part("verify");
+        this.split = both.ms > 0 ? [draft, verify, both].filter(({ ms }) => ms > 0) : [draft, verify];
+        this.split.push(part("rest"));
       }
       figures($("server-numbers"), [
         ["tokens a second", short(rate)],

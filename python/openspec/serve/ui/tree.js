@@ -122,7 +122,7 @@ function drawSplit(parts) {
     svg.append(draw("rect", { class: part.name, x: left, y: 4, width: Math.max(0, wide - 1.5), height: 12, rx: 2 }));
     const text = draw("text", { class: "tiny", x: labelAt + 12, y: 36 }, `${part.name} ${part.ms.toFixed(part.ms < 10 ? 2 : 0)} ms`);
     svg.append(draw("rect", { class: part.name, x: labelAt, y: 28, width: 8, height: 8, rx: 2 }), text);
-    labelAt += 112;
+    labelAt += Math.min(112, width / parts.length);
     left += wide;
   }
   return svg;
