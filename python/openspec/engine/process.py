@@ -67,11 +67,13 @@ def run(
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the client is gone, and nobody is left to work for
     except Exception as error:
+        memory_error = out_of_memory(error)
+        reason = memory_error or _one_line(error)
         # What the engine itself found wrong needs no traceback.
-        is_known = isinstance(error, EngineError)
-        logger.error("the engine stops: %s", _one_line(error), exc_info=not is_known)
+        is_known = memory_error is not None or isinstance(error, EngineError)
+        logger.error("the engine stops: %s", reason, exc_info=not is_known)
         with contextlib.suppress(OSError):
-            channel.send(Fatal(_one_line(error)))
+            channel.send(Fatal(reason))
         return 1
 
 
