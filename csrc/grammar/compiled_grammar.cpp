@@ -16,7 +16,7 @@ namespace openspec {
 
 namespace {
 
-/// What python/openspec/grammar/json_rules.py calls its rules with a budget of characters.
+/// What python/openspec/grammar calls its rules with a budget of characters (formats.py).
 constexpr std::string_view kLengthRule = "text_of_length";
 
 /// Rules with attributes that make a mask depend on how the text came about, or change more than

@@ -116,6 +116,15 @@ def text_of_nothing(form: str, text: str) -> str:
     return found
 
 
+@pytest.mark.parametrize("value", [{"maxLength": 2_000_000_000}, {"pattern": "^<+$"}], ids=str)
+def test_what_bare_text_cannot_enforce_is_refused(value: dict) -> None:
+    """In a form that writes bare text, lengths have a limit, and no `<` can come."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", **value}}, "required": ["a"]}
+    rule = CallRule("get", schema, enforceable(schema))
+    with pytest.raises(RequestError, match="tools: get: 'a' cannot be enforced"):
+        calls_format("qwen3_coder", [rule], has_names=True, parallel=False)
+
+
 SETTING = {
     "type": "object",
     "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}, "unit": {"enum": ["c"]}},

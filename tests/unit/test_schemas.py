@@ -128,6 +128,7 @@ REFUSED = [
     ({"$ref": "#/$defs/none"}, "#/$ref"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf"),
     ({"type": "object", "minProperties": 2}, "#/minProperties"),
+    ({"type": "object", "propertyNames": {"maxLength": 2_000_000_000}}, "#/propertyNames"),
     ({"const": "x", "type": "integer"}, "#"),
     ({"$ref": "#/$defs/node", "$defs": {"node": {**NODE, "required": ["next"]}}}, "#"),
     ({"type": "string", "minLength": -1}, "#/minLength"),

@@ -44,6 +44,11 @@ TAG = {
     },
 }
 
+TAKEN = {
+    "type": "structural_tag",
+    "format": {"type": "grammar", "grammar": "root ::= text_of_length\ntext_of_length ::= [a]*"},
+}
+
 
 def fits_schema(text: str) -> bool:
     return bool(jsonschema_rs.is_valid(SCHEMA, json.loads(text)))
@@ -146,6 +151,8 @@ def test_chats_think_first(plain: LLM) -> None:
         ({"json": '{"type": '}, {}, "JSON"),
         ({"regex": "(?=a)b"}, {}, "lookahead"),
         ({"grammar": "root ::= other"}, {}, "other"),
+        ({"grammar": "root ::= text_of_length_0\ntext_of_length_0 ::= [a]*"}, {}, "is taken"),
+        ({"structural_tag": TAKEN}, {}, "is taken"),
         ({"choice": []}, {}, "choice"),
         ({}, {}, "exactly one"),
         ({"regex": "a", "choice": ["a"]}, {}, "exactly one"),

@@ -20,6 +20,8 @@ Format: TypeAlias = dict[str, JsonValue]
 MAX_SOURCE_BYTES = 1 << 19
 """Of a request's grammar, all its schemas together."""
 MAX_TEXTS = 10_000
+LENGTH_RULE = "text_of_length"
+"""What `csrc/grammar` knows the rules with a budget of characters by: not for a request's own."""
 MAX_TAG_DEPTH = 32
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
 
@@ -135,10 +137,12 @@ def grammar_format(source: str, param: str) -> Format:
     """A request's grammar in xgrammar's EBNF.
 
     Raises:
-        RequestError: it is empty.
+        RequestError: it is empty, or has a rule of a name that lengths of schemas take.
     """
     if not source.strip():
         raise RequestError(f"{param} is empty", param)
+    if LENGTH_RULE in source:
+        raise RequestError(f"{param}: the name {LENGTH_RULE} is taken; use another", param)
     return {"type": "grammar", "grammar": source}
 
 
@@ -209,6 +213,8 @@ def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
         return json_of(node)
     if kind == "regex":
         return regex_format(str(given.get("pattern", "")), param)
+    if kind == "grammar":
+        return grammar_format(str(given.get("grammar", "")), param)
     for key in _INNER:
         if key in given:
             result[key] = _checked(given[key], param, f"{place}.{key}", depth + 1)

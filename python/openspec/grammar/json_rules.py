@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from openspec import _grammar
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.grammar.characters import ESCAPED_IN_JSON
+from openspec.grammar.formats import LENGTH_RULE
 from openspec.grammar.pattern import ANY, Repeat, render
 
 MAX_INDENT = 32
@@ -26,8 +27,6 @@ LAYOUTS = {
 """White space behind a bracket or comma and before a closing bracket, by the name of a layout."""
 _FOLLOWS = r'(=(["\[{}\]\-0-9tfn]))'
 """What begins a value, a name or an end: with it most tokens are decided when compiling."""
-LENGTH_RULE = "text_of_length"
-"""What `csrc/grammar` knows the rules with a budget by."""
 
 MAX_COUNTED = 256
 """Characters that the automata of one schema count. Each takes about 20 ms at 150,000 tokens."""

@@ -285,6 +285,17 @@ def sequence_lengths(nodes: Sequence[Node]) -> tuple[int, int]:
     return sum(low for low, _ in ends), min(sum(high for _, high in ends), ENDLESS)
 
 
+def of_length(low: int, high: int) -> Choice:
+    """Any text of `low` to `high` characters.
+
+    Raises:
+        PatternError: that takes more than the bounds of one repetition.
+    """
+    choice = Choice(((Repeat(ANY, low, high),),))
+    _check_cost(choice.options)
+    return choice
+
+
 def bounded(choice: Choice, low: int, high: int) -> Choice:
     """The choice as far as its texts have `low` to `high` characters.
 

@@ -27,7 +27,7 @@ from openspec.grammar.constraints import (
     read_plain,
 )
 from openspec.grammar.disjoint import are_disjoint
-from openspec.grammar.pattern import ANY, Repeat, other_than, render
+from openspec.grammar.pattern import PatternError, of_length, other_than, render
 from openspec.grammar.productive import check_productive
 from openspec.grammar.references import target_of
 from openspec.grammar.scalars import (
@@ -339,7 +339,10 @@ class _Rewriter:
             elif set(node) == {"type"}:
                 found = None
             elif node.keys() <= {"type", "minLength", "maxLength"}:
-                found = render(Repeat(ANY, *bounds_of_length(node)), ESCAPED_IN_JSON)
+                try:
+                    found = render(of_length(*bounds_of_length(node)), ESCAPED_IN_JSON)
+                except PatternError as error:
+                    raise Unenforceable(plain.names[0].pointer, f"lengths: {error}") from None
             elif not isinstance(found, str):
                 raise Unenforceable(
                     plain.names[0].pointer, "only pattern, lengths and enum can be enforced"

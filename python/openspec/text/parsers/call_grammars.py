@@ -22,7 +22,7 @@ from openspec.grammar.formats import (
     tag,
     text,
 )
-from openspec.grammar.pattern import ANY, Pattern, Repeat, render
+from openspec.grammar.pattern import Pattern, PatternError, of_length, render
 from openspec.grammar.scalars import BOUNDED_FORMATS, bounds_of_length
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
 from openspec.text.parsers.xml_calls import VALUE_ENDS, value_types
@@ -142,11 +142,15 @@ def _parameters(node: Mapping[str, JsonValue], rule: CallRule) -> Format:
                 "which this model writes calls",
                 "tools",
             )
-        one = sequence(
-            text(f"<parameter={name}>\n"),
-            _value(value, value_types(given, name), rule.arguments),
-            text("\n</parameter>\n"),
-        )
+        try:
+            content = _value(value, value_types(given, name), rule.arguments)
+        except PatternError as error:
+            raise RequestError(
+                f"tools: {rule.name}: {name[:100]!r} cannot be enforced in the form in which this "
+                f"model writes calls: {error}",
+                "tools",
+            ) from None
+        one = sequence(text(f"<parameter={name}>\n"), content, text("\n</parameter>\n"))
         parts.append(one if name in names else optional(one))
     if not properties and node.get("additionalProperties") is not False:
         key = pattern("[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -183,8 +187,7 @@ def _texts(node: JsonValue, root: Mapping[str, JsonValue]) -> list[Format]:
     if node and node.get("type") != "string":
         return []
     if "minLength" in node or "maxLength" in node:
-        length = Repeat(ANY, *bounds_of_length(node))
-        return [pattern(render(length, TAG_OPENING))]
+        return [pattern(render(of_length(*bounds_of_length(node)), TAG_OPENING))]
     source = node.get("pattern", BOUNDED_FORMATS.get(str(node.get("format"))))
     if isinstance(source, str):
         return [pattern(render(Pattern(source).whole(is_anchored=True), TAG_OPENING))]
