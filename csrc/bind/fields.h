@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace openspec {
@@ -31,6 +32,11 @@ void read_as(T& described, const pybind11::handle& value) {
   member = value.cast<std::remove_reference_t<decltype(member)>>();
 }
 
+/// The name of the class of an object of a class written in Python.
+inline std::string_view class_of(const pybind11::handle& object) {
+  return Py_TYPE(object.ptr())->tp_name;
+}
+
 /// Reads all fields of a table.
 ///
 /// Raises TypeError naming the class and the field whose value does not fit.
@@ -40,9 +46,9 @@ void read_fields(T& described, const pybind11::handle& from, const Field<T> (&fi
     try {
       field.read(described, from.attr(field.name));
     } catch (const pybind11::cast_error&) {
-      const std::string owner = from.get_type().attr("__name__").cast<std::string>();
-      throw pybind11::type_error(owner + "." + field.name + " does not fit: " +
-                                 pybind11::repr(from.attr(field.name)).cast<std::string>());
+      throw pybind11::type_error(
+          std::string(class_of(from)) + "." + field.name +
+          " does not fit: " + std::string(pybind11::repr(from.attr(field.name))));
     }
   }
 }
@@ -56,9 +62,7 @@ template <typename T>
 struct DescriptionCaster {
   PYBIND11_TYPE_CASTER(T, pybind11::detail::const_name("object"));
   bool load(pybind11::handle from, bool) {
-    if (from.get_type().attr("__name__").cast<std::string>() != Description<T>::kClass) {
-      return false;
-    }
+    if (class_of(from) != Description<T>::kClass) return false;
     value = T();
     read_fields(value, from, Description<T>::kFields);
     return true;

@@ -16,8 +16,8 @@
 
 namespace pybind11::detail {
 template <>
-struct type_caster<openspec::AttentionSpec>
-    : openspec::DescriptionCaster<openspec::AttentionSpec> {};
+struct type_caster<openspec::AttentionSpec> : openspec::DescriptionCaster<openspec::AttentionSpec> {
+};
 template <>
 struct type_caster<openspec::DenseMlpSpec> : openspec::DescriptionCaster<openspec::DenseMlpSpec> {};
 template <>
@@ -103,11 +103,10 @@ struct Description<HeadSpec> {
       {"mask_token", read_as<&HeadSpec::mask_token>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {
-         head.capture_norm =
-             parse<CaptureNorm>("capture_norm", value.cast<std::string>(),
-                                {{"none", CaptureNorm::kNone},
-                                 {"slices", CaptureNorm::kSlices},
-                                 {"whole", CaptureNorm::kWhole}});
+         head.capture_norm = parse<CaptureNorm>("capture_norm", value.cast<std::string>(),
+                                                {{"none", CaptureNorm::kNone},
+                                                 {"slices", CaptureNorm::kSlices},
+                                                 {"whole", CaptureNorm::kWhole}});
        }},
       {"norm_before_residual", read_as<&HeadSpec::norm_before_residual>},
       {"norm_output", read_as<&HeadSpec::norm_output>},

@@ -21,8 +21,11 @@ double seconds_since(Clock::time_point start) {
 }
 
 std::vector<KvLayerSpec> kv_layers_of(const RunnerConfig& config, const DrafterNeeds& needs) {
-  std::vector<KvLayerSpec> layers(static_cast<size_t>(config.target.num_layers),
-                                  KvLayerSpec{config.target.num_kv_heads, config.target.head_dim});
+  std::vector<KvLayerSpec> layers;
+  for (const LayerSpec& layer : config.target.layers) {
+    const auto& attention = std::get<AttentionSpec>(layer.mixer);
+    layers.push_back({attention.num_kv_heads, attention.head_dim});
+  }
   layers.insert(layers.end(), needs.kv_layers.begin(), needs.kv_layers.end());
   return layers;
 }
@@ -47,7 +50,7 @@ int longest_context(const RunnerConfig& config) {
 }  // namespace
 
 void RunnerConfig::validate() const {
-  target.validate();
+  TargetConfig(target).validate();
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };
@@ -76,7 +79,8 @@ DrafterConfig RunnerConfig::drafter() const {
           .page_size = page_size,
           .num_threads = num_threads,
           .acceptance = acceptance,
-          .options = method_options};
+          .options = method_options,
+          .head = head};
 }
 
 ForwardLimits RunnerConfig::limits() const {
@@ -94,11 +98,12 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
   MemoryPlan plan;
-  plan.weight_bytes = TargetModel::weight_bytes(config.target, config.device);
-  plan.scratch_bytes = TargetModel::scratch_bytes(config.target, config.dtype, config.device,
-                                                  config.limits(), config.num_threads) +
-                       (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
-                                                       : HostStep::scratch_bytes(config));
+  plan.weight_bytes = TargetModel::weight_bytes(TargetConfig(config.target), config.device);
+  plan.scratch_bytes =
+      TargetModel::scratch_bytes(TargetConfig(config.target), config.dtype, config.device,
+                                 config.limits(), config.num_threads) +
+      (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
+                                      : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *
@@ -117,7 +122,8 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
     : config_((config.validate(), config)),
       hasher_(config.cache_key),
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
-      target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
+      target_(TargetConfig(config.target), config.dtype, config.device, config.limits(),
+              config.num_threads),
       pool_(num_pages),
       table_(config.max_num_seqs, config.max_model_len, config.page_size,
              config.num_lookahead(drafter_->needs()),
@@ -146,7 +152,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
-  drafter_->attach(target_, std::span(kv_layers_).subspan(size_t(config_.target.num_layers)));
+  drafter_->attach(target_, std::span(kv_layers_).subspan(size_t(config_.target.num_layers())));
   if (is_cuda) {
     // A drafter's layer has a place that is never written, which attention multiplies by zero; and
     // what the target makes of places that were never written (time_steps) must not be NaN, or the
@@ -174,8 +180,8 @@ void Runner::finish_loading() {
 
 void Runner::set_capture(std::vector<int> layers) {
   for (int layer : layers) {
-    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers, "layer ", layer,
-                       " is outside the model's ", config_.target.num_layers);
+    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers(), "layer ", layer,
+                       " is outside the model's ", config_.target.num_layers());
   }
   OPENSPEC_CHECK_ARG(std::is_sorted(layers.begin(), layers.end()), "layers must rise");
   backend_->set_capture(std::move(layers));

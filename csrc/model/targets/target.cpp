@@ -8,6 +8,17 @@
 
 namespace openspec {
 
+TargetConfig::TargetConfig(const TargetSpec& spec)
+    : LayerGeometry(geometry_of(spec.layers, spec.hidden_size, spec.rms_norm_eps)),
+      num_layers(spec.num_layers()),
+      vocab_size(spec.vocab_size),
+      tie_word_embeddings(spec.tie_word_embeddings) {
+  for (const LayerSpec& layer : spec.layers) {
+    OPENSPEC_CHECK_ARG(std::get<AttentionSpec>(layer.mixer).window == 0,
+                       "a target whose layers slide is not supported");
+  }
+}
+
 void TargetConfig::validate() const {
   LayerGeometry::validate();
   check_size("num_layers", num_layers);

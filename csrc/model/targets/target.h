@@ -6,11 +6,15 @@
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
 #include "model/parts/decoder_model.h"
+#include "model/targets/target_spec.h"
 
 namespace openspec {
 
-/// Geometry of a target model. Source: its config.json.
+/// Geometry of a target whose layers are alike and see all of the context.
 struct TargetConfig : LayerGeometry {
+  /// Throws ArgumentError for layers that differ or have a window.
+  explicit TargetConfig(const TargetSpec& spec);
+
   int num_layers = 0;
   int vocab_size = 0;
   bool tie_word_embeddings = false;

@@ -217,7 +217,7 @@ void DeviceStep::commit(const StepShape& shape) {
 
 void DeviceStep::move_kv(const RowBatch& rows) {
   ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
-                       .num_layers = context_.config.target.num_layers,
+                       .num_layers = context_.config.target.num_layers(),
                        .page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
                        .rows = rows,
                        .num_computed = arrays_.num_computed,

@@ -192,7 +192,7 @@ void HostStep::move_kv(const StepLease& lease) {
   std::vector<int32_t> num_computed;
   for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
   ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
-                       .num_layers = context_.config.target.num_layers,
+                       .num_layers = context_.config.target.num_layers(),
                        .page_table = context_.table.page_table(),
                        .rows = row_batch(lease.layout),
                        .num_computed = num_computed.data(),

@@ -28,36 +28,21 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
       : HeadDrafter(config),
         depth_(config.draft_depth),
         top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)),
-        first_draft_row_(config.flag("anchor_drafts", false) ? 0 : 1) {
-    const int block_size = config.integer("block_size", 0, 2, kMaxBlock);
-    const int most = block_size - first_draft_row_;
+        first_draft_row_(head_.anchor_drafts ? 0 : 1) {
+    OPENSPEC_CHECK_ARG(head_.block_size >= 2 && head_.block_size <= kMaxBlock,
+                       "block_size must be in [2, ", kMaxBlock, "], got ", head_.block_size);
+    const int most = head_.block_size - first_draft_row_;
     OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= most, "draft_depth must be in [1, ", most,
-                       "], the drafts of a block of ", block_size, ", got ", depth_);
+                       "], the drafts of a block of ", head_.block_size, ", got ", depth_);
     OPENSPEC_CHECK_ARG(config.max_draft_tokens <= (makes_trees() ? kMaxBlockTreeNodes : most),
                        "a tree of ", config.max_draft_tokens, " drafts, at most ",
                        kMaxBlockTreeNodes);
-    mask_token_ = config.integer("mask_token", -1, 0, config.target.vocab_size - 1);
-    head_ = {draft_model_config()};
-    head_.num_layers = config.integer("num_layers", 0, 1, 64);
-    head_.is_causal = config.flag("is_causal", false);
-    head_.sliding_is_causal = config.flag("sliding_is_causal", false);
-    head_.window_follows_rows = config.flag("window_follows_rows", false);
-    for (const char kind : config.text("layer_sights", "")) {
-      head_.slides.push_back(kind == 's');  // else f: it sees the full context
-    }
-    head_.has_head = config.flag("has_head", false);
-    head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
-    head_.conv_group = config.integer("conv_group", 0, 0, 1 << 24);
-    head_.selector_rank = config.integer("selector_rank", 0, 0, 1 << 24);
-    selector_top_k_ = config.integer("selector_top_k", 0, 0, kMaxTopDrafts);
-    head_.has_confidence = config.flag("has_confidence", false);
-    head_.confidence_sees_token = config.flag("confidence_sees_token", false);
     head_.validate();
     check_selector();
     declare_trees(top_k_, head_);
     needs_.has_scores = head_.has_confidence;
     plan();
-    declare_head(head_.num_layers, limits());
+    declare_head(limits());
   }
 
   DraftLogits draft_logits() override {
@@ -108,14 +93,17 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   };
 
   void check_selector() const {
-    OPENSPEC_CHECK_ARG(has_selector() == (selector_top_k_ > 0),
+    OPENSPEC_CHECK_ARG(head_.selector_top_k <= kMaxTopDrafts, "selector_top_k must be at most ",
+                       kMaxTopDrafts, ", got ", head_.selector_top_k);
+    OPENSPEC_CHECK_ARG(has_selector() == (head_.selector_top_k > 0),
                        "selector_rank and selector_top_k belong together");
     if (!has_selector()) return;
     OPENSPEC_CHECK_ARG(!keeps_logits(),
                        "acceptance by rejection needs the chances of all tokens, a selector knows "
                        "those of its candidates alone");
-    OPENSPEC_CHECK_ARG(top_k_ <= selector_top_k_ && selector_top_k_ <= head_.draft_vocab_size,
-                       "draft_top_k ", top_k_, " of a selector's ", selector_top_k_, " candidates");
+    OPENSPEC_CHECK_ARG(
+        top_k_ <= head_.selector_top_k && head_.selector_top_k <= head_.draft_vocab_size,
+        "draft_top_k ", top_k_, " of a selector's ", head_.selector_top_k, " candidates");
   }
   bool makes_trees() const { return top_k_ > 1; }
   bool has_markov() const { return head_.markov_rank > 0; }
@@ -124,7 +112,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   bool has_pairs() const { return has_markov() || has_selector(); }
   /// The best tokens of a position among which drafts are looked for; 0: all are.
   int num_candidates() const {
-    if (has_selector()) return selector_top_k_;
+    if (has_selector()) return head_.selector_top_k;
     if (makes_trees()) return top_k_;
     if (!has_markov() || keeps_logits()) return 0;
     return std::min(kMaxTopDrafts, head_.draft_vocab_size);
@@ -164,7 +152,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                            .num_seqs = wanted.num_seqs,
                            .max_depth = depth_,
                            .first_draft_row = first_draft_row_,
-                           .mask_token = mask_token_,
+                           .mask_token = head_.mask_token,
                            .page_size = config_.page_size,
                            .out = rows,
                            .num_samples = room.num_samples,
@@ -177,7 +165,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     void* outputs = at<void>(at_.outputs);
     const Sight whole = sight_of(exec, table, rows, wanted.expected_kv_len);
     const Sight sliding =
-        head_.slides.empty() ? whole : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
+        head_window() == 0 ? whole : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
     model_->forward(exec, whole, sliding, kv_, target_->embedding, at<void>(at_.hidden));
     copy_rows(exec, at<int32_t>(at_.head_row), at<void>(at_.hidden), outputs, room.num_samples,
               head_.hidden_size);
@@ -435,10 +423,8 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
   }
 
-  int depth_, top_k_;  // top_k 1: a chain
-  int selector_top_k_ = 0;
+  int depth_, top_k_;    // top_k 1: a chain
   int first_draft_row_;  // 0: the last known token's row tells a draft as well
-  int mask_token_ = 0;
   Places at_{};
 };
 

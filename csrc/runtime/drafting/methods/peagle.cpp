@@ -18,8 +18,9 @@ class PEagleDrafter final : public Eagle3HeadDrafter {
   explicit PEagleDrafter(const DrafterConfig& config)
       : Eagle3HeadDrafter(config),
         depth_(config.draft_depth),
-        top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)),
-        mask_token_(config.integer("mask_token", -1, 0, config.target.vocab_size - 1)) {
+        top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)) {
+    OPENSPEC_CHECK_ARG(head_.mask_token >= 0 && head_.mask_token < head_.vocab_size,
+                       "mask_token must be in [0, ", head_.vocab_size, "), got ", head_.mask_token);
     OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= kMaxDepth, "draft_depth must be in [1, ", kMaxDepth,
                        "], got ", depth_);
     const int most = makes_trees() ? kMaxBlockTreeNodes : depth_;
@@ -29,7 +30,7 @@ class PEagleDrafter final : public Eagle3HeadDrafter {
     head_.validate();
     declare_trees(top_k_, head_);
     plan();
-    declare_head(head_.num_layers, limits());
+    declare_head(limits());
   }
 
   void prepare(const ExecContext& exec) override {
@@ -83,7 +84,7 @@ class PEagleDrafter final : public Eagle3HeadDrafter {
                            .num_wanted = wanted.num_wanted,
                            .num_seqs = wanted.num_seqs,
                            .max_depth = depth_,
-                           .mask_token = mask_token_,
+                           .mask_token = head_.mask_token,
                            .mask_source = config_.max_num_seqs,
                            .page_size = config_.page_size,
                            .out = rows,
@@ -176,7 +177,6 @@ class PEagleDrafter final : public Eagle3HeadDrafter {
   }
 
   int depth_, top_k_;  // top_k 1: a chain
-  int mask_token_;
   Places at_{};
 };
 
