@@ -42,12 +42,12 @@ from openspec.drafters.spec import (
     OptionValue,
     Variant,
     check_head_options,
-    head_options,
     layer_variants,
+    num_one_pass_nodes,
+    one_pass_options,
 )
 from openspec.errors import ConfigError
 
-MAX_TREE_SIZE = 256
 MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
@@ -219,22 +219,8 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     )
 
 
-def _num_nodes(depth: int, options: Options) -> int:
-    num_nodes, level = 0, 1
-    for _ in range(depth):
-        level = min(level * int(options[DRAFT_TOP_K]), MAX_TREE_SIZE)
-        num_nodes += level
-    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
-    return min(wanted, num_nodes, MAX_TREE_SIZE)
-
-
 _OPTIONS = (
-    *head_options(
-        max_top_k=64,
-        top_k_help="Above 1 a tree is drafted from the best so many tokens of every position.",
-        max_tree_size=MAX_TREE_SIZE,
-        tree_size_help="K, at least 15",
-    ),
+    *one_pass_options(),
     DrafterOption(
         name=DRAFT_ANCHOR,
         default=AUTO,
@@ -270,7 +256,7 @@ def make_spec(
         num_drafts_of=_num_drafts_of,
         supports_rejection=True,
         check=check_head_options,
-        num_tree_drafts=_num_nodes,
+        num_tree_drafts=num_one_pass_nodes,
         read_draft_model=lambda setup: _read_draft_model(setup, has_markov),
         plan_checkup=lambda setup: _plan_checkup(setup, has_markov),
     )
