@@ -163,7 +163,7 @@ HEAD_CAUSES = (
 
 def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...]:
     """The head with its layer ids read in the other numbering."""
-    layers = tuple(map(int, str(model.options[CAPTURE_LAYERS]).split(",")))
+    layers = model.head.capture_layers
     variants = []
     for moved in ([layer - 1 for layer in layers], [layer + 1 for layer in layers]):
         if moved[0] >= 0 and moved[-1] < target.num_layers:

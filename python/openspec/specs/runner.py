@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from openspec.specs.head import HeadSpec
 from openspec.specs.target import TargetSpec
@@ -15,9 +14,10 @@ class RunnerConfig:
     """A target, a drafter and the sizes of their steps."""
 
     target: TargetSpec
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
-    """Type of activations and KV; on cuda bfloat16 only."""
+    device: str
+    """cpu or cuda."""
+    dtype: str
+    """Type of activations and KV: float32 or bfloat16, on cuda bfloat16 only."""
     page_size: int
     """Tokens of a KV page."""
     max_num_seqs: int
@@ -30,7 +30,7 @@ class RunnerConfig:
     max_draft_tokens: int = 0
     """Drafts of a sequence and step, at most."""
     max_forced_tokens: int = 0
-    """The same without a drafter, for a sequence whose grammar forces tokens."""
+    """Drafts of a sequence and step without a drafter, where its grammar forces tokens."""
     draft_depth: int = 0
     """Drafts one after another: fewer than max_draft_tokens for trees."""
     method: str = "none"
@@ -38,7 +38,8 @@ class RunnerConfig:
     """What users set of the method, by the names that it declares."""
     head: HeadSpec | None = None
     """The draft head, for methods that have one."""
-    acceptance: Literal["match", "rejection"] = "match"
+    acceptance: str = "match"
+    """match or rejection: when a draft of a sampled request is accepted."""
     adaptive: bool = True
     """Whether steps draft only where that pays."""
     enable_prefix_caching: bool = True

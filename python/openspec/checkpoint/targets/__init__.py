@@ -18,7 +18,8 @@ from openspec.checkpoint.targets.refusals import SUPPORTED, named_architectures,
 def all_kinds() -> tuple[TargetKind, ...]:
     """The kinds of this package, found on first use."""
     modules = [
-        importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
     ]
     found = [vars(module).get("KIND") for module in modules]
     return tuple(kind for kind in found if isinstance(kind, TargetKind))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from openspec.checkpoint.draft_head import TOKEN_MAP
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel
-from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head, with_options
+from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head
 from openspec.drafters.spec import (
     HEAD_CAUSES,
     Checkup,
@@ -42,9 +44,12 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
     parts = read_head(setup, PARALLEL)
     parts.checkpoint.tensor(MASK_HIDDEN)
     mask = _mask_token(parts.format.dialect.keys, setup.target.vocab_size)
-    parts = with_options(parts, {"mask_token": mask}, {MASK_HIDDEN: MASK_HIDDEN})
+    spec, names = (
+        replace(parts.spec, mask_token=mask),
+        {**parts.tensor_names, MASK_HIDDEN: MASK_HIDDEN},
+    )
     details = (*parts.details, f"masks: token {mask}, with a feature of {MASK_HIDDEN}")
-    return parts.head.model("P-EAGLE", parts.summary, parts.options, parts.tensor_names, details)
+    return parts.head.model("P-EAGLE", parts.summary, spec, names, details)
 
 
 def _plan_checkup(setup: DraftSetup) -> Checkup:
