@@ -121,7 +121,7 @@ class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
   void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
-    target_ = &target.tensors();
+    target_ = target.shared();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
     allocate();
@@ -136,7 +136,8 @@ class HeadDrafter : public NetworkDrafter {
   /// Declares `num_layers` of the head's geometry, and memory: once all else is planned.
   void declare_head(int num_layers, const ForwardLimits& limits) {
     limits_ = limits;
-    needs_.kv_layers.assign(static_cast<size_t>(num_layers), {head_.num_kv_heads, head_.head_dim});
+    needs_.state.kv_layers.assign(static_cast<size_t>(num_layers),
+                                  {head_.num_kv_heads, head_.head_dim});
     needs_.fixed_bytes =
         Model::weight_bytes(head_, config_.device) +
         Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
@@ -166,7 +167,7 @@ class HeadDrafter : public NetworkDrafter {
   ForwardLimits limits_;
   std::optional<Model> model_;
   std::vector<KvLayerView> kv_;
-  const TargetTensors* target_ = nullptr;
+  SharedTensors target_;
 
  private:
   std::span<const float> last_logits_;
