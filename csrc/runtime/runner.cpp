@@ -20,14 +20,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::vector<KvLayerSpec> kv_layers_of(const RunnerConfig& config, const DrafterNeeds& needs) {
-  std::vector<KvLayerSpec> layers;
-  for (const LayerSpec& layer : config.target.layers) {
-    const auto& attention = std::get<AttentionSpec>(layer.mixer);
-    layers.push_back({attention.num_kv_heads, attention.head_dim});
-  }
-  layers.insert(layers.end(), needs.kv_layers.begin(), needs.kv_layers.end());
-  return layers;
+const TargetKind& kind_of(const RunnerConfig& config) { return target_kind(config.target.kind); }
+
+TargetSetup setup_of(const RunnerConfig& config) {
+  return {config.target, config.dtype, config.device, config.limits(), config.num_threads};
 }
 
 size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
@@ -50,7 +46,7 @@ int longest_context(const RunnerConfig& config) {
 }  // namespace
 
 void RunnerConfig::validate() const {
-  TargetConfig(target).validate();
+  target_kind(target.kind).state_needs(target);
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };
@@ -98,12 +94,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
   MemoryPlan plan;
-  plan.weight_bytes = TargetModel::weight_bytes(TargetConfig(config.target), config.device);
-  plan.scratch_bytes =
-      TargetModel::scratch_bytes(TargetConfig(config.target), config.dtype, config.device,
-                                 config.limits(), config.num_threads) +
-      (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
-                                      : HostStep::scratch_bytes(config));
+  plan.weight_bytes = kind_of(config).weight_bytes(setup_of(config));
+  plan.scratch_bytes = kind_of(config).scratch_bytes(setup_of(config)) +
+                       (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
+                                                       : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *
@@ -112,8 +106,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
-  for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
-    plan.page_bytes += kv_page_bytes(config, layer);
+  for (const StateNeeds& state : {kind_of(config).state_needs(config.target), needs.state}) {
+    for (const KvLayerSpec& layer : state.kv_layers) {
+      plan.page_bytes += kv_page_bytes(config, layer);
+    }
   }
   return plan;
 }
@@ -122,8 +118,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
     : config_((config.validate(), config)),
       hasher_(config.cache_key),
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
-      target_(TargetConfig(config.target), config.dtype, config.device, config.limits(),
-              config.num_threads),
+      target_(kind_of(config).make(setup_of(config_))),
       pool_(num_pages),
       table_(config.max_num_seqs, config.max_model_len, config.page_size,
              config.num_lookahead(drafter_->needs()),
@@ -133,17 +128,23 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
       "acceptance by rejection needs the probabilities of chains of drafts, which this "
       "drafter does not know; accept by match");
-  for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
-    kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
-                             memory_of(config_.device));
-    kv_layers_.push_back(
-        {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
-  }
+  const auto take_pages = [&](const StateNeeds& needs) {
+    std::vector<KvLayerView> views;
+    for (const KvLayerSpec& layer : needs.kv_layers) {
+      kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
+                               memory_of(config_.device));
+      views.push_back(
+          {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
+    }
+    return views;
+  };
+  kv_layers_ = take_pages(kind_of(config_).state_needs(config_.target));
   StepContext context{.config = config_,
                       .table = table_,
-                      .target = target_,
+                      .target = *target_,
                       .drafter = *drafter_,
                       .kv_layers = kv_layers_,
+                      .records = {},
                       .enter = [this](const char* stage) { enter(stage); },
                       .report_drafter_failure =
                           [this](const std::exception& error) {
@@ -152,7 +153,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
-  drafter_->attach(target_, std::span(kv_layers_).subspan(size_t(config_.target.num_layers())));
+  drafter_->attach(*target_, take_pages(drafter_->needs().state));
   if (is_cuda) {
     // A drafter's layer has a place that is never written, which attention multiplies by zero; and
     // what the target makes of places that were never written (time_steps) must not be NaN, or the
@@ -173,7 +174,7 @@ Runner::~Runner() {
 }
 
 void Runner::finish_loading() {
-  target_.weights().finish_loading();
+  target_->weights().finish_loading();
   if (drafter_->weights() != nullptr) drafter_->weights()->finish_loading();
   backend_->prepare();
 }

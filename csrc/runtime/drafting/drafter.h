@@ -17,12 +17,6 @@
 
 namespace openspec {
 
-/// A layer that a drafter keeps in the page pool beside the target's.
-struct KvLayerSpec {
-  int num_kv_heads = 0;
-  int head_dim = 0;
-};
-
 /// What makes of a draft an accepted one.
 enum class Acceptance : uint8_t {
   kMatch,      // it equals the target's own choice
@@ -32,11 +26,10 @@ enum class Acceptance : uint8_t {
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
 struct DrafterNeeds {
-  bool makes_trees = false;            // with parents and scores; else chains
-  bool has_scores = false;             // of chains; trees always have them
-  std::vector<int> capture_layers;     // target layers whose output it reads, rising
-  std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
-                                       // last known token too
+  bool makes_trees = false;         // with parents and scores; else chains
+  bool has_scores = false;          // of chains; trees always have them
+  std::vector<int> capture_layers;  // target layers whose output it reads, rising
+  StateNeeds state;                 // its KV has an entry for the last known token too
   int num_draft_entries = 0;  // entries behind that one that proposing writes for a sequence, at
                               // most; 0: not beyond its drafts
   size_t fixed_bytes = 0;     // memory of its own: weights and scratch

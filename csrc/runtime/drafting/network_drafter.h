@@ -122,7 +122,7 @@ class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
   void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
-    target_ = &target.tensors();
+    target_ = target.shared();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
     allocate();
@@ -140,7 +140,7 @@ class HeadDrafter : public NetworkDrafter {
   /// Declares the head's layers and memory: once all else is planned.
   void declare_head(const ForwardLimits& limits) {
     limits_ = limits;
-    needs_.kv_layers.assign(head_.layers.size(), {head_.num_kv_heads, head_.head_dim});
+    needs_.state.kv_layers.assign(head_.layers.size(), {head_.num_kv_heads, head_.head_dim});
     needs_.fixed_bytes =
         Model::weight_bytes(head_, config_.device) +
         Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
@@ -170,7 +170,7 @@ class HeadDrafter : public NetworkDrafter {
   ForwardLimits limits_;
   std::optional<Model> model_;
   std::vector<KvLayerView> kv_;
-  const TargetTensors* target_ = nullptr;
+  SharedTensors target_;
 
  private:
   std::span<const float> last_logits_;

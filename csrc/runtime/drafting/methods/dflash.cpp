@@ -104,9 +104,9 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
     const Sight whole = sight_of(exec, table, rows, wanted.expected_kv_len);
     const Sight sliding =
         head_window() == 0 ? whole : sliding_sight_of(exec, table, rows, wanted.expected_kv_len);
-    model_->forward(exec, whole, sliding, kv_, target_->embedding, at<void>(at_.hidden));
+    model_->forward(exec, whole, sliding, kv_, target_.embedding, at<void>(at_.hidden));
     copy_rows(exec, head_row(), at<void>(at_.hidden), outputs, room.num_samples, head_.hidden_size);
-    model_->logits(exec, target_->head, outputs, room.num_samples, logits());
+    model_->logits(exec, target_.head, outputs, room.num_samples, logits());
     if (num_candidates() > 0) {
       // What stands before a first draft is known: any token may follow.
       if (has_markov()) add_markov(exec, table, wanted, num_depths(wanted), 0);

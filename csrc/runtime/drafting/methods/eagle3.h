@@ -27,7 +27,7 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
     batch.expected_span_rows = step.rows.expected_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
     const Sight whole = {.rows = batch, .pages = table.pages};
-    model_->append(exec, whole, sliding_of(whole), kv_, target_->embedding, features, hidden);
+    model_->append(exec, whole, sliding_of(whole), kv_, target_.embedding, features, hidden);
     copy_rows(exec, at<int32_t>(kept_.last_row), hidden, at<void>(kept_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
@@ -53,7 +53,7 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
     if (head_window() > 0) {
       sliding = sliding_of(sliding_sight_of(exec, table, rows, expected_kv_len, may_have_trees));
     }
-    model_->forward(exec, whole, sliding, kv_, target_->embedding,
+    model_->forward(exec, whole, sliding, kv_, target_.embedding,
                     hidden != nullptr ? hidden : this->hidden());
   }
   /// Rows [num_captures * hidden_size], which only `learn` needs.
