@@ -21,7 +21,6 @@ DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& targe
 
 void DraftModelConfig::validate() const {
   LayerGeometry::validate();
-  check_size("number of layers", num_layers);
   check_size("number of capture_layers", num_captures);
   check_size("draft_vocab_size", draft_vocab_size);
   OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,

@@ -36,6 +36,7 @@ void LayerGeometry::validate() const {
 
 LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
                           float rms_norm_eps) {
+  OPENSPEC_CHECK_ARG(!layers.empty(), "a model needs layers");
   LayerGeometry geometry;
   AttentionSpec &attention = geometry, without_window;
   DenseMlpSpec& mlp = geometry;

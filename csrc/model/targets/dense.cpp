@@ -24,7 +24,6 @@ struct DenseConfig : LayerGeometry {
                          "targets whose layers slide are not supported");
     }
     validate();
-    check_size("num_layers", num_layers);
     check_size("vocab_size", vocab_size);
   }
   ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }

@@ -173,7 +173,7 @@ TEST(geometry_that_cannot_be_is_refused) {
   check("4 layers", [](HeadSpec& head) { head.capture_layers = {0, 4}; });
   check("rise", [](HeadSpec& head) { head.capture_layers = {2, 1}; });
   check("capture_layers", [](HeadSpec& head) { head.capture_layers = {}; });
-  check("number of layers", [](HeadSpec& head) { head.layers = {}; });
+  check("needs layers", [](HeadSpec& head) { head.layers = {}; });
   check("multiple",
         [](HeadSpec& head) { std::get<AttentionSpec>(head.layers[0].mixer).num_q_heads = 5; });
   check("draft_vocab_size", [](HeadSpec& head) { head.draft_vocab_size = 62; });
