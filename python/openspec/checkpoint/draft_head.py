@@ -60,7 +60,7 @@ class LayerIds:
     """Where they stand, for messages."""
 
     def outputs(self) -> tuple[int, ...]:
-        """The same layers by their outputs; see `captured_layers`."""
+        """The layers by their outputs; see `captured_layers`."""
         return tuple(i - self.shift for i in self.ids)
 
     @property
@@ -110,7 +110,7 @@ def speculators_layer(keys: JsonKeys) -> JsonKeys:
 def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     """The target's layers, from 0, whose outputs the head reads, in rising order.
 
-    An output is the residual stream behind a layer, before the next layer's norm. Code bases count
+    An output is the residual stream after a layer, before the next layer's norm. Code bases count
     in two ways: "output of layer i", and "state that enters layer i", which is the output of layer
     i - 1 (so that entering L, the number of layers, is the output of the last one). For a head that
     reads the outputs of layers 1, 17 and 32 of a target with 36 layers:
