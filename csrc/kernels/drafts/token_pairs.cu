@@ -426,8 +426,7 @@ bool can_run(const TokenPairs& pairs, int top_k = 1, const PairTerms& terms = {}
 }  // namespace
 
 int block_step_cuda(const BlockStepParams& params, void* stream) {
-  if (!can_run(params.pairs) || (params.states != nullptr && (params.dtype != DType::kBF16 ||
-                                                              !cuda::are_aligned(params.states)))) {
+  if (!can_run(params.pairs) || !cuda::are_aligned(params.states)) {
     return cudaErrorInvalidValue;
   }
   if (params.num_seqs == 0) return cudaSuccess;

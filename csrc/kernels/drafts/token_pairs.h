@@ -64,9 +64,8 @@ struct BlockStepParams {
   int depth = 0;
   const int32_t* chosen = nullptr;  // [num_samples] tokens of the drafts before
   TokenPairs pairs;
-  // [num_seqs, rank] `dtype` (CUDA: bf16) what stands in for the rows of `first`; null: these.
+  // [num_seqs, rank] bf16 rows in the place of those of `first`; null: these.
   const void* states = nullptr;
-  DType dtype = DType::kF32;
   float* logits = nullptr;    // in and out [num_samples, vocab_size]
   int32_t* sample = nullptr;  // out [num_seqs] whose logits these are; -1: no draft at this depth
 };

@@ -53,19 +53,16 @@ void block_step(const ExecContext& exec, const BlockStepParams& params) {
     if (params.depth >= params.num_drafts[i]) continue;
     const int sample = params.first_sample[i] + params.depth;
     params.sample[i] = sample;
-    const bool has_state = params.states != nullptr;
-    const int32_t before = has_state          ? 0
-                           : params.depth > 0 ? params.chosen[sample - 1]
-                                              : last_token(params.table, params.seq[i]);
-    State state;
-    if (params.states == nullptr) {
-      bf16_to_float(row_of(pairs.first, before, pairs.rank), state.values, pairs.rank);
-    } else if (params.dtype == DType::kF32) {
-      const float* from = static_cast<const float*>(params.states) + int64_t{i} * pairs.rank;
-      std::copy_n(from, pairs.rank, state.values);
+    const uint16_t* from;
+    if (params.states != nullptr) {
+      from = row_of(params.states, i, pairs.rank);
     } else {
-      bf16_to_float(row_of(params.states, i, pairs.rank), state.values, pairs.rank);
+      const int32_t before =
+          params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[i]);
+      from = row_of(pairs.first, before, pairs.rank);
     }
+    State state;
+    bf16_to_float(from, state.values, pairs.rank);
     float* logits = params.logits + int64_t{sample} * pairs.vocab_size;
     constexpr int64_t kColumns = 1024;  // of a task, a multiple of every kLanes
     exec.pool->parallel_for(ceil_div(pairs.vocab_size, kColumns), [&](int64_t task) {

@@ -88,17 +88,6 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
     selector_hidden = weights.add_linear(name, {"hidden_projection.weight"}, {c.selector_rank},
                                          c.hidden_size, LinearEpilogue::kNone);
   }
-  if (c.markov_kind == MarkovKind::kGated) {
-    const std::string gate = "markov_head.gate_proj.";
-    markov_weight =
-        weights.add_table(gate + "weight", c.markov_rank, c.hidden_size + c.markov_rank);
-    markov_bias = weights.add_norm(gate + "bias", c.markov_rank);
-  } else if (c.markov_kind == MarkovKind::kRecurrent) {
-    const std::string joint = "markov_head.joint_proj.";
-    markov_weight =
-        weights.add_table(joint + "weight", 3 * c.markov_rank, 2 * c.markov_rank + c.hidden_size);
-    markov_bias = weights.add_norm(joint + "bias", 3 * c.markov_rank);
-  }
   if (c.has_confidence) {
     confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());
     confidence_bias = weights.add_norm("confidence_head.proj.bias", 1);

@@ -13,13 +13,6 @@ namespace {
 constexpr int kMaxBlock = 64;
 constexpr int kSuccessorsAtOnce = 256;
 
-MarkovKind markov_kind_of(const std::string& name) {
-  if (name == "gated") return MarkovKind::kGated;
-  if (name == "rnn") return MarkovKind::kRecurrent;
-  OPENSPEC_CHECK_ARG(name == "vanilla", "markov_head ", name, " is not known");
-  return MarkovKind::kPlain;
-}
-
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
 /// knowing the one before, and a tree's nodes are scored by what stands before them; both among the
@@ -54,15 +47,12 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
     }
     head_.has_head = config.flag("has_head", false);
     head_.markov_rank = config.integer("markov_rank", 0, 0, 1 << 24);
-    head_.markov_kind = markov_kind_of(config.text("markov_head", "vanilla"));
     head_.conv_group = config.integer("conv_group", 0, 0, 1 << 24);
     head_.selector_rank = config.integer("selector_rank", 0, 0, 1 << 24);
     selector_top_k_ = config.integer("selector_top_k", 0, 0, kMaxTopDrafts);
     head_.has_confidence = config.flag("has_confidence", false);
     head_.confidence_sees_token = config.flag("confidence_sees_token", false);
     head_.validate();
-    OPENSPEC_CHECK_ARG(!weighs_states() || !makes_trees(),
-                       "trees need pairs of tokens, and this Markov head knows more than pairs");
     check_selector();
     declare_trees(top_k_, head_);
     needs_.has_scores = head_.has_confidence;
@@ -109,7 +99,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
         logits;
     size_t step_sample, confidence;  // with a Markov head
     size_t successors, every, one, none;
-    size_t states, memory;           // of a Markov head that knows more than pairs
     size_t pair_ranks, pair_scores;  // of trees whose nodes know the one before
     size_t factors, greedy;          // with a selector
   };
@@ -130,8 +119,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   }
   bool makes_trees() const { return top_k_ > 1; }
   bool has_markov() const { return head_.markov_rank > 0; }
-  /// Whether a bias depends on more than the token before.
-  bool weighs_states() const { return head_.markov_kind != MarkovKind::kPlain; }
   bool has_selector() const { return head_.selector_rank > 0; }
   /// Whether a draft hangs on the one before.
   bool has_pairs() const { return has_markov() || has_selector(); }
@@ -139,7 +126,7 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
   int num_candidates() const {
     if (has_selector()) return selector_top_k_;
     if (makes_trees()) return top_k_;
-    if (!has_markov() || keeps_logits() || weighs_states()) return 0;
+    if (!has_markov() || keeps_logits()) return 0;
     return std::min(kMaxTopDrafts, head_.draft_vocab_size);
   }
   /// Whether drafts are chosen among those that the one before makes likely, too.
@@ -269,7 +256,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                              .num_seqs = count,
                              .pairs = pairs,
                              .states = row_of(pairs.first, token, pairs.rank),
-                             .dtype = DType::kBF16,
                              .logits = logits,
                              .sample = at<int32_t>(at_.chosen)});
       find_best(exec, {},
@@ -293,24 +279,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
 
   void add_markov(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
                   const int32_t* num_drafts, int depth) {
-    if (weighs_states()) {
-      ops::pair_states(exec, {.table = table,
-                              .seq = wanted.seq,
-                              .first_sample = at<int32_t>(at_.first_sample),
-                              .num_drafts = num_drafts,
-                              .num_seqs = wanted.num_seqs,
-                              .depth = depth,
-                              .chosen = at<int32_t>(at_.chosen),
-                              .pairs = model_->markov_pairs(),
-                              .outputs = at<void>(at_.outputs),
-                              .width = head_.hidden_size,
-                              .is_recurrent = head_.markov_kind == MarkovKind::kRecurrent,
-                              .weight = model_->tensors().markov_weight,
-                              .bias = model_->tensors().markov_bias,
-                              .memory = at<float>(at_.memory),
-                              .dtype = config_.dtype,
-                              .states = at<void>(at_.states)});
-    }
     ops::block_step(exec, {.table = table,
                            .seq = wanted.seq,
                            .first_sample = at<int32_t>(at_.first_sample),
@@ -319,8 +287,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
                            .depth = depth,
                            .chosen = at<int32_t>(at_.chosen),
                            .pairs = model_->markov_pairs(),
-                           .states = weighs_states() ? at<void>(at_.states) : nullptr,
-                           .dtype = config_.dtype,
                            .logits = at<float>(at_.logits),
                            .sample = at<int32_t>(at_.step_sample)});
   }
@@ -452,11 +418,6 @@ class DFlashDrafter final : public HeadDrafter<DFlash> {
       for (size_t* array : {&at_.every, &at_.one, &at_.none}) {
         *array = take(most, sizeof(int32_t));
       }
-    }
-    if (weighs_states()) {
-      const auto rank = static_cast<size_t>(head_.markov_rank);
-      at_.states = take(seqs, rank * dtype_bytes(config_.dtype));
-      at_.memory = take(2 * seqs, rank * sizeof(float));
     }
     if (has_markov()) {
       at_.step_sample = take(seqs, sizeof(int32_t));

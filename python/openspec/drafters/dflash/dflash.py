@@ -51,12 +51,6 @@ MAX_TREE_SIZE = 256
 MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-MARKOV_HEADS = {
-    "vanilla": (),
-    "gated": ("markov_head.gate_proj.weight", "markov_head.gate_proj.bias"),
-    "rnn": ("markov_head.joint_proj.weight", "markov_head.joint_proj.bias"),
-}
-"""What makes a draft's bias of the token before it -> tensors beside MARKOV_TENSORS."""
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 
 
@@ -99,7 +93,6 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         "has_head": head.has(HEAD),
         "markov_rank": rank,
         **dialect.parts.options(),
-        "markov_head": dialect.markov_head,
         "has_confidence": has_confidence,
         "confidence_sees_token": has_confidence
         and _confidence_sees_token(checkpoint, target.hidden_size, rank),
@@ -107,8 +100,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     inner = (*LAYER_TENSORS, *QK_NORMS)
     names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
-    if rank > 0:
-        names += [*MARKOV_TENSORS, *MARKOV_HEADS[dialect.markov_head]]
+    names += MARKOV_TENSORS if rank > 0 else ()
     names += CONFIDENCE_TENSORS if has_confidence else ()
     names += dialect.parts.tensors(num_layers)
     shown = f"{num_layers} layers, {dialect.shown_block()}"
@@ -118,10 +110,8 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     ]
     details += dialect.parts.details()
     if rank > 0:
-        _check_trees(setup, dialect)
         details.append(
-            f"Markov head: {dialect.markov_head}, rank {rank}, "
-            f"with{'' if has_confidence else 'out'} confidences"
+            f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
         )
     if setup.draft_depth > dialect.num_drafts:
         raise ConfigError(
@@ -162,16 +152,6 @@ def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> 
         raise ConfigError(
             f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
             f"selector, got {top_k}"
-        )
-
-
-def _check_trees(setup: DraftSetup, dialect: BlockDialect) -> None:
-    """Refuses trees where what a token is worth behind another depends on more than the two."""
-    if dialect.markov_head != "vanilla" and setup.options[DRAFT_TOP_K] != 1:
-        raise ConfigError(
-            f"draft_top_k must be 1 with {setup.folder}: trees need what pairs of tokens are "
-            f'worth, and a Markov head of type "{dialect.markov_head}" sees more; '
-            "set --draft-top-k 1"
         )
 
 

@@ -79,8 +79,6 @@ class BlockDialect(Dialect):
     """Who says so, for messages."""
     markov_rank: int
     parts: BlockParts
-    markov_head: str
-    """How it makes a bias of the token before: "vanilla", "gated" or "rnn"."""
 
     @property
     def num_drafts(self) -> int:
@@ -190,7 +188,6 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         causality=causality.origin,
         markov_rank=markov_rank,
         parts=parts,
-        markov_head=str(block.get("markov_head_type") or "vanilla"),
     )
 
 
@@ -257,8 +254,9 @@ def _check_computation(block: JsonKeys) -> None:
         is_domino = block.get("projector_type") == "domino"
         remedy = f"{'Domino' if is_domino else 'other'} heads are not supported"
         block.refuse("projector_type", '"dflash" or "dspark"', remedy)
-    if block.get("markov_head_type") not in (None, "vanilla", "gated", "rnn"):
-        block.refuse("markov_head_type", '"vanilla", "gated" or "rnn"', "no other is known")
+    if block.get("markov_head_type") not in (None, "", "vanilla"):
+        remedy = "a bias that depends on more than the token before it is not supported"
+        block.refuse("markov_head_type", '"vanilla"', remedy)
     if block.number("input_embedding_scale", 0.0, 1e9, 1.0) != 1.0:
         block.refuse("input_embedding_scale", "1", "scaled embeddings are not supported")
 
