@@ -16,7 +16,7 @@ from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
-from tests.unit.draft_checkpoints import tensor, write_draft, write_target
+from tests.heads.stubs import tensor, write_draft, write_target
 
 CHECKUP = Checkup(
     usual=(0.6, 0.4),

@@ -15,7 +15,7 @@ from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     Tensors,
     tensor,
     vector,

@@ -19,7 +19,7 @@ from openspec.drafters import get_drafter
 from openspec.drafters.eagle3.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     DRAFT_VOCAB,
     HEAD_DIM,
     HIDDEN,
@@ -32,7 +32,7 @@ from tests.unit.draft_checkpoints import (
     Tensors,
     classic,
     deepspec,
-    layer_tensors,
+    eagle3_layer,
     specforge,
     speculators,
     tensor,
@@ -97,7 +97,7 @@ def test_classic(target: ModelConfig) -> None:
         "capture_norm": "none",
         "norm_output": False,
     }
-    expected = set(layer_tensors("midlayer.")) | {"d2t"}
+    expected = set(eagle3_layer("midlayer.")) | {"d2t"}
     assert model.tensor_names == {name: name for name in expected}
     assert set(model.ignored_tensors) == {"t2d"}
     assert "classic" in model.description and "layers 1, 17, 32 of 36" in model.description
@@ -152,7 +152,7 @@ def test_deepspec(target: ModelConfig) -> None:
 
 def test_classic_keys_with_the_other_prefix(target: ModelConfig, tmp_path: Path) -> None:
     config, _ = classic()
-    tensors = layer_tensors("layers.0.") | token_map()
+    tensors = eagle3_layer("layers.0.") | token_map()
     model = read(target, write_draft(tmp_path / "draft", config, tensors))
     assert model.tensor_names["layers.0.mlp.up_proj.weight"] == "midlayer.mlp.up_proj.weight"
 
