@@ -185,7 +185,7 @@ __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const
 
 constexpr int kPathWarps = 16;
 constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
-constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // likewise
+constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // successors of a warp
 
 /// A sequence. Which rows of the tables its drafts may need is known before the first of them is
 /// chosen: all are asked for at once, and only the L2's latency is left between two drafts.

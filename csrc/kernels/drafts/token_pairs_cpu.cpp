@@ -116,7 +116,7 @@ float worth_of(const State& first, const uint16_t* second, int rank) {
   return sums[0];
 }
 
-/// What candidates of one position count for behind one token.
+/// What candidates of one position count for after one token.
 template <typename Params>
 class Candidates {
  public:
@@ -156,7 +156,7 @@ class Candidates {
   bool has_noise_ = false;
 };
 
-/// The candidates of one position behind the token in place `before` of those before it.
+/// The candidates of one position after the token in place `before` of those before it.
 void score_behind(const BlockPairsParams& params, int seq, int depth, int before, int32_t token) {
   const int top_k = params.top_k;
   const Candidates<BlockPairsParams> candidates(params, seq, depth);
@@ -197,7 +197,7 @@ void score_behind(const BlockPairsParams& params, int seq, int depth, int before
 
 namespace {
 
-/// The tokens that are worth most behind one, of equal ones the lower column first.
+/// The tokens that are worth most after one, of equal ones the lower column first.
 void find_successors(const TokenPairs& pairs, int32_t token, int32_t* out) {
   State first;
   bf16_to_float(row_of(pairs.first, token, pairs.rank), first.values, pairs.rank);

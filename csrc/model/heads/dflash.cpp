@@ -27,14 +27,13 @@ BlockConv add_conv(Weights& weights, const DFlashConfig& config, const std::stri
 
 void DFlashConfig::validate() const {
   DraftModelConfig::validate();
-  check_size("num_layers", num_layers);
   OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
                      " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
   OPENSPEC_CHECK_ARG(sliding_is_causal || !window_follows_rows,
                      "a window that follows the rows is for layers that are causal");
-  OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers, slides.size(),
-                     " layers slide or do not, there are ", num_layers);
+  OPENSPEC_CHECK_ARG(mask_token >= 0 && mask_token < vocab_size, "mask_token must be in [0, ",
+                     vocab_size, "), got ", mask_token);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,

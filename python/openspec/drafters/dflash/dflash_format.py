@@ -99,11 +99,10 @@ class BlockDialect(Dialect):
         """
         return self.name != "speculators" and bool(self.sliding.window) and self.sliding_is_causal
 
-    def layer_sights(self) -> str:
-        """A letter for each layer: "s" for one that slides, else "f"; empty where none does."""
-        count = self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
-        slides = set(self.sliding.layers)
-        return "".join("s" if i in slides else "f" for i in range(count)) if slides else ""
+    @property
+    def num_layers(self) -> int:
+        """Layers of the head."""
+        return self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
 
     def shown_attention(self) -> str:
         """For messages."""
@@ -117,7 +116,7 @@ class BlockDialect(Dialect):
         who = f"layer{plural} {listed(sliding.layers)} {verb}"
         shown = f"{who} the last {sliding.window} tokens of the context, "
         shown += words[self.sliding_is_causal]
-        if len(sliding.layers) < len(self.layer_sights()):
+        if len(sliding.layers) < self.num_layers:
             shown += f"; the others see all of it, {words[self.is_causal]}"
         return f"{shown} ({self.causality})"
 
