@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import get_drafter
 from tests.heads.formats import (
@@ -45,16 +44,16 @@ def draft_model(method: str, kind: str = "") -> str | None:
 
 def sizes() -> Sizes:
     """Of the embedded model."""
-    target = ModelConfig.from_folder(EMBEDDED_MODEL)
+    keys = json.loads((EMBEDDED_MODEL / "config.json").read_text())
     return Sizes(
-        hidden=target.hidden_size,
-        mlp=target.intermediate_size,
-        q_heads=target.num_q_heads,
-        kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        vocab=target.vocab_size,
-        draft_vocab=target.vocab_size,
-        target_layers=target.num_layers,
+        hidden=keys["hidden_size"],
+        mlp=keys["intermediate_size"],
+        q_heads=keys["num_attention_heads"],
+        kv_heads=keys["num_key_value_heads"],
+        head_dim=keys["head_dim"],
+        vocab=keys["vocab_size"],
+        draft_vocab=keys["vocab_size"],
+        target_layers=keys["num_hidden_layers"],
     )
 
 
