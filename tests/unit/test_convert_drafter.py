@@ -14,7 +14,7 @@ import pytest
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.errors import ConfigError
 from openspec.tools import convert_drafter
-from tests.unit.draft_checkpoints import tensor, write_json, write_safetensors
+from tests.heads.stubs import tensor, write_json, write_safetensors
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from openspec.messages import SpecDecodeStats, record_draft
 from openspec.specs import HeadSpec
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
-from tests.unit.draft_checkpoints import tensor, write_draft, write_target
+from tests.heads.stubs import tensor, write_draft, write_target
 
 CHECKUP = Checkup(
     usual=(0.6, 0.4),

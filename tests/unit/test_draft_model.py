@@ -16,7 +16,7 @@ from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
 from openspec.specs import HeadSpec, RunnerConfig
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     Tensors,
     tensor,
     vector,

@@ -20,7 +20,7 @@ from openspec.drafters.eagle3.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
 from openspec.specs import AttentionSpec, DenseMlpSpec, HeadSpec, LayerSpec
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     DRAFT_VOCAB,
     HEAD_DIM,
     HIDDEN,
@@ -33,7 +33,7 @@ from tests.unit.draft_checkpoints import (
     Tensors,
     classic,
     deepspec,
-    layer_tensors,
+    eagle3_layer,
     specforge,
     speculators,
     tensor,
@@ -93,7 +93,7 @@ def test_classic(target: ModelConfig) -> None:
         has_embedding=False,
         has_token_map=True,
     )
-    expected = set(layer_tensors("midlayer.")) | {"d2t"}
+    expected = set(eagle3_layer("midlayer.")) | {"d2t"}
     assert model.tensor_names == {name: name for name in expected}
     assert set(model.ignored_tensors) == {"t2d"}
     assert "classic" in model.description and "layers 1, 17, 32 of 36" in model.description
@@ -146,7 +146,7 @@ def test_deepspec(target: ModelConfig) -> None:
 
 def test_classic_keys_with_the_other_prefix(target: ModelConfig, tmp_path: Path) -> None:
     config, _ = classic()
-    tensors = layer_tensors("layers.0.") | token_map()
+    tensors = eagle3_layer("layers.0.") | token_map()
     model = read(target, write_draft(tmp_path / "draft", config, tensors))
     assert model.tensor_names["layers.0.mlp.up_proj.weight"] == "midlayer.mlp.up_proj.weight"
 

@@ -11,7 +11,7 @@ from openspec.checkpoint.draft_model import is_same_tensor, open_draft_checkpoin
 from openspec.checkpoint.float16 import Float16Weights
 from openspec.checkpoint.weights import load_weights
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import write_draft, write_safetensors
+from tests.heads.stubs import write_draft, write_safetensors
 from tests.unit.test_draft_model import DRAFT, TARGET, Sink, draft_model
 
 torch = pytest.importorskip("torch")

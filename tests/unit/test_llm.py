@@ -16,7 +16,7 @@ from openspec.config import EMBEDDED_MODEL, EngineConfig
 from openspec.drafters import available_drafters, get_drafter, plain_method
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import SamplingParams, StepTime
-from tests.gates.random_heads import draft_model
+from tests.heads.untrained import draft_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("openspec._C") is None or not EMBEDDED_MODEL.is_dir(),
