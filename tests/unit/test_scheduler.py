@@ -8,7 +8,8 @@ from openspec.engine.core.request import Request
 from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
-from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
+from tests.unit.both_depths import both_depths
+from tests.unit.fake_core import expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
     FakeRunner,
