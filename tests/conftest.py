@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.gates import harness, pairs
@@ -25,6 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
     harness.DEVICE = config.getoption("--device")
     harness.IS_FULL = config.getoption("--full")
     harness.NUM_THREADS = 2 if harness.IS_FULL else 1
+    # What nohup, or a shell's &, has this process ignore, the servers under test would ignore, too.
+    # A signal that is handled has its default in a child.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

@@ -6,6 +6,7 @@ import json
 import random
 import re
 
+import jsonschema
 import pytest
 
 from openspec import _grammar
@@ -28,8 +29,6 @@ from tests.unit.grammar_walks import (
     vocabulary,
 )
 from tests.unit.schema_shapes import schemas
-
-jsonschema = pytest.importorskip("jsonschema")
 
 NODE = {
     "type": "object",

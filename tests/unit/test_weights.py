@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from openspec.checkpoint.folder import find_file
 from openspec.checkpoint.weights import (
@@ -21,8 +22,6 @@ from openspec.checkpoint.weights import (
     load_weights,
 )
 from openspec.errors import ConfigError
-
-torch = pytest.importorskip("torch")
 
 SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
 
