@@ -10,10 +10,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from openspec.errors import ConfigError, check_is_built, out_of_memory
+
 try:
     from openspec import _C
 except ImportError as error:
-    raise ImportError(
+    check_is_built()
+    if out_of_memory(error) is not None:
+        raise
+    raise ConfigError(
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install openspec again"
     ) from error
@@ -37,7 +42,6 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
-from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
 
 logger = logging.getLogger(__name__)
