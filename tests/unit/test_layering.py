@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -269,10 +270,16 @@ def module_paths() -> dict[str, Path]:
 MODULES = module_paths()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Modules of the package that a file imports, also below `if TYPE_CHECKING:`."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -435,7 +442,7 @@ def safe_loads(tree: ast.AST) -> set[ast.AST]:
 @pytest.mark.parametrize("path", python_files(), ids=relative)
 def test_nothing_runs_data(path: Path) -> None:
     wrong = []
-    tree = ast.parse(path.read_text(), str(path))
+    tree = parsed(path)
     allowed = safe_loads(tree) if path == CONVERTER else set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

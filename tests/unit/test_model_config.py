@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.targets.rope import YarnParams, default_rope, linear_rope, yarn_rope
@@ -206,6 +204,9 @@ ROPE_CASES: list[dict[str, Any]] = [
 def test_rope_is_the_reference(
     tmp_path: Path, parameters: dict[str, Any], head_dim: int, theta: float
 ) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     parameters = {**parameters, "rope_theta": theta}
     raw = config_json(rope_theta="absent", head_dim=head_dim, rope_parameters=parameters)
     ours = load(tmp_path, raw).rope
