@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.checkpoint.targets.config import ModelConfig
@@ -20,8 +21,7 @@ from tests.gates.conftest import Reference
 from tests.gates.test_logits import EMBEDDED, FAMILIES, RANDOM_MODELS, Subject, make_random_model
 from tests.gates.workload import jobs
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = harness.imported("transformers")
 TOKEN_IDS = list(range(40, 70))
 HALF = FAMILIES["qwen2.5"] | {"torch_dtype": "float16"}
 
