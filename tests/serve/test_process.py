@@ -119,7 +119,7 @@ def test_version() -> None:
 def test_the_age_counts_from_the_start_of_the_process() -> None:
     code = (
         "import time; time.sleep(0.5)\n"
-        "from openspec.serve.server.run import process_age_s; print(process_age_s())"
+        "from openspec.engine.start_phases import process_age_s; print(process_age_s())"
     )
     started = time.monotonic()
     done = subprocess.run(

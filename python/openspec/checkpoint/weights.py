@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The library imports what would hold its tensors. Of the two numpy is there in a tenth of the time,
-# but torch does not need it.
-FRAMEWORK = "pt" if importlib.util.find_spec("numpy") is None else "np"
+LIBRARY = "torch" if importlib.util.find_spec("numpy") is None else "numpy"
+"""What safetensors imports to read a header. numpy loads ten times as fast, but may be absent."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONVERTER = "python -m openspec.convert_drafter"
@@ -65,7 +64,7 @@ class SafetensorsFile:
         """
         self.path = path
         try:
-            with safe_open(path, framework=FRAMEWORK):
+            with safe_open(path, framework=LIBRARY):
                 pass
         except (SafetensorError, OSError) as error:
             raise ConfigError(
@@ -89,7 +88,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One of `tensors` for torch, over pages that stay mapped as long as it lives."""
-        with safe_open(self.path, framework="pt") as file:
+        with safe_open(self.path, framework="torch") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
@@ -121,9 +120,6 @@ class WeightSink(Protocol):
 
     def load_draft_tensor(self, name: str, data: memoryview, dtype: str) -> None:
         """Takes one tensor of the drafter."""
-
-    def finish_loading(self) -> None:
-        """Called once, after the last tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +184,6 @@ def load_weights(
                 last_log = time.monotonic()
                 logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
         file.close()  # before the next one, so that read pages do not count as ours
-    runner.finish_loading()
     for part in parts:
         if (lost := part.float16.describe()) is not None:
             logger.info("%s: %s", part.root, lost)

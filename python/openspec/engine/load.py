@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openspec.engine.start_phases import Phases
 from openspec.errors import ConfigError, check_is_built, out_of_memory
 
 try:
@@ -100,19 +101,24 @@ def sequence_params(request: Request) -> _C.SequenceParams:
 
 
 def load_engine(
-    config: EngineConfig, drafter: _C.Drafter | None = None, share: Share | None = None
+    config: EngineConfig,
+    drafter: _C.Drafter | None = None,
+    share: Share | None = None,
+    phases: Phases | None = None,
 ) -> EngineCore:
     """Loads the model and starts an engine in this process.
 
     `drafter` takes the place of the configured method, with the configured K (for tests). `share`
-    is the engine's part of the machine, all of it by default.
+    is the engine's part of the machine, all of it by default. `phases` has what came before.
 
     Raises:
         ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
     """
     started = time.monotonic()
+    phases = phases or Phases()
     config.check()
     device = choose_device(config.device, _C.why_no_cuda())
+    phases.end("device")
     share = share or Share()
     config = _shared(config, device, share)
     kv_events = _kv_events_config(config)
@@ -123,13 +129,20 @@ def load_engine(
     memory = _device_memory(config, device, share)
     plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, device, memory)
     logger.info("memory: %s", plan.describe())
+    phases.end("headers and memory plan")
     runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
+    phases.end("memory")
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
+    phases.end("weights")
+    runner.finish_loading()
+    phases.end("graphs")
     num_non_finite = _check_weights(runner) if config.check_weights else 0
+    phases.end("check of weights")
     step_times = []
     if config.adaptive_speculation:
         step_times = _step_times(runner, share.step_times)
+    phases.end("step times")
 
     info = _info(
         config,
@@ -150,6 +163,7 @@ def load_engine(
         info.num_speculative_tokens,
         info.max_model_len,
     )
+    logger.info("start-up: %s", phases)
     publisher = _publisher(kv_events, runner, config.page_size)
     if publisher is not None:
         info = msgspec.structs.replace(info, kv_events=publisher.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import openspec
 from openspec.config import parse_engine_args
 from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.standby import Standby
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
@@ -40,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine_config.model or "the embedded model",
             engine_config.method,
         )
-        # Here, so that --help, a wrong flag and the first line do not wait for the web framework.
-        from openspec.serve.server.run import serve
+        with contextlib.closing(Standby()) as standby:
+            standby.prepare()  # an engine's process imports while this one does
+            # Here, so that --help, a wrong flag and the first line do not wait for it.
+            from openspec.serve.server.run import serve
 
-        serve(engine_config, config)
+            serve(engine_config, config, standby)
     except (ConfigError, EngineError) as error:
         logging.shutdown()  # the lines before this one
         message = " ".join(str(error).split())

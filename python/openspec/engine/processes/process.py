@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib
 import logging
@@ -43,6 +44,7 @@ from openspec.engine.processes.protocol import (
     Submit,
     ToEngine,
 )
+from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -153,8 +155,10 @@ def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
     heartbeat = Heartbeat(int(sys.argv[2]))
     if load is None:
+        phases = Phases(process_age_s())
         _import_ahead()
-        load = _load
+        phases.end("imports")
+        load = functools.partial(_load, phases)
     return run(channel, heartbeat, load)
 
 
@@ -165,14 +169,15 @@ def _import_ahead() -> None:
     """
     with contextlib.suppress(Exception):  # `_load` meets it again, and it is reported
         importlib.import_module("openspec.engine.load")
-        importlib.import_module("torch")  # which reading weights imports
+        importlib.import_module(importlib.import_module("openspec.checkpoint.weights").LIBRARY)
 
 
-def _load(config: EngineConfig, share: Share) -> EngineCore:
+def _load(phases: Phases, config: EngineConfig, share: Share) -> EngineCore:
+    phases.end("wait for settings")
     # Here, so that an import that fails (no compiled core) is reported like any start-up error.
     from openspec.engine.load import load_engine
 
-    return load_engine(config, share=share)
+    return load_engine(config, share=share, phases=phases)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import resource
 import signal
 import socket
 import stat
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,8 @@ import uvicorn
 import openspec
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
+from openspec.engine.processes.standby import Standby
+from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
@@ -38,19 +39,22 @@ MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
-    """Serves until a signal ends it.
+def serve(engine_config: EngineConfig, config: ServeConfig, standby: Standby) -> None:
+    """Serves until a signal ends it. `standby` makes the processes of the engines.
 
     Raises:
         ConfigError: what is wrong with the settings, the model or the address.
         EngineError: the engine did not start.
     """
+    phases = Phases(process_age_s())
+    phases.end("imports")
     _raise_file_limit()
     config = with_default_max_tokens(engine_config, config)
     with bound_socket(config) as sock:
         folders = engine_config.with_folders()  # may download: an address in use shows before
         names = model_names(engine_config, folders, config)
-        asyncio.run(_serve(folders, config, names, sock))
+        phases.end("address and folders")
+        asyncio.run(_serve(folders, config, names, sock, standby, phases))
 
 
 def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) -> ServeConfig:
@@ -65,21 +69,29 @@ def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) ->
 
 
 async def _serve(
-    engine_config: EngineConfig, config: ServeConfig, names: list[str], sock: socket.socket
+    engine_config: EngineConfig,
+    config: ServeConfig,
+    names: list[str],
+    sock: socket.socket,
+    standby: Standby,
+    phases: Phases,
 ) -> None:
     signals = _Signals()
     with signals.installed():
-        context = await signals.unless_stopped(load(engine_config, config, names))
+        context = await signals.unless_stopped(load(engine_config, config, names, standby))
         if context is None:
             return
+        phases.end("tokenizer and engine")
         try:
-            await _run(context, sock, signals)
+            await _run(context, sock, signals, phases)
         finally:
             context.close()
             await context.engine.close()
 
 
-async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str]) -> ServerContext:
+async def load(
+    engine_config: EngineConfig, config: ServeConfig, names: list[str], standby: Standby
+) -> ServerContext:
     """Starts the engines and reads the tokenizer: what `build_app` needs.
 
     Raises:
@@ -87,7 +99,7 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
         EngineError: an engine did not start.
     """
     model = ModelConfig.from_folder(engine_config.model_path)
-    engine_task = asyncio.create_task(start_engines(engine_config, config))
+    engine_task = asyncio.create_task(start_engines(engine_config, config, standby))
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine_config.model_path, config)
         if tokenizer.num_tokens > model.vocab_size:
@@ -97,6 +109,7 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
             )
         text_pool = TextPool(config.num_text_threads, tokenizer, engine_config.model_path)
         await text_pool.start()
+        gc.collect()  # while the engine loads
     except BaseException:
         engine_task.cancel()
         with contextlib.suppress(BaseException):
@@ -162,13 +175,14 @@ def http_server(context: ServerContext) -> HttpServer:
     )
 
 
-async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+async def _run(
+    context: ServerContext, sock: socket.socket, signals: _Signals, phases: Phases
+) -> None:
     server = http_server(context)
     address = address_of(sock, context.config)
-    server.on_listening = lambda: _log_ready(context, address)
+    server.on_listening = lambda: _log_ready(context, address, phases)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
     signals.on_hangup = lambda: context.engine.roll(context.config.shutdown_timeout)
-    gc.collect()
     gc.freeze()
     try:
         await server.serve(sockets=[sock])
@@ -275,20 +289,16 @@ def _has_terminal() -> bool:
     return True
 
 
-def process_age_s() -> float:
-    """Seconds since the system started this process, imports and all."""
-    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-
-
-def _log_ready(context: ServerContext, address: str) -> None:
+def _log_ready(context: ServerContext, address: str, phases: Phases) -> None:
+    phases.end("listen")
+    logger.info("start-up: %s", phases)
     # The engine's own lines before this one tell the method and the memory plan.
     logger.info(
         "openspec %s serves %s on %s, ready after %.1f s",
         openspec.__version__,
         " alias ".join(context.model_names),
         address,
-        process_age_s(),
+        phases.seconds,
     )
     if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
         logger.warning("whoever can reach %s can use this server: no API key is set", address)
