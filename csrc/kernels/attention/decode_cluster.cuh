@@ -195,9 +195,10 @@ class ClusterCta {
       cuda::fetch_to_cache(args_.header);
       cuda::fetch_to_cache(args_.items + item_index(first_work) * kClusterCtas + rank_);
     }
-    if (!args_.is_early) cuda::wait_for_previous_kernel();
+    const bool is_early = args_.is_early;
+    if (!is_early) cuda::wait_for_previous_kernel();
     block_in_item_ = rank_ + slot_ * kClusterCtas;
-    return args_.is_early;
+    return is_early;
   }
 
   __device__ __forceinline__ ClusterJob load(int work) const {
@@ -217,7 +218,8 @@ class ClusterCta {
   /// Starts copying K and Q, and then V. With `is_early` it waits for the previous kernel, and
   /// copies ahead of that what was there before the step.
   __device__ __forceinline__ void start_copies(const ClusterJob& job, bool& is_early) const {
-    const int first = first_copied(job);
+    const int first = (job.range.x + block_in_item_) * kBlockTokens + copy_row_;
+    const int num_visible = job.tile.w - first;
     const char* keys_from =
         args_.kv +
         static_cast<int64_t>(job.kv_head * args_.page_size + copy_row_) * kClusterLineBytes +
@@ -230,12 +232,12 @@ class ClusterCta {
     int begin = 0, end = is_early ? min(job.kv_len - first, kBlockTokens) : kBlockTokens;
 #pragma unroll 1
     for (;;) {
-      copy_lines(job, copy_to_, keys_from, begin, end);
+      copy_lines(job, copy_to_, keys_from, begin, end, num_visible);
       if (!is_early) {
         copy_query(job);
         commit_copies();
       }
-      copy_lines(job, copy_to_ + Layout::kValuesAt, values_from, begin, end);
+      copy_lines(job, copy_to_ + Layout::kValuesAt, values_from, begin, end, num_visible);
       if (!is_early) break;
       cuda::wait_for_previous_kernel();
       is_early = false;
@@ -253,17 +255,19 @@ class ClusterCta {
     }
     ClusterResult result;
     float scores[2][4] = {};
+    float* maxima =
+        reinterpret_cast<float*>(shared_ + Layout::kMaximaAt) + slot_ * 4 * Layout::kPairs + row_;
     if (is_active) {
       multiply_keys(scores);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         hide_tokens(job, half, scores);
-        share_maximum(scores, half);
+        share_maximum(scores, half, maxima);
       }
     }
     __syncthreads();
     cuda::arrive_in_cluster();  // this CTA has read its K and Q, and can be sent to
-    if (is_active) soften(scores, result);
+    if (is_active) soften(scores, maxima, result);
     wait_for_copies<0>();
     __syncthreads();
     if (is_active) weigh_values(result);
@@ -282,16 +286,11 @@ class ClusterCta {
                             31);
   }
 
-  /// The token of the thread's first row of the block.
-  __device__ __forceinline__ int first_copied(const ClusterJob& job) const {
-    return (job.range.x + block_in_item_) * kBlockTokens + copy_row_;
-  }
-  /// Of the thread's rows of the block those from `begin` to `end`.
+  /// Of the thread's rows of the block those from `begin` to `end`; zeros from `num_visible` on.
   __device__ __forceinline__ void copy_lines(const ClusterJob& job, uint32_t to, const char* from,
-                                             int begin, int end) const {
+                                             int begin, int end, int num_visible) const {
     const int lines[8] = {job.low_lines.x,  job.low_lines.y,  job.low_lines.z,  job.low_lines.w,
                           job.high_lines.x, job.high_lines.y, job.high_lines.z, job.high_lines.w};
-    const int num_visible = job.tile.w - first_copied(job);
     if (block_in_item_ >= job.range.y || begin >= end) return;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -342,24 +341,22 @@ class ClusterCta {
     }
   }
 
-  /// Maxima of the block's warps, of the lane's first pair.
-  __device__ __forceinline__ float* maxima() const {
-    return reinterpret_cast<float*>(shared_ + Layout::kMaximaAt) + slot_ * 4 * Layout::kPairs +
-           row_;
-  }
-  __device__ __forceinline__ void share_maximum(const float (&scores)[2][4], int half) const {
+  /// To `maxima` in shared memory, which begin with the lane's first pair.
+  __device__ __forceinline__ void share_maximum(const float (&scores)[2][4], int half,
+                                                float* maxima) const {
     float m = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
                     fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    maxima()[part_ * Layout::kPairs + half * 8] = m;
+    maxima[part_ * Layout::kPairs + half * 8] = m;
   }
 
   /// The block's maxima, and p to shared memory.
-  __device__ __forceinline__ void soften(const float (&scores)[2][4], ClusterResult& result) const {
+  __device__ __forceinline__ void soften(const float (&scores)[2][4], const float* maxima,
+                                         ClusterResult& result) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float* others = maxima() + half * 8;
+      const float* others = maxima + half * 8;
       float m = others[0];
 #pragma unroll
       for (int other = 1; other < 4; ++other) m = fmaxf(m, others[other * Layout::kPairs]);
@@ -428,7 +425,7 @@ class ClusterCta {
 #pragma unroll 1
     for (int first_pair = 0; first_pair < job.tile.y; first_pair += Layout::kPairs) {
       const int pair = first_pair + thread_ / 16;
-      weigh_block(job, pair, in_16, merges);
+      weigh_block(job.range.y, job.tile.y, pair, in_16, merges);
       __syncwarp();
       const ClusterSum all = merge_blocks(job, pair, merges);
       if (job.range.z == 0 && pair < job.tile.y) {
@@ -440,10 +437,10 @@ class ClusterCta {
   }
 
   /// How the lane's block enters the pair's segment.
-  __device__ __forceinline__ void weigh_block(const ClusterJob& job, int pair, int in_16,
+  __device__ __forceinline__ void weigh_block(int num_blocks, int num_pairs, int pair, int in_16,
                                               ClusterMerge* merges) const {
     float2 stats = make_float2(-INFINITY, 0.0f);
-    if (in_16 < job.range.y && pair < job.tile.y) {
+    if (in_16 < num_blocks && pair < num_pairs) {
       stats = reinterpret_cast<const float2*>(shared_ +
                                               Layout::kStatsAt)[in_16 * Layout::kPairs + pair];
     }
