@@ -32,6 +32,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   const bool is_tail = item.tail_row >= 0;
   const int first_row = is_tail ? item.tail_row : item.tile_row;
   const int num_pairs = (is_tail ? 1 : item.tile_rows) * args.group;
+  const ItemPairs pairs = {args, item, kv_head, first_row, num_pairs};
   const int block_begin = item.block_begin, block_end = item.block_end;
 
   CtaCopier<kHeadDim> keys;
@@ -45,11 +46,10 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   } else {
     keys.take_lines(item, thread);
   }
-  Tile::start_copies(args, item, kv_head, first_row, num_pairs, block_begin, block_end, thread,
-                     ring, waits, keys);
+  Tile::start_copies(pairs, block_begin, block_end, thread, ring, waits, keys);
 
   int num_visible[2];
-  Tile::count_visible(args, item, num_pairs, first_pair, lane, num_visible);
+  Tile::count_visible(pairs, first_pair, lane, num_visible);
   const int all_visible = item.first_visible;
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
@@ -86,8 +86,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
     float scores[kKeyTiles][4] = {}, maximum[2];
     Tile::multiply_keys(key_stage, key_at, query_at, scores);
     if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.hidden_end) {
-      Tile::hide_tokens(args, item, first_row, num_pairs, is_tail, block, part, lane, first_pair,
-                        num_visible, scores);
+      Tile::hide_tokens(pairs, is_tail, block, part, lane, first_pair, num_visible, scores);
     }
     Tile::share_maxima(scores, part, lane, maxima);
     __syncthreads();
@@ -115,8 +114,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
       sums.keep(scratch);
       has_kept = true;
     } else {
-      Tile::store(args, item, kv_head, first_row, num_pairs, num_runs, thread_here, is_direct,
-                  sums);
+      Tile::store(pairs, num_runs, thread_here, is_direct, sums);
     }
     sums.clear();
     ++num_runs;

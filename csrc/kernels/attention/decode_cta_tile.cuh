@@ -1,7 +1,7 @@
 #pragma once
 
-/// The stages of a tile that a CTA takes block by block (decode_cta.cuh). They get what they need
-/// one by one: as members of an object the same values take more registers.
+/// The stages of a tile that a CTA takes block by block (decode_cta.cuh). What the thread computes
+/// from reaches them by value: as members of one object it takes more registers.
 
 #include "kernels/attention/math.cuh"
 #include "kernels/attention/sums.cuh"
@@ -133,14 +133,12 @@ struct CtaTile {
 
   /// Starts copying Q and the first two blocks, and finds the lines of the third. With `waits` it
   /// waits for the previous kernel, after blocks of which the step writes nothing.
-  static __device__ __forceinline__ void start_copies(const AttentionArgs& args,
-                                                      const WorkItem& item, int kv_head,
-                                                      int first_row, int num_pairs, int block_begin,
+  static __device__ __forceinline__ void start_copies(const ItemPairs& of, int block_begin,
                                                       int block_end, int thread, uint32_t ring,
                                                       bool waits, Copier& keys) {
     int num_copied = 0;
     if (waits) {
-      const int num_past = min(item.kv_len / kBlockTokens, block_end) - block_begin;
+      const int num_past = min(of.item.kv_len / kBlockTokens, block_end) - block_begin;
 #pragma unroll 1
       for (; num_copied < min(num_past, 2); ++num_copied) {
         const int block = block_begin + num_copied;
@@ -154,10 +152,11 @@ struct CtaTile {
     const uint32_t queries = ring + Layout::kQueriesAt;
 #pragma unroll 1
     for (int pair = thread / kChunks; pair < kTiles * 16; pair += kDecodeCtaThreads / kChunks) {
-      const int chunk = thread % kChunks, tile_pair = min(pair, num_pairs - 1);
-      copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-                 args.q + pair_at<kHeadDim>(args, first_row, kv_head, tile_pair) + chunk * 8,
-                 pair < num_pairs);
+      const int chunk = thread % kChunks, tile_pair = min(pair, of.num_pairs - 1);
+      copy_async(
+          queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+          of.args.q + pair_at<kHeadDim>(of.args, of.first_row, of.kv_head, tile_pair) + chunk * 8,
+          pair < of.num_pairs);
     }
     commit_copies();
     if (num_copied == 0) keys.copy(ring + kStageBytes, block_begin, keys.value_offset);
@@ -175,15 +174,13 @@ struct CtaTile {
   }
 
   /// Tokens that the thread's rows see, counted from 0.
-  static __device__ __forceinline__ void count_visible(const AttentionArgs& args,
-                                                       const WorkItem& item, int num_pairs,
-                                                       int first_pair, int lane,
-                                                       int (&num_visible)[2]) {
+  static __device__ __forceinline__ void count_visible(const ItemPairs& of, int first_pair,
+                                                       int lane, int (&num_visible)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int pair = min(first_pair + half * 8 + lane / 4, num_pairs - 1);
-      const int row = pair * args.group_reciprocal >> 16;
-      num_visible[half] = min(item.first_visible + row, item.end);
+      const int pair = min(first_pair + half * 8 + lane / 4, of.num_pairs - 1);
+      const int row = pair * of.args.group_reciprocal >> 16;
+      num_visible[half] = min(of.item.first_visible + row, of.item.end);
     }
   }
 
@@ -217,9 +214,7 @@ struct CtaTile {
   }
 
   /// Scores of tokens that a pair does not see become -infinity.
-  static __device__ __forceinline__ void hide_tokens(const AttentionArgs& args,
-                                                     const WorkItem& item, int first_row,
-                                                     int num_pairs, bool is_tail, int block,
+  static __device__ __forceinline__ void hide_tokens(const ItemPairs& of, bool is_tail, int block,
                                                      int part, int lane, int first_pair,
                                                      const int (&num_visible)[2], Scores& scores) {
     const int first = block * kBlockTokens + part * kKeyTiles * 8 + lane % 4 * 2;
@@ -228,12 +223,13 @@ struct CtaTile {
     for (int half = 0; half < 2; ++half) {
       int all_seen = num_visible[half];
       // Where the rows of a tree see the same, they do not end at the same place.
-      if (args.window_follows_rows && item.is_tree && !is_tail &&
-          block * kBlockTokens < item.kv_len + kMaxTreeRows - args.window) {
-        const int pair = min(first_pair + half * 8 + lane / 4, num_pairs - 1);
-        all_seen = num_seen_in_tree(args, item, first_row + (pair * args.group_reciprocal >> 16));
+      if (of.args.window_follows_rows && of.item.is_tree && !is_tail &&
+          block * kBlockTokens < of.item.kv_len + kMaxTreeRows - of.args.window) {
+        const int pair = min(first_pair + half * 8 + lane / 4, of.num_pairs - 1);
+        all_seen = num_seen_in_tree(of.args, of.item,
+                                    of.first_row + (pair * of.args.group_reciprocal >> 16));
       }
-      seen[half] = first_seen(args, item.kv_len, all_seen);
+      seen[half] = first_seen(of.args, of.item.kv_len, all_seen);
     }
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
@@ -333,19 +329,19 @@ struct CtaTile {
 
   /// Writes a run's sums: the tile's output where the item is the whole tile, else a partial
   /// result.
-  static __device__ __forceinline__ void store(const AttentionArgs& args, const WorkItem& item,
-                                               int kv_head, int first_row, int num_pairs, int run,
-                                               int thread, bool is_direct, const TileSums& sums) {
+  static __device__ __forceinline__ void store(const ItemPairs& of, int run, int thread,
+                                               bool is_direct, const TileSums& sums) {
     const int pair = thread / 32 / kParts * 16 + thread % 32 / 4;
     const int column = thread / 32 % kParts * kDimTiles * 8 + thread % 4 * 2;
     if (is_direct) {
-      sums.store_output(args, first_row, kv_head, num_pairs, pair, column);
+      sums.store_output(of.args, of.first_row, of.kv_head, of.num_pairs, pair, column);
     } else {
-      // [kv_head][slot][pair] of the tile
-      const int slot = kv_head * item.num_slots + item.first_slot + run;
-      const int64_t pair_slot = item.slot_base + (first_row - item.tile_row) * args.group +
-                                static_cast<int64_t>(slot) * (item.tile_rows * args.group);
-      sums.store_partial(args.workspace, pair_slot, num_pairs, pair, column);
+      // [of.kv_head][slot][pair] of the tile
+      const int slot = of.kv_head * of.item.num_slots + of.item.first_slot + run;
+      const int64_t pair_slot = of.item.slot_base +
+                                (of.first_row - of.item.tile_row) * of.args.group +
+                                static_cast<int64_t>(slot) * (of.item.tile_rows * of.args.group);
+      sums.store_partial(of.args.workspace, pair_slot, of.num_pairs, pair, column);
     }
   }
 

@@ -139,6 +139,7 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
   const int lane = opaque_thread() % 32;
   const float scale = args.scale;
   const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
+  const ItemPairs pairs = {args, item, kv_head, first_row, num_pairs};
   const int block_begin = item.block_begin, block_end = item.block_end;
   const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
   int block = copier.block;
@@ -151,7 +152,7 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
 
   typename Tile::Queries query;
   int num_visible[kTiles][2];
-  Tile::load_queries(args, item, kv_head, first_row, num_pairs, lane, query, num_visible);
+  Tile::load_queries(pairs, lane, query, num_visible);
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 and 6, or adds.
   const int matrix = lane / 8, matrix_row = lane % 8;
@@ -183,7 +184,7 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
     copier.copy_keys();
 
     if ((block + 1) * kBlockTokens > item.first_visible || block * kBlockTokens < args.hidden_end) {
-      Tile::hide_tokens(args, item, block, lane, num_visible, scores);
+      Tile::hide_tokens(pairs, block, lane, num_visible, scores);
     }
     typename Tile::Sums sums;
     typename Tile::Weights weights;
@@ -198,8 +199,8 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
     const int in_item = block - block_begin;
     const bool is_last = block + 1 == block_end;
     wait_for_turn(num_merged, in_item);
-    Tile::merge(args, item, kv_head, first_row, num_pairs, block, block_begin, is_last, is_direct,
-                num_singles, scale, lane, sums_at, stats_at, kept, sums);
+    Tile::merge(pairs, block, block_begin, is_last, is_direct, num_singles, scale, lane, sums_at,
+                stats_at, kept, sums);
     __syncwarp();
     if (lane == 0) store_for_cta(num_merged, in_item + 1);
     if (!has_later) break;

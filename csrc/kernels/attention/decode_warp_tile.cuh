@@ -99,8 +99,7 @@ struct WarpSums {
   }
 };
 
-/// What a warp computes of an item's pairs, 8 kTiles at most. Stages get what they need one by one:
-/// as members of an object the same values take more registers.
+/// What a warp computes of an item's pairs, 8 kTiles at most.
 template <int kHeadDim, int kTiles>
 struct WarpTile {
   using Sums = WarpSums<kHeadDim, kTiles>;
@@ -111,17 +110,14 @@ struct WarpTile {
   using Scores = float[kTiles][kKeyTiles][4];
   using Weights = uint32_t[kTiles][kKeyTiles][2];
 
-  /// And how many tokens the lane's pairs see.
-  static __device__ __forceinline__ void load_queries(const AttentionArgs& args,
-                                                      const WorkItem& item, int kv_head,
-                                                      int first_row, int num_pairs, int lane,
-                                                      Queries& query,
+  /// Q of the lane's pairs, and how many tokens they see.
+  static __device__ __forceinline__ void load_queries(const ItemPairs& of, int lane, Queries& query,
                                                       int (&num_visible)[kTiles][2]) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const int pair = min(tile * 8 + lane / 4, num_pairs - 1);
+      const int pair = min(tile * 8 + lane / 4, of.num_pairs - 1);
       const __nv_bfloat16* from =
-          args.q + pair_at<kHeadDim>(args, first_row, kv_head, pair) + lane % 4 * 2;
+          of.args.q + pair_at<kHeadDim>(of.args, of.first_row, of.kv_head, pair) + lane % 4 * 2;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -131,9 +127,9 @@ struct WarpTile {
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int seeing = min(tile * 8 + lane % 4 * 2 + i, num_pairs - 1);
-        const int seeing_row = seeing * args.group_reciprocal >> 16;
-        num_visible[tile][i] = min(item.first_visible + seeing_row, item.end);
+        const int seeing = min(tile * 8 + lane % 4 * 2 + i, of.num_pairs - 1);
+        const int seeing_row = seeing * of.args.group_reciprocal >> 16;
+        num_visible[tile][i] = min(of.item.first_visible + seeing_row, of.item.end);
       }
     }
   }
@@ -156,15 +152,14 @@ struct WarpTile {
   }
 
   /// Scores of tokens that a pair does not see become -infinity.
-  static __device__ __forceinline__ void hide_tokens(const AttentionArgs& args,
-                                                     const WorkItem& item, int block, int lane,
+  static __device__ __forceinline__ void hide_tokens(const ItemPairs& of, int block, int lane,
                                                      const int (&num_visible)[kTiles][2],
                                                      Scores& scores) {
     const int first = block * kBlockTokens + lane / 4;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
-                           first_seen(args, item.kv_len, num_visible[tile][1])};
+      const int seen[2] = {first_seen(of.args, of.item.kv_len, num_visible[tile][0]),
+                           first_seen(of.args, of.item.kv_len, num_visible[tile][1])};
 #pragma unroll
       for (int i = 0; i < kKeyTiles * 4; ++i) {
         const int token = first + i / 2 * 8;
@@ -242,17 +237,15 @@ struct WarpTile {
     }
   }
 
-  /// Merges the block of an item with those before it, kept in `sums_at` and `stats_at`; a segment
-  /// that ends with it with those before, in `kept`; keeps the sums, or writes them.
+  /// Merges a block into its run, which is in `sums_at` and `stats_at` so far, and a run that ends
+  /// into the item's result, which is in `kept` so far. Then keeps the sums there, or writes them.
   ///
-  /// Blocks are merged in runs, up to the end of the item or of a segment. Where the item is no
-  /// whole tile and began inside the segment, a run is one block.
-  static __device__ __forceinline__ void merge(const AttentionArgs& args, const WorkItem& item,
-                                               int kv_head, int first_row, int num_pairs, int block,
-                                               int block_begin, bool is_last, bool is_direct,
-                                               int num_singles, float scale, int lane,
-                                               float4* sums_at, float4* stats_at, float4* kept,
-                                               Sums& sums) {
+  /// A run goes up to the end of the item or of a segment. Where the item is no whole tile and
+  /// began inside the segment, a run is one block, and every run is a partial result of its own.
+  static __device__ __forceinline__ void merge(const ItemPairs& of, int block, int block_begin,
+                                               bool is_last, bool is_direct, int num_singles,
+                                               float scale, int lane, float4* sums_at,
+                                               float4* stats_at, float4* kept, Sums& sums) {
     const int in_item = block - block_begin;
     const bool is_single = in_item < num_singles;
     if (in_item > 0 && !is_single && block % kSegmentBlocks != 0) {
@@ -264,18 +257,19 @@ struct WarpTile {
       float4* kept_stats = kept + kTiles * Sums::kDimTiles * 32 + lane;
       if (block >= kSegmentBlocks) sums.merge_behind(kept + lane, kept_stats, scale);
       if (is_last) {
-        sums.store_output(args, first_row, kv_head, num_pairs);
+        sums.store_output(of.args, of.first_row, of.kv_head, of.num_pairs);
       } else {
         sums.keep(kept + lane, kept_stats);
       }
     } else {
-      // [kv_head][slot][pair] of the tile
+      // [of.kv_head][slot][pair] of the tile
       const int run =
           is_single ? in_item
                     : num_singles + block / kSegmentBlocks - ceil_div(block_begin, kSegmentBlocks);
-      const int slot = kv_head * item.num_slots + item.first_slot + run;
-      sums.store_partial(args.workspace, item.slot_base + static_cast<int64_t>(slot) * num_pairs,
-                         num_pairs);
+      const int slot = of.kv_head * of.item.num_slots + of.item.first_slot + run;
+      sums.store_partial(of.args.workspace,
+                         of.item.slot_base + static_cast<int64_t>(slot) * of.num_pairs,
+                         of.num_pairs);
     }
   }
 };

@@ -65,8 +65,7 @@ struct KeySource {
   }
 };
 
-/// What a thread computes of an item's pairs, kRowTiles x 16 pairs to a warp. Stages get what they
-/// need one by one: as members of an object the same values take more registers.
+/// What a thread computes of an item's pairs, kRowTiles x 16 pairs to a warp.
 template <int kHeadDim>
 struct PrefillTile {
   static constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes;
@@ -82,29 +81,27 @@ struct PrefillTile {
   using Merges = MergeWeights[kRowTiles][2];
   using TileSums = Sums<kHeadDim, kRowTiles, kDimTiles>;
 
-  static __device__ __forceinline__ void copy_queries(const AttentionArgs& args, int kv_head,
-                                                      int first_row, int num_pairs, int thread,
+  static __device__ __forceinline__ void copy_queries(const ItemPairs& of, int thread,
                                                       uint32_t queries) {
 #pragma unroll
     for (int first = 0; first < kPrefillTilePairs; first += kPairStep) {
       const int chunk = thread % kChunks, pair = first + thread / kChunks;
-      const int64_t from = pair_at<kHeadDim>(args, first_row, kv_head, min(pair, num_pairs - 1));
+      const int64_t from =
+          pair_at<kHeadDim>(of.args, of.first_row, of.kv_head, min(pair, of.num_pairs - 1));
       copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
-                 args.q + from + chunk * 8, pair < num_pairs);
+                 of.args.q + from + chunk * 8, pair < of.num_pairs);
     }
   }
 
   /// Tokens that the thread's rows see, counted from 0.
-  static __device__ __forceinline__ void count_visible(const AttentionArgs& args,
-                                                       const WorkItem& item, int num_pairs,
-                                                       int first_tile, int lane,
-                                                       int (&num_visible)[kRowTiles][2]) {
+  static __device__ __forceinline__ void count_visible(const ItemPairs& of, int first_tile,
+                                                       int lane, int (&num_visible)[kRowTiles][2]) {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, num_pairs - 1);
-        num_visible[tile][half] = min(item.first_visible + pair / args.group, item.end);
+        const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, of.num_pairs - 1);
+        num_visible[tile][half] = min(of.item.first_visible + pair / of.args.group, of.item.end);
       }
     }
   }
@@ -133,15 +130,14 @@ struct PrefillTile {
   }
 
   /// Scores of tokens that a pair does not see become -infinity.
-  static __device__ __forceinline__ void hide_tokens(const AttentionArgs& args,
-                                                     const WorkItem& item, int block, int lane,
+  static __device__ __forceinline__ void hide_tokens(const ItemPairs& of, int block, int lane,
                                                      const int (&num_visible)[kRowTiles][2],
                                                      Scores& scores) {
     const int first = block * kBlockTokens + lane % 4 * 2;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
-                           first_seen(args, item.kv_len, num_visible[tile][1])};
+      const int seen[2] = {first_seen(of.args, of.item.kv_len, num_visible[tile][0]),
+                           first_seen(of.args, of.item.kv_len, num_visible[tile][1])};
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
@@ -267,6 +263,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   const float scale = args.scale;
 
   const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
+  const ItemPairs pairs = {args, item, kv_head, first_row, num_pairs};
   const int block_begin = item.block_begin, block_end = item.block_end;
 
   const Keys keys = {args, args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq,
@@ -278,7 +275,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   lines.high = item.lines[(lane + 32) / kLineRows] + lane % kLineRows + keys.head_lines;
   keys.copy(ring + Layout::kKeysAt, block_begin, lines, 0);
   const uint32_t queries = ring + Layout::kQueriesAt;
-  Tile::copy_queries(args, kv_head, first_row, num_pairs, thread, queries);
+  Tile::copy_queries(pairs, thread, queries);
   commit_copies();
   keys.copy(ring + Layout::kValuesAt, block_begin, lines, keys.value_lines());
   commit_copies();
@@ -289,7 +286,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   commit_copies();
 
   int num_visible[Tile::kRowTiles][2];
-  Tile::count_visible(args, item, num_pairs, first_tile, lane, num_visible);
+  Tile::count_visible(pairs, first_tile, lane, num_visible);
   const int all_visible = item.first_visible;
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
@@ -326,7 +323,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       Tile::multiply_keys(key_stage, query_at, scores);
 
       if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.hidden_end) {
-        Tile::hide_tokens(args, item, block, lane, num_visible, scores);
+        Tile::hide_tokens(pairs, block, lane, num_visible, scores);
       }
 
       typename Tile::Halves maximum;
