@@ -185,7 +185,7 @@ __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const
 
 constexpr int kPathWarps = 16;
 constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
-constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // likewise
+constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // successors of a warp
 
 /// Asks for the rows of the tables that drafts from `first_depth` on may need.
 __device__ __forceinline__ void fetch_rows(const TokenPairs& pairs, const int32_t* tokens,
@@ -445,8 +445,7 @@ bool can_run(const TokenPairs& pairs, int top_k = 1, const PairTerms& terms = {}
 }  // namespace
 
 int block_step_cuda(const BlockStepParams& params, void* stream) {
-  if (!can_run(params.pairs) || (params.states != nullptr && (params.dtype != DType::kBF16 ||
-                                                              !cuda::are_aligned(params.states)))) {
+  if (!can_run(params.pairs) || !cuda::are_aligned(params.states)) {
     return cudaErrorInvalidValue;
   }
   if (params.num_seqs == 0) return cudaSuccess;
