@@ -70,10 +70,10 @@ void DeviceStep::prepare() {
     graphs->clear();
   context_.drafter.prepare(exec_);
   for (const StepShape& shape : book_.shapes()) {
-    // Once for real, without sequences: kernels are loaded and their limits set before recording.
+    // Once for real, without sequences: launching loads kernels and sets their limits, which has to
+    // precede recording. The device works them off while the host records.
     begin(0, {}, shape.num_spans);
     enqueue(shape, shape.num_rows);
-    synchronize();
     graphs_.try_emplace(shape, stream_.handle(), [&] { enqueue(shape, shape.num_rows); });
   }
   synchronize();

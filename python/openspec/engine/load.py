@@ -50,6 +50,8 @@ from openspec.specs import RunnerConfig
 logger = logging.getLogger(__name__)
 
 STEP_TIMING_BUDGET_S = 0.5
+PLAIN_TIMING_BUDGET_S = 0.1
+"""Without a drafter the times only say how many of a grammar's forced tokens a step verifies."""
 MAX_FORCED_TOKENS = 8
 """Most tokens that a grammar forces in a step without a drafter: a schema's names are shorter."""
 
@@ -141,7 +143,8 @@ def load_engine(
     phases.end("check of weights")
     step_times = []
     if config.adaptive_speculation:
-        step_times = _step_times(runner, share.step_times)
+        budget_s = STEP_TIMING_BUDGET_S if config.draft_depth > 0 else PLAIN_TIMING_BUDGET_S
+        step_times = _step_times(runner, share.step_times, budget_s)
     phases.end("step times")
 
     info = _info(
@@ -222,12 +225,14 @@ def _check_weights(runner: _C.Runner) -> int:
     return len(draft)
 
 
-def _step_times(runner: CompiledRunner, known: list[StepTime] | None) -> list[StepTime]:
+def _step_times(
+    runner: CompiledRunner, known: list[StepTime] | None, budget_s: float
+) -> list[StepTime]:
     """What steps take: measured, unless an engine like this one has measured it."""
     if known is None:
         return [
             StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
-            for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
+            for num_seqs, rows, proposes, s in runner.measure_step_times(budget_s)
         ]
     runner.set_step_times(
         [(one.num_seqs, one.num_rows, one.proposes, one.milliseconds / 1000) for one in known]

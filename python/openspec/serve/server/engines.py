@@ -22,6 +22,9 @@ from openspec.serve.config import ServeConfig
 
 logger = logging.getLogger(__name__)
 
+STANDBY_PAUSE_S = 1.0
+"""After the last engine is ready, so that the server is, too, before another process imports."""
+
 
 class _Device:
     """What the engines on one device have in common.
@@ -100,7 +103,7 @@ async def start_engines(
         finally:
             num_loading -= 1
         if num_loading == 0 and max_restarts != 0:
-            standby.prepare()
+            asyncio.get_running_loop().call_later(STANDBY_PAUSE_S, standby.prepare)
         return engine
 
     for place in all_places:
