@@ -140,7 +140,7 @@ def load_engine(
     )
     runner = CompiledRunner(runner_config, plan.num_pages, drafter)
     load_weights(runner, config.model_path, draft_model=draft_model)
-    num_non_finite = _check_weights(runner) if config.check_weights else 0
+    num_non_finite = _check_weights(runner)
     step_times = []
     if config.adaptive_speculation:
         step_times = _step_times(runner, share.step_times)
@@ -180,7 +180,6 @@ def load_engine(
         ),
         info,
         config.stats_interval_s,
-        config.max_failures_in_a_row,
         publisher,
     )
 
@@ -211,7 +210,7 @@ def _check_weights(runner: _C.Runner) -> int:
     if target:
         raise ConfigError(
             f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew, or run it as it is with --no-check-weights"
+            "checkpoint anew"
         )
     if draft:
         logger.warning(

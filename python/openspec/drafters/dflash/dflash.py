@@ -160,7 +160,7 @@ def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> 
     top_k = int(setup.options[DRAFT_TOP_K])
     if top_k > parts.selector_top_k:
         raise ConfigError(
-            f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
+            f"{DRAFT_TOP_K} must be at most {parts.selector_top_k}, the candidates of this head's "
             f"selector, got {top_k}"
         )
 
@@ -171,7 +171,7 @@ def _check_trees(setup: DraftSetup, dialect: BlockDialect) -> None:
         raise ConfigError(
             f"draft_top_k must be 1 with {setup.folder}: trees need what pairs of tokens are "
             f'worth, and a Markov head of type "{dialect.markov_head}" sees more; '
-            "set --draft-top-k 1"
+            f"set {DRAFT_TOP_K} to 1"
         )
 
 
@@ -188,7 +188,7 @@ def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov
 
 
 def _other_attentions(model: DraftModel) -> tuple[str, ...]:
-    """What --draft-attention could say that is not what is done."""
+    """What draft_attention could say that is not what is done."""
     sights = str(model.options["layer_sights"]) or "f"
     names = {"s": "sliding_is_causal", "f": "is_causal"}
     causal = {bool(model.options[names[sight]]) for sight in sights}
@@ -216,15 +216,15 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
             Variant(
                 label=f"anchor-{anchor} blocks",
                 options=options,
-                advice="the head was trained with the other rows drafting: use --draft-anchor "
-                f"{anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
+                advice="the head was trained with the other rows drafting: use --method-option "
+                f"{DRAFT_ANCHOR}={anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
             ),
             *(
                 Variant(
                     label=f"{attention} attention within blocks, in all layers",
                     options={DRAFT_ATTENTION: attention},
-                    advice=f"the head was trained so: use --draft-attention {attention} or mend "
-                    "config.json (is_causal)",
+                    advice=f"the head was trained so: use --method-option "
+                    f"{DRAFT_ATTENTION}={attention} or mend config.json (is_causal)",
                 )
                 for attention in _other_attentions(draft_model)
             ),
