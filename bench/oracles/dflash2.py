@@ -284,7 +284,7 @@ def make_runner(target: Path, head: Path, **options: int) -> _C.Runner:
                 "max_num_seqs": 1,
                 "num_threads": 1,
                 "stats_interval_s": 0.0,
-                **options,
+                "method_options": options,
             }
         )
     )

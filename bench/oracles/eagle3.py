@@ -203,7 +203,7 @@ def make_runner(folder: Path, head: Path, method: str, depth: int, top_k: int) -
         "max_num_seqs": 1,
         "num_threads": 1,
         "stats_interval_s": 0.0,
-        **trees,
+        "method_options": trees,
     }
     runner = load_engine(config_from_settings(settings))._runner  # type: ignore[attr-defined]
     assert isinstance(runner, _C.Runner)

@@ -34,7 +34,7 @@ def prompt_of(case: Stored) -> list[int]:
 
 
 def make_runner(folders: Folders, method: str, num_drafts: int, **options: int | str) -> _C.Runner:
-    """The core of an engine that always drafts; `options` are settings of it."""
+    """The core of an engine that always drafts; `options` are the method's."""
     core = load_engine(
         config_from_settings(
             {
@@ -48,7 +48,7 @@ def make_runner(folders: Folders, method: str, num_drafts: int, **options: int |
                 "max_num_seqs": 2,
                 "num_threads": harness.NUM_THREADS,
                 "stats_interval_s": 0.0,
-                **options,
+                "method_options": options,
             }
         )
     )

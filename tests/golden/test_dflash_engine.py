@@ -99,7 +99,7 @@ def test_markov_heads_that_know_more_than_pairs_choose_of_all_tokens(
 ) -> None:
     case = STORED[f"dspark_{name}"]
     check_chains(drafting(f"dspark_{name}", folders), case, 1000, CHAIN)
-    with pytest.raises(ConfigError, match=f'draft_top_k.*"{name}".*set --draft-top-k 1'):
+    with pytest.raises(ConfigError, match=f'draft_top_k.*"{name}".*set draft_top_k to 1'):
         drafting(f"dspark_{name}", folders)(CHAIN, draft_top_k=4, draft_tree_size=NODES)
 
 

@@ -312,7 +312,7 @@ def _read_captures(
         raise ConfigError(
             f"{fc.path}: {fc.name}: expected shape [{size}, {len(layers) * size}] "
             f"for {len(layers)} captured layers ({listed(layers)}, from {layer_ids.origin}), found "
-            f"{list(fc.shape)}, that is {found}; name all {found} with --method-option {CAPTURE_LAYERS}=..."
+            f"{list(fc.shape)}, that is {found}; name all {found} with {CAPTURE_LAYERS}"
         )
     return layers
 

@@ -63,7 +63,8 @@ def parse_command_line(
         names.read(flags.items()),
     ):
         pairs = {
-            name: {**had, **new}
+            # What comes later wins, also over another name of the same option.
+            name: {**{key: had[key] for key in had if key not in new}, **new}
             for name, new in found.items()
             if isinstance(new, dict)
             and isinstance(had := values.get(name), dict)

@@ -75,8 +75,9 @@ class Names:
                 name, value = found
             else:
                 value = self.settings[name].convert(raw, f"{place}{key}")
-            if values.setdefault(name, value) != value:
-                raise ConfigError(f"{place}{key} is another name of {name}; give one of them")
+            if name in values and values[name] != value:
+                raise ConfigError(f"{place}{key}: {name} is given twice; drop one of them")
+            values[name] = value
         return values
 
     def _translated(self, name: str, raw: Raw, source: str) -> tuple[str, Raw] | None:
@@ -92,7 +93,8 @@ class Names:
         if spelling.revision_of in self.settings:
             return f"{spelling.revision_of}{REVISION}", str(raw)
         if value not in spelling.neutral:
-            raise ConfigError(f"{source} {raw}: {spelling.otherwise}")
+            shown = source if raw is True else f"{source} {raw}"
+            raise ConfigError(f"{shown}: {spelling.otherwise}")
         if value and spelling.note:
             logger.warning("%s has no effect: %s", source, spelling.note)
         return None

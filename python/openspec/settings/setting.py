@@ -154,7 +154,8 @@ class Setting:
             value: Raw = msgspec.convert(given, self.type, strict=strict)
             return value
         except (msgspec.MsgspecError, ValueError) as error:
-            detail = f" ({error})" if self.is_list or self.is_mapping else ""
+            is_plain = self.takes_pairs or not (self.is_list or self.is_mapping)
+            detail = "" if is_plain else f" ({error})"
             raise ConfigError(f"{source} expects {self.expected}; got {raw!r}{detail}") from None
 
 

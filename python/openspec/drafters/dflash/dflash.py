@@ -217,7 +217,8 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
                 label=f"anchor-{anchor} blocks",
                 options=options,
                 advice="the head was trained with the other rows drafting: use --method-option "
-                f"{DRAFT_ANCHOR}={anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
+                f"{DRAFT_ANCHOR}={anchor} or mend config.json (num_anchors, "
+                f"sample_from_anchor){also}",
             ),
             *(
                 Variant(
