@@ -102,6 +102,8 @@ def test_values() -> None:
         ([".", "more"], "'more' stands alone"),
         (["--model", ".", "more"], "'more' stands alone"),
         (["--max-model-length", "3"], "unknown flag --max-model-length; did you mean"),
+        (["--no-prefix-caching"], "did you mean '--no-enable-prefix-caching'"),
+        (["--sede", "3"], "did you mean '--seed'"),
         (["--compilation-config", "3"], "unknown flag --compilation-config$"),
         (["--seed", "1.5"], "--seed expects a whole number; got '1.5'"),
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),

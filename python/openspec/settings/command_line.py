@@ -132,7 +132,9 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
             if flag not in flags and (why := names.why_not(name.removeprefix("no_"))):
                 raise ConfigError(f"{flag} {why}")
             if flag not in flags:
-                close = closest(flag[2:], [known[2:] for known in flags])
+                is_off = flag.startswith("--no-")
+                alike = [known[2:] for known in flags if known.startswith("--no-") == is_off]
+                close = closest(flag[2:], alike)
                 hint = f"; did you mean '--{close}'?" if close else ""
                 raise ConfigError(f"unknown flag {flag}{hint}")
             argument = flag + equals + value

@@ -131,6 +131,8 @@ def closest(name: str, names: Iterable[str]) -> str:
 
     def likeness(other: str) -> tuple[float, int]:
         ratio = difflib.SequenceMatcher(None, name, other, autojunk=False).ratio()
+        if sorted(name) == sorted(other):  # letters that changed places
+            ratio = max(ratio, MIN_LIKENESS)
         pairs = zip(name, other, strict=False)
         return ratio, len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
