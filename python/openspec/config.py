@@ -177,7 +177,7 @@ class EngineConfig:
                 check_source(source, kind)
 
     def with_folders(self) -> EngineConfig:
-        """The same with folders in place of the hub's ids, downloaded as far as they lack.
+        """This configuration, the hub's ids replaced by folders, downloaded as far as they lack.
 
         Raises:
             ConfigError: a model of the hub cannot be had, or no path of this process can be.

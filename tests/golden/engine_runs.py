@@ -34,7 +34,7 @@ def prompt_of(case: Stored) -> list[int]:
 
 
 def make_runner(folders: Folders, method: str, num_drafts: int, **options: int | str) -> _C.Runner:
-    """The core of an engine that always drafts; `options` are settings of it, and options of the method."""
+    """The core of an engine that always drafts; `options` are settings of it, or of its method."""
     core = load_engine(
         config_from_settings(
             harness.with_options(

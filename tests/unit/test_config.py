@@ -86,6 +86,10 @@ def test_values() -> None:
             ["--method", "none", "--method-option", "ngram_min=2"],
             "method 'none' has no option 'ngram_min'; its options: none",
         ),
+        (
+            ["--method", "dflash", "--method-option", "draft_anchor=last"],
+            "draft_anchor must be one of auto, first, drop; got 'last'",
+        ),
         (["--device", "tpu"], "--device expects one of auto, cpu, cuda; got 'tpu'"),
         (["--acceptance", "typical"], "--acceptance expects one of match, rejection; got"),
         (["--gpu-memory-utilization", "0"], "must be above 0 and at most 1, got 0.0"),
