@@ -66,13 +66,12 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--port", "70000", says="port must be in")
     fails_with_one_line("--method", "nope", says="nope")
     fails_with_one_line("--api-key", "has space", says="API key")
-    fails_with_one_line("--max-logprobs", "50", says="max_logprobs must be in [0, 20]")
-    fails_with_one_line("--tool-call-parser", "pythonic", says="choose from auto, hermes")
+    fails_with_one_line("--max-logprobs", "50", says="may ask for 20 log-probabilities")
+    fails_with_one_line("--tool-call-parser", "pythonic", says="one of auto, hermes")
     fails_with_one_line("--template-date", "today", says="expected YYYY-MM-DD")
     fails_with_one_line("--chat-template", str(tmp_path / "none"), says="cannot be read")
-    fails_with_one_line("--reasoning-parser", "mistral", says="choose from auto, qwen3")
-    fails_with_one_line("--no-enable-auto-tool-choice", says="cannot be off")
-    fails_with_one_line(says="does not fit", OPENSPEC_PORT="x")
+    fails_with_one_line("--reasoning-parser", "mistral", says="one of auto, qwen3")
+    fails_with_one_line(says="expects a whole number", OPENSPEC_PORT="x")
     fails_with_one_line(says="api_key is given but holds no key", OPENSPEC_API_KEY="")
     bad = tmp_path / "bad.yaml"
     bad.write_text("portt: 1")
@@ -132,7 +131,10 @@ def test_the_first_line_comes_before_heavy_imports() -> None:
     code = """
 import sys, time, types
 
-def serve(*_: object) -> None:  # in place of the server's, which the first line precedes
+def serve(_, __, standby):  # in place of the server's, which the first line precedes
+    assert standby._child.is_running  # it imports beside this process
+    global child
+    child = standby._child
     heavy = {"torch", "pydantic", "starlette", "tokenizers", "openspec._C"} & set(sys.modules)
     print(sorted(heavy), time.process_time())
 
@@ -140,6 +142,7 @@ sys.modules["openspec.serve.server.run"] = types.ModuleType("server")
 sys.modules["openspec.serve.server.run"].serve = serve
 from openspec.serve.__main__ import main
 main([])
+assert not child.is_running  # no engine took it
 """
     done = subprocess.run(
         [command([])[0], "-c", code], env=environment(), check=True, capture_output=True, text=True
@@ -152,6 +155,25 @@ main([])
 def test_the_front_process_does_not_load_torch() -> None:
     code = "import sys, openspec.serve.server.run; sys.exit('torch' in sys.modules)"
     subprocess.run([command([])[0], "-c", code], env=environment(), check=True)
+
+
+def test_the_engine_s_process_does_not_load_torch() -> None:
+    code = """
+import contextlib, sys
+from openspec.config import EngineConfig
+from openspec.engine.devices import Share
+from openspec.engine.processes import process
+from openspec.engine.start_phases import Phases
+
+process._import_ahead()
+ahead = set(sys.modules)
+with contextlib.closing(process._load(Phases(), EngineConfig().with_folders(), Share())):
+    print("torch" in sys.modules, sorted(set(sys.modules) - ahead))
+"""
+    done = subprocess.run(
+        [command([])[0], "-c", code], env=environment(), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "False []\n", "what loading needs is imported before the settings come"
 
 
 class TestRunning:
@@ -181,7 +203,7 @@ class TestRunning:
             body = {"model": "second", "prompt": "a", "max_tokens": 1}
             answers = [
                 server.client.post("/v1/completions", json={**body, "logprobs": num})
-                for num in (5, 6)
+                for num in (20, 21)
             ]
             assert [answer.status_code for answer in answers] == [200, 400]
             assert answers[1].json()["error"]["param"] == "logprobs"

@@ -139,7 +139,7 @@ def load_engine(
     phases.end("weights")
     runner.finish_loading()
     phases.end("graphs")
-    num_non_finite = _check_weights(runner) if config.check_weights else 0
+    num_non_finite = _check_weights(runner)
     phases.end("check of weights")
     step_times = []
     if config.adaptive_speculation:
@@ -183,7 +183,6 @@ def load_engine(
         ),
         info,
         config.stats_interval_s,
-        config.max_failures_in_a_row,
         publisher,
     )
 
@@ -214,7 +213,7 @@ def _check_weights(runner: _C.Runner) -> int:
     if target:
         raise ConfigError(
             f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew, or run it as it is with --no-check-weights"
+            "checkpoint anew"
         )
     if draft:
         logger.warning(
