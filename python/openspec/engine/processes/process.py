@@ -19,7 +19,9 @@ import socket
 import sys
 from collections.abc import Callable
 
+from openspec.checkpoint.weights import LIBRARY
 from openspec.config import EngineConfig
+from openspec.drafters import all_drafters
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
@@ -169,7 +171,8 @@ def _import_ahead() -> None:
     """
     with contextlib.suppress(Exception):  # `_load` meets it again, and it is reported
         importlib.import_module("openspec.engine.load")
-        importlib.import_module(importlib.import_module("openspec.checkpoint.weights").LIBRARY)
+        importlib.import_module(LIBRARY)
+        all_drafters()
 
 
 def _load(phases: Phases, config: EngineConfig, share: Share) -> EngineCore:
