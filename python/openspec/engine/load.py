@@ -49,9 +49,6 @@ from openspec.specs import RunnerConfig
 
 logger = logging.getLogger(__name__)
 
-STEP_TIMING_BUDGET_S = 0.5
-PLAIN_TIMING_BUDGET_S = 0.1
-"""Without a drafter the times only say how many of a grammar's forced tokens a step verifies."""
 MAX_FORCED_TOKENS = 8
 """Most tokens that a grammar forces in a step without a drafter: a schema's names are shorter."""
 
@@ -143,7 +140,8 @@ def load_engine(
     phases.end("check of weights")
     step_times = []
     if config.adaptive_speculation:
-        budget_s = STEP_TIMING_BUDGET_S if config.draft_depth > 0 else PLAIN_TIMING_BUDGET_S
+        # Without a drafter they only say how many tokens that a grammar forces a step verifies.
+        budget_s = device.step_timing_s / (1 if config.draft_depth > 0 else 5)
         step_times = _step_times(runner, share.step_times, budget_s)
     phases.end("step times")
 
