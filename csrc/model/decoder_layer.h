@@ -8,7 +8,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
-#include "kernels/linear/linear.h"
+#include "kernels/linear/packed_linear.h"
 #include "model/buffer.h"
 #include "model/weights.h"
 
