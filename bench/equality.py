@@ -22,7 +22,7 @@ from typing import Any
 from openspec.bench.environment import environment
 from openspec.bench.workloads import build_workload
 from openspec.drafters import plain_method
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.llm import LLM
 from openspec.messages import EngineRequest, SamplingParams
 from openspec.text.tokenizer import Tokenizer

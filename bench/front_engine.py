@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from openspec.config import EngineConfig
-from openspec.engine import process
+from openspec.engine.core.fan_out import fan_out
 from openspec.engine.devices import Share
-from openspec.engine.fan_out import fan_out
+from openspec.engine.processes import process
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, SpecDecodeStats
 
 TOKENS_PER_STEP = 5

@@ -19,9 +19,9 @@ import tokenizers
 
 from openspec import _grammar
 from openspec.bench.environment import environment
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig, config_from_settings
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from openspec.text.tokenizer import Tokenizer

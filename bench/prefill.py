@@ -22,9 +22,9 @@ from statistics import median
 import torch
 
 from openspec.bench.environment import environment
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.drafters import plain_method
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.llm import LLM
 from openspec.messages import EngineRequest, SamplingParams
 

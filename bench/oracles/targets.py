@@ -59,7 +59,7 @@ def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor
     import torch
 
     from openspec import _C
-    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import load_weights
     from openspec.messages import SamplingParams
 
@@ -134,8 +134,8 @@ def refused_case(name: str, model_type: str, **changes: Any) -> Case:
     def run(folder: Path, _sources: Sources) -> str:
         from transformers import AutoConfig
 
-        from openspec.checkpoint.config import ModelConfig
-        from openspec.checkpoint.families import SUPPORTED
+        from openspec.checkpoint.targets.config import ModelConfig
+        from openspec.checkpoint.targets.families import SUPPORTED
         from openspec.errors import ConfigError
 
         AutoConfig.for_model(model_type, **changes).save_pretrained(folder)

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "runtime/sequence_table.h"
+#include "runtime/state/sequence_table.h"
 
 namespace openspec {
 

@@ -7,8 +7,8 @@
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
-#include "runtime/device_step.h"
-#include "runtime/host_step.h"
+#include "runtime/device/device_step.h"
+#include "runtime/step/host_step.h"
 
 namespace openspec {
 

@@ -14,10 +14,10 @@
 #include "core/page_events.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
-#include "runtime/runner_config.h"
-#include "runtime/sequence_table.h"
-#include "runtime/step.h"
-#include "runtime/step_backend.h"
+#include "runtime/state/lease.h"
+#include "runtime/state/sequence_table.h"
+#include "runtime/step/runner_config.h"
+#include "runtime/step/step_backend.h"
 
 namespace openspec {
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from openspec.config import EngineConfig
     from openspec.drafters import available_drafters
-    from openspec.engine.client import EngineClient
+    from openspec.engine.processes.client import EngineClient
     from openspec.errors import ConfigError, EngineError, RequestError
     from openspec.llm import LLM
     from openspec.messages import SamplingParams

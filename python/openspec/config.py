@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from openspec import drafters
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.folder import check_source, downloaded, is_hub_id
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
-from openspec.engine.fan_out import engine_request, fan_out
+from openspec.engine.core.fan_out import engine_request, fan_out
 from openspec.errors import EngineError, RequestError
 from openspec.messages import (
     EngineRequest,
@@ -35,7 +35,7 @@ from openspec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from openspec import _C
-    from openspec.engine.core import EngineCore
+    from openspec.engine.core.engine_core import EngineCore
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import tokenizers
 
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.grammar.formats import json_of, source_of
 from openspec.grammar.json_rules import compile_source
 from openspec.messages import SpeculativeOptions

@@ -9,7 +9,7 @@ from functools import cache
 
 from openspec import _C
 from openspec.config import EngineConfig, config_from_settings
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions, TokenLogprobs
 from openspec.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import get_drafter
 from tests.unit.draft_checkpoints import Tensors, write_safetensors

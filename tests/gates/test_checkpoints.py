@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 from bench.random_target import PUBLISHED, write_random_target
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.errors import ConfigError
 from tests.gates import harness
 from tests.gates.conftest import Reference

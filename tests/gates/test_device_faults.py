@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from openspec import _C
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import EngineError
 from openspec.messages import SamplingParams
 from tests.gates import harness

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import EngineError
 from openspec.messages import SamplingParams
 from tests.gates import harness

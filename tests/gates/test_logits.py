@@ -18,7 +18,7 @@ from bench.random_target import PUBLISHED, write_random_target
 
 import openspec
 from openspec import _C
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
 from openspec.messages import SamplingParams
 from openspec.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from openspec.drafters import plain_method
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
 from openspec.messages import EngineOutput, EngineRequest, SpeculativeOptions
 from openspec.step_detail import StepDetail
 from tests.gates import harness

@@ -20,10 +20,10 @@ from pathlib import Path
 import httpx
 from tests.serve.real_server import RealServer, children_of, is_running, real_server
 
-from openspec.serve.metrics import PAGE_MAX_AGE_S
+from openspec.serve.generation.metrics import PAGE_MAX_AGE_S
 
 PATIENCE_S = 120.0
-ENGINE = "openspec.engine.process"
+ENGINE = "openspec.engine.processes.process"
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron".split()
 
 

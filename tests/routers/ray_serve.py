@@ -134,7 +134,7 @@ def check_metrics() -> None:
 def check_dead_engine(url: str) -> None:
     """Health checks find it, and Ray starts another replica."""
     [old] = replicas()
-    [engine] = processes("openspec.engine.process")
+    [engine] = processes("openspec.engine.processes.process")
     os.kill(engine, 9)
     fleet.until(lambda: old not in replicas() and is_ready(url), "another replica, with an engine")
     print("   a replica whose engine died fails its health check and is replaced")
@@ -148,7 +148,9 @@ def check_killed_replica(url: str) -> None:
     stream.join(fleet.PATIENCE_S)
     assert stream.error, "the stream of a killed replica must not look whole"
     fleet.until(lambda: old not in replicas() and is_ready(url), "another replica")
-    fleet.until(lambda: len(processes("openspec.engine.process")) == 1, "no engine is left over")
+    fleet.until(
+        lambda: len(processes("openspec.engine.processes.process")) == 1, "no engine is left over"
+    )
     print("   a killed replica breaks its stream off and is replaced; its engine ends")
 
 

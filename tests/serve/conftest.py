@@ -14,12 +14,12 @@ import httpx
 import openai
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
-from openspec.engine.replicas import Replicas
+from openspec.engine.processes.replicas import Replicas
 from openspec.serve.config import ServeConfig
-from openspec.serve.context import ServerContext
-from openspec.serve.server import http_server, read_tokenizer
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.server.run import http_server, read_tokenizer
 from openspec.text.pool import TextPool
 from tests.serve.fake_engine import FakeEngineClient
 from tests.serve.fake_model import write_fake_model

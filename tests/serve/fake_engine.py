@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from openspec.engine.fan_out import fan_out
-from openspec.engine.output_stream import OutputStream
+from openspec.engine.core.fan_out import fan_out
+from openspec.engine.processes.output_stream import OutputStream
 from openspec.errors import EngineError
 from openspec.messages import (
     EngineInfo,

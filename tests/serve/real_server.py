@@ -53,7 +53,9 @@ def run_to_its_end(line: list[str], **variables: str) -> tuple[int, str, float]:
 
 @cache
 def import_cpu_s() -> float:
-    status, errors, seconds = run_to_its_end([command([])[0], "-c", "import openspec.serve.server"])
+    status, errors, seconds = run_to_its_end(
+        [command([])[0], "-c", "import openspec.serve.server.run"]
+    )
     assert status == 0, errors
     return seconds
 
@@ -102,7 +104,7 @@ class RealServer:
 
 
 def engine_of(pid: int) -> int:
-    return children_of(pid, "openspec.engine.process")[0]
+    return children_of(pid, "openspec.engine.processes.process")[0]
 
 
 def children_of(pid: int, module: str) -> list[int]:

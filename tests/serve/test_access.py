@@ -10,7 +10,7 @@ import pytest
 
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
-from openspec.serve.context import is_authorised
+from openspec.serve.generation.context import is_authorised
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import PATIENCE_S
 
@@ -77,7 +77,7 @@ def status(answer: bytes) -> int:
 
 
 def test_every_route_is_guarded_but_six(guarded: RunningServer) -> None:
-    from openspec.serve.app import GET_ROUTES, POST_ROUTES
+    from openspec.serve.server.app import GET_ROUTES, POST_ROUTES
 
     for path in GET_ROUTES:
         path = path.replace("{model_id}", "fake")
@@ -314,7 +314,7 @@ def test_slow_heads_and_bodies_are_cut_off(start_server) -> None:
 
 
 def test_errors_tell_nothing_about_the_machine(server: RunningServer) -> None:
-    from openspec.serve.wire import sanitise
+    from openspec.serve.shapes.wire import sanitise
 
     assert sanitise("cannot open /srv/models/x.json at 0x7ffdeadbeef0") == (
         "cannot open <path> at <address>"

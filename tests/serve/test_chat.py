@@ -10,7 +10,7 @@ import pytest
 
 from openspec.config import EngineConfig
 from openspec.serve.config import ServeConfig
-from openspec.serve.server import with_default_max_tokens
+from openspec.serve.server.run import with_default_max_tokens
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.fake_engine import CYCLE
 from tests.serve.sse import stream

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openspec.serve.body import MAX_VALUES
+from openspec.serve.generation.body import MAX_VALUES
 from openspec.text.worker import RENDER_BYTES
 from tests.serve.real_server import (
     PACKAGE_ROOT,

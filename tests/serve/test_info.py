@@ -15,8 +15,8 @@ import pytest
 
 import openspec
 from openspec.errors import ConfigError
-from openspec.serve.app import shown_path
 from openspec.serve.config import ServeConfig
+from openspec.serve.server.app import shown_path
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.fake_model import MAX_POSITIONS
 from tests.serve.waiting import PATIENCE_S, wait_until

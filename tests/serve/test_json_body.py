@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from openspec.errors import RequestError
-from openspec.serve.api import ChatCompletionRequest, CompletionRequest
-from openspec.serve.body import parse
+from openspec.serve.generation.body import parse
+from openspec.serve.shapes.chat import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from openspec.serve import chat_prompt
+from openspec.serve.generation import chat_prompt
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
@@ -273,7 +273,7 @@ def test_grace_period_still_accepts(start_server) -> None:
 
 
 def test_silence_is_filled_with_comments(start_server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openspec.serve.answer.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("openspec.serve.generation.answer.KEEP_ALIVE_S", 0.1)
     server = start_server({"step_s": 0.35})
     body = {"prompt": "a", "max_tokens": 12, "stream": True}
     content = server.client.post("/v1/completions", json=body).content
@@ -347,7 +347,7 @@ def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
 
 def test_small_writes_are_not_delayed() -> None:
     from openspec.serve.config import ServeConfig
-    from openspec.serve.server import bound_socket
+    from openspec.serve.server.run import bound_socket
 
     # asyncio sets TCP_NODELAY on connections only if the socket says that it is TCP.
     with bound_socket(ServeConfig(port=0)) as sock:

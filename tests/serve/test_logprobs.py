@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from openspec.serve.logprobs import completion_logprobs, finite, token_name
+from openspec.serve.shapes.logprobs import completion_logprobs, finite, token_name
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import stream
 

@@ -11,8 +11,8 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from openspec.engine.replicas import STATS_MAX_AGE_S
-from openspec.serve.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
+from openspec.engine.processes.replicas import STATS_MAX_AGE_S
+from openspec.serve.generation.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import wait_until
 
@@ -139,7 +139,9 @@ def test_scraping_writes_the_page_seldom(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("openspec.serve.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "openspec.serve.generation.metrics.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
     metrics = ServerMetrics("m", server.engine.info)
     first = metrics.render()
     metrics.load.inc()

@@ -120,7 +120,7 @@ def test_version() -> None:
 def test_the_age_counts_from_the_start_of_the_process() -> None:
     code = (
         "import time; time.sleep(0.5)\n"
-        "from openspec.serve.server import process_age_s; print(process_age_s())"
+        "from openspec.serve.server.run import process_age_s; print(process_age_s())"
     )
     started = time.monotonic()
     done = subprocess.run(
@@ -137,8 +137,8 @@ def serve(*_: object) -> None:  # in place of the server's, which the first line
     heavy = {"torch", "pydantic", "starlette", "tokenizers", "openspec._C"} & set(sys.modules)
     print(sorted(heavy), time.process_time())
 
-sys.modules["openspec.serve.server"] = types.ModuleType("server")
-sys.modules["openspec.serve.server"].serve = serve
+sys.modules["openspec.serve.server.run"] = types.ModuleType("server")
+sys.modules["openspec.serve.server.run"].serve = serve
 from openspec.serve.__main__ import main
 main([])
 """
@@ -151,7 +151,7 @@ main([])
 
 
 def test_the_front_process_does_not_load_torch() -> None:
-    code = "import sys, openspec.serve.server; sys.exit('torch' in sys.modules)"
+    code = "import sys, openspec.serve.server.run; sys.exit('torch' in sys.modules)"
     subprocess.run([command([])[0], "-c", code], env=environment(), check=True)
 
 

@@ -51,7 +51,7 @@ def pids(server: RealServer) -> list[int]:
 
 def standbys(server: RealServer) -> list[int]:
     """Processes that wait to become engines."""
-    children = children_of(server.process.pid, "openspec.engine.process")
+    children = children_of(server.process.pid, "openspec.engine.processes.process")
     return [pid for pid in children if pid not in pids(server)]
 
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine import supervisor
-from openspec.engine.child import EngineChild
 from openspec.engine.devices import Share
-from openspec.engine.replicas import Replicas
+from openspec.engine.processes import supervisor
+from openspec.engine.processes.child import EngineChild
+from openspec.engine.processes.replicas import Replicas
 from openspec.errors import ConfigError, EngineError
 from openspec.messages import StepTime
-from openspec.serve import engines
 from openspec.serve.config import ServeConfig
+from openspec.serve.server import engines
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until

@@ -199,7 +199,7 @@ def test_what_agents_send(server: RunningServer, caplog: pytest.LogCaptureFixtur
         {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark"}},
         {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "x"}]},
     ]
-    with caplog.at_level(logging.INFO, "openspec.serve.context"):
+    with caplog.at_level(logging.INFO, "openspec.serve.generation.context"):
         for _ in range(2):
             answer = respond(
                 server,

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openspec.serve.server import _Signals
+from openspec.serve.server.run import _Signals
 from tests.serve.conftest import RunningServer
 from tests.serve.sse import parse_events
 from tests.serve.test_lifecycle import JSON, post
@@ -91,7 +91,7 @@ def test_a_client_that_takes_nothing_is_let_go(start_server) -> None:
 def test_an_error_after_a_comment_is_the_last_event(
     start_server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openspec.serve.answer.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("openspec.serve.generation.answer.KEEP_ALIVE_S", 0.05)
     server = start_server({"step_s": 60.0, "max_num_seqs": 1})
     others = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 9})
     wait_until(lambda: bool(server.engine._running))
@@ -140,7 +140,7 @@ def test_the_end_of_a_terminal_is_no_request_for_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has_terminal = [True]
-    monkeypatch.setattr("openspec.serve.server._has_terminal", lambda: has_terminal[0])
+    monkeypatch.setattr("openspec.serve.server.run._has_terminal", lambda: has_terminal[0])
 
     async def main() -> None:
         signals, calls = _Signals(), []

@@ -7,7 +7,7 @@ import hashlib
 import re
 
 from openspec.bench import palette
-from openspec.serve.ui_page import FOLDER, SCRIPTS
+from openspec.serve.endpoints.ui_page import FOLDER, SCRIPTS
 from tests.serve.conftest import RunningServer
 
 MAX_BYTES = 60_000

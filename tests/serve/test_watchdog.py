@@ -28,8 +28,10 @@ def test_an_engine_that_hangs_is_ended_and_started_again() -> None:
         body = {"prompt": "one two three", "max_tokens": 8, "seed": 3}
         answer = server.client.post("/v1/completions", json=body).json()["choices"]
         # Else the next engine is there before anyone can look.
-        wait_until(lambda: len(children_of(server.process.pid, "openspec.engine.process")) == 2)
-        first, standby = children_of(server.process.pid, "openspec.engine.process")
+        wait_until(
+            lambda: len(children_of(server.process.pid, "openspec.engine.processes.process")) == 2
+        )
+        first, standby = children_of(server.process.pid, "openspec.engine.processes.process")
         os.kill(standby, signal.SIGSTOP)
 
         long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}

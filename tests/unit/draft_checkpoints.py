@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 
 HIDDEN, LAYERS, VOCAB, DRAFT_VOCAB = 64, 36, 160, 40
 Q_HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 4, 2, 32, 96

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from openspec.engine.core import EngineCore
-from openspec.engine.planner import SchedulerConfig
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.planner import SchedulerConfig
 from openspec.messages import (
     EngineInfo,
     EngineOutput,

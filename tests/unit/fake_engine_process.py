@@ -12,10 +12,10 @@ import sys
 import time
 
 from openspec.config import EngineConfig
-from openspec.engine import process as engine_process
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
-from openspec.engine.request import Request
+from openspec.engine.processes import process as engine_process
 from openspec.errors import ConfigError, EngineError
 from tests.unit.fake_core import make_core
 from tests.unit.fake_runner import FakeRunner

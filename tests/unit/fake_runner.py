@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from openspec.engine.executor import Logprobs, PageEvent, SpanDetail
-from openspec.engine.request import Request, Span
+from openspec.engine.core.executor import Logprobs, PageEvent, SpanDetail
+from openspec.engine.core.request import Request, Span
 from openspec.errors import EngineError, OutOfPages
 
 VOCAB = 50

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import OptionValue

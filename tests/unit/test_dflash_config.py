@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.rope import default_rope
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import default_rope
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter

@@ -10,8 +10,8 @@ import yaml
 from bench import make_tables
 
 from openspec.config import parse_engine_args
-from openspec.serve.app import PUBLIC_PATHS, ROUTES
 from openspec.serve.config import ServeConfig
+from openspec.serve.server.app import PUBLIC_PATHS, ROUTES
 from openspec.settings import build, group_of
 from tests import prose
 

@@ -21,7 +21,7 @@ from openspec.drafters.spec import DrafterOption, DrafterSpec, DraftSetup
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import DraftModel
 
 MODEL: ModelConfig = None  # type: ignore[assignment] # no built-in drafter looks at it

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_head import LayerIds, captured_layers
-from openspec.checkpoint.rope import default_rope
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import default_rope
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig, config_from_settings, parse_engine_args
 from openspec.drafters import get_drafter
-from openspec.drafters.eagle3_format import default_layers
+from openspec.drafters.eagle3.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
 from tests.unit.draft_checkpoints import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 import openspec
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import checkpoint_files
 from openspec.text.tokenizer import Tokenizer
 from tests.unit.examples import examples

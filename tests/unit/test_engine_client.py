@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine.client import EngineClient
-from openspec.engine.fan_out import fan_out
-from openspec.engine.output_stream import join_outputs
-from openspec.engine.protocol import (
+from openspec.engine.core.fan_out import fan_out
+from openspec.engine.processes.client import EngineClient
+from openspec.engine.processes.output_stream import join_outputs
+from openspec.engine.processes.protocol import (
     Abort,
     EngineChannel,
     FrameEncoder,
@@ -371,7 +371,7 @@ def test_child_ends_with_its_parent() -> None:
     script = f"""
         import asyncio
         from openspec.config import EngineConfig
-        from openspec.engine.client import EngineClient
+        from openspec.engine.processes.client import EngineClient
         from tests.unit.fake_core import make_request
 
         async def main():
@@ -443,7 +443,7 @@ def test_frames_survive_any_cut() -> None:
 
 def test_the_parent_imports_neither_torch_nor_the_core() -> None:
     code = (
-        "import sys, openspec.engine.client, openspec.llm, openspec.config; "
+        "import sys, openspec.engine.processes.client, openspec.llm, openspec.config; "
         "print([m for m in sys.modules if m.split('.')[0] == 'torch' or m == 'openspec._C'])"
     )
     done = subprocess.run(

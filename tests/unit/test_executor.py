@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from openspec.engine import executor
-from openspec.engine.executor import SpanResult
-from openspec.engine.request import Span
+from openspec.engine.core import executor
+from openspec.engine.core.executor import SpanResult
+from openspec.engine.core.request import Span
 from openspec.errors import EngineError, OutOfPages
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
 from tests.unit.fake_runner import FakeParams, FakeRunner

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from bench.random_target import PUBLISHED, tensor_shapes
 
-from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.rope import Llama3Params, default_rope, llama3_rope
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import Llama3Params, default_rope, llama3_rope
 from openspec.errors import ConfigError
 
 # Name -> parameters of the published model, head_dim, positions.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from openspec.engine.fan_out import engine_request, fan_out, sequence_ids
+from openspec.engine.core.fan_out import engine_request, fan_out, sequence_ids
 from openspec.errors import RequestError
 from openspec.messages import SamplingParams, SpeculativeOptions
 

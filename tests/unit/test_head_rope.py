@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.rope import (
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import (
     Llama3Params,
     RopeConfig,
     YarnParams,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.folder import downloaded, hub_id_of, is_hub_id
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL, EngineConfig, config_from_settings
 from openspec.errors import ConfigError
 from openspec.tools import convert_drafter

@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 from openspec.config import config_from_settings, parse_engine_args
-from openspec.engine.executor import PageEvent
-from openspec.engine.kv_events import (
+from openspec.engine.core.executor import PageEvent
+from openspec.engine.core.kv_events import (
     END_OF_REPLAY,
     EventBatch,
     KVEventPublisher,

@@ -78,6 +78,58 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
 }
 MAX_ROOT_MODULES = 11
 
+# Wings with sub-folders: their rooms, lowest first, and what each may use of the same wing.
+CPP_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "model": {
+        "weights": (),
+        "parts": ("weights",),
+        "targets": ("weights", "parts"),
+        "heads": ("weights", "parts"),
+    },
+    "runtime": {
+        "state": (),
+        "drafting": ("state",),
+        "step": ("state", "drafting"),
+        "device": ("state", "drafting", "step"),
+        "runner": ("state", "drafting", "step", "device"),
+    },
+}
+PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "checkpoint": {
+        "strict_json": (),
+        "float16": (),
+        "folder": (),
+        "weights": ("strict_json", "float16", "folder"),
+        "targets": ("strict_json", "folder"),
+        "draft_model": ("strict_json", "float16", "folder", "weights"),
+        "draft_head": ("strict_json", "weights", "targets", "draft_model"),
+    },
+    "drafters": {
+        "spec": (),
+        "none": ("spec",),
+        "ngram": ("spec",),
+        "dflash": ("spec",),
+        "eagle3": ("spec",),
+    },
+    "engine": {
+        "memory": (),
+        "devices": (),
+        "core": (),
+        "load": ("memory", "devices", "core"),
+        "processes": ("devices", "core", "load"),
+    },
+    "serve": {
+        "config": (),
+        "shapes": (),
+        "generation": ("config", "shapes"),
+        "endpoints": ("config", "shapes", "generation"),
+        "server": ("config", "shapes", "generation", "endpoints"),
+        "ray_metrics": ("generation",),
+        "ray_app": ("config", "generation", "server", "ray_metrics"),
+        "__main__": ("config", "server"),
+    },
+}
+
 
 def cpp_files(*layers: str) -> list[Path]:
     return sorted(
@@ -129,6 +181,33 @@ def test_kernel_families_use_what_they_name() -> None:
                 if is_quoted and parts[0] == "kernels" and not is_table and parts[1] not in allowed:
                     wrong.append(f'{relative(path)}: "{name}" is not of {", ".join(allowed)}')
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("wing", CPP_SUB_ROOMS)
+def test_cpp_sub_rooms_use_what_they_name(wing: str) -> None:
+    rooms = CPP_SUB_ROOMS[wing]
+    assert_lowest_first(rooms)
+    wrong = []
+    for path in cpp_files(wing):
+        room = cpp_room(relative(path).removeprefix("csrc/"), wing)
+        assert room in rooms, f"{relative(path)}: CPP_SUB_ROOMS places a new folder"
+        for is_quoted, name in includes(path):
+            if is_quoted and name.startswith(f"{wing}/"):
+                other = cpp_room(name, wing)
+                if other != room and other not in rooms[room]:
+                    wrong.append(f'{relative(path)}: "{name}" is not for {room}')
+    assert not wrong, "\n".join(wrong)
+
+
+def cpp_room(name: str, wing: str) -> str:
+    """The sub-folder of a file of the wing; files beside the folders are of the last room."""
+    parts = name.split("/")
+    return parts[1] if len(parts) > 2 else list(CPP_SUB_ROOMS[wing])[-1]
+
+
+def assert_lowest_first(rooms: dict[str, tuple[str, ...]]) -> None:
+    for place, (room, others) in enumerate(rooms.items()):
+        assert set(others) <= set(list(rooms)[:place]), room
 
 
 def test_core_includes_only_the_standard_library() -> None:
@@ -216,14 +295,31 @@ def test_python_rooms_use_what_they_name() -> None:
     rooms = {room_of(module) for module in MODULES if module != "openspec"}
     assert rooms == set(PYTHON_ROOMS), "PYTHON_ROOMS places a new module or folder"
     wrong = []
-    for place, (room, others) in enumerate(PYTHON_ROOMS.items()):
-        assert set(others) <= set(list(PYTHON_ROOMS)[:place]), room
+    assert_lowest_first(PYTHON_ROOMS)
     for name, path in MODULES.items():
         if name == "openspec":
             continue  # the package's face shows names of every room
         for module in imported_modules(path) - {"openspec"}:  # for its version
             room, other = room_of(name), room_of(module)
             if other != room and other not in PYTHON_ROOMS[room]:
+                wrong.append(f"{relative(path)} imports {module}, which {room} may not use")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("wing", PYTHON_SUB_ROOMS)
+def test_python_sub_rooms_use_what_they_name(wing: str) -> None:
+    """A wing's `__init__` is left out: it may be its face."""
+    rooms = PYTHON_SUB_ROOMS[wing]
+    assert_lowest_first(rooms)
+    prefix = f"openspec.{wing}."
+    modules = {name: path for name, path in MODULES.items() if name.startswith(prefix)}
+    assert {name.removeprefix(prefix).split(".")[0] for name in modules} == set(rooms)
+    wrong = []
+    for name, path in modules.items():
+        room = name.removeprefix(prefix).split(".")[0]
+        for module in imported_modules(path):
+            other = module.removeprefix(prefix).split(".")[0]
+            if module.startswith(prefix) and other != room and other not in rooms[room]:
                 wrong.append(f"{relative(path)} imports {module}, which {room} may not use")
     assert not wrong, "\n".join(wrong)
 
@@ -251,17 +347,22 @@ def test_few_modules_at_the_root() -> None:
 # ---- A method's name appears only in its own files ----------------------------------------------
 
 PLAIN = "none"  # plain decoding: not a method, and an English word
-FAMILIES = (  # methods that share their files
-    {"dflash", "dflash2", "dspark"},
-    {"eagle3", "peagle"},
-)
+DRAFTERS = PACKAGE / "drafters"
+CPP_METHODS = CSRC / "runtime" / "drafting" / "methods"
 
 
-def methods() -> list[str]:
-    stems = {path.stem for path in (PACKAGE / "drafters").glob("*.py")}
-    stems |= {path.stem for path in (CSRC / "runtime" / "drafters").glob("*.cpp")}
-    stems = {stem for stem in stems if not stem.endswith("_format")}
-    return sorted(stems - {"__init__", "spec", PLAIN})
+def methods() -> dict[str, set[str]]:
+    """Methods, and of each the names that its files may say: methods in one folder share theirs."""
+    families = [
+        {path.stem for path in folder.glob("*.py") if not path.stem.endswith("_format")}
+        for folder in DRAFTERS.iterdir()
+        if folder.is_dir()
+    ]
+    families += [{path.stem} for path in DRAFTERS.glob("*.py") if path.stem != "spec"]
+    found = {name: family - {"__init__"} for family in families for name in family}
+    missing = {path.stem for path in CPP_METHODS.glob("*.cpp")} - set(found)
+    assert not missing, f"without a module in drafters: {missing}"
+    return {name: found[name] for name in sorted(set(found) - {"__init__", "__pycache__", PLAIN})}
 
 
 def name_pattern(method: str) -> re.Pattern[str]:
@@ -290,16 +391,12 @@ def test_name_pattern() -> None:
 
 @pytest.mark.parametrize("method", methods())
 def test_method_name_only_in_its_own_files(method: str) -> None:
-    own = {PACKAGE / "ops.py"}  # binds the op of the same name
-    for name in next((family for family in FAMILIES if method in family), {method}):
-        own |= {
-            PACKAGE / "drafters" / f"{name}.py",
-            PACKAGE / "drafters" / f"{name}_format.py",  # what its checkpoints say
-            CSRC / "runtime" / "drafters" / f"{name}.cpp",
-            CSRC / "runtime" / "drafters" / f"{name}.h",
-            CSRC / "model" / f"{name}.cpp",  # the forward pass of its draft model
-            CSRC / "model" / f"{name}.h",
-        }
+    family = methods()[method]
+    own = {PACKAGE / "ops.py", DRAFTERS / f"{method}.py"}  # ops.py binds the op of the same name
+    for name in family:
+        own |= set((DRAFTERS / name).glob("*.py"))
+        for folder in (CPP_METHODS, CSRC / "model" / "heads"):
+            own |= {folder / f"{name}.cpp", folder / f"{name}.h"}
     pattern = name_pattern(method)
     found = []
     for path in [*cpp_files("core", "model", "runtime"), *python_files()]:

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(
 
 if importlib.util.find_spec("openspec._C") is not None:
     from openspec import _C
-    from openspec.engine.client import EngineClient
+    from openspec.engine.core.fan_out import engine_request
+    from openspec.engine.core.request import Request
     from openspec.engine.devices import Share
-    from openspec.engine.fan_out import engine_request
     from openspec.engine.load import load_engine
-    from openspec.engine.request import Request
+    from openspec.engine.processes.client import EngineClient
     from openspec.llm import LLM
     from openspec.text.outputs import RequestOutput
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from openspec.engine.core import StatsLog
+from openspec.engine.core.engine_core import StatsLog
 from openspec.messages import (
     EngineStats,
     SpecDecodeStats,

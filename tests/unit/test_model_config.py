@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openspec.checkpoint.config import ModelConfig
-from openspec.checkpoint.rope import YarnParams, default_rope, linear_rope, yarn_rope
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import YarnParams, default_rope, linear_rope, yarn_rope
 from openspec.errors import ConfigError
 from tests.unit.examples import examples
 

@@ -6,7 +6,13 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from openspec.engine.placement import LOAD_FACTOR, OWN_LOAD, SentPrefixes, choose, page_keys
+from openspec.engine.processes.placement import (
+    LOAD_FACTOR,
+    OWN_LOAD,
+    SentPrefixes,
+    choose,
+    page_keys,
+)
 from openspec.messages import EngineRequest
 from tests.unit.fake_core import make_request
 

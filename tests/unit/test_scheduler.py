@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from openspec.engine.core import EngineCore
-from openspec.engine.planner import SchedulerConfig
-from openspec.engine.request import Request
-from openspec.engine.scheduler import Scheduler
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.planner import SchedulerConfig
+from openspec.engine.core.request import Request
+from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from tests.unit.fake_core import both_depths, expected, make_core, make_request, run

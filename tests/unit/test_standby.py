@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from openspec.config import EngineConfig
-from openspec.engine.client import EngineClient
-from openspec.engine.standby import Standby
+from openspec.engine.processes.client import EngineClient
+from openspec.engine.processes.standby import Standby
 from openspec.errors import EngineError
 from tests.unit.test_engine_client import COMMAND, collect
 

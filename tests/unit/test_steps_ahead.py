@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from openspec.engine.core import EngineCore
-from openspec.engine.planner import SchedulerConfig
-from openspec.engine.request import Request, Span, StepPlan
-from openspec.engine.scheduler import Scheduler
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.planner import SchedulerConfig
+from openspec.engine.core.request import Request, Span, StepPlan
+from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import OutOfPages
 from openspec.messages import EngineOutput
 from tests.unit.fake_core import Seen, expected, make_core, make_request, run

@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Values of FinishReason (runtime/step.h).
+// Values of FinishReason (runtime/state/lease.h).
 constexpr int kRunning = 0, kStop = 1, kLength = 2;
 
 /// What the choices of a span say of its drafts: the accepted ones, and see DraftJudgement.

@@ -8,8 +8,8 @@
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
 /// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU
-/// engine does the same in core/row_layout.h and runtime/host_step.cpp, which the tests compare
-/// with.
+/// engine does the same in core/row_layout.h and runtime/step/host_step.cpp, which the tests
+/// compare with.
 namespace openspec {
 
 /// The sequence table in device memory, by slot.

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from openspec.checkpoint.config import ModelConfig, check_layers
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
-from openspec.checkpoint.rope import read_rope
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.targets.config import ModelConfig, check_layers
+from openspec.checkpoint.targets.rope import read_rope
 from openspec.checkpoint.weights import DraftModel, DraftOption
 from openspec.errors import ConfigError
 

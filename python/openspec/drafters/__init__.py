@@ -1,7 +1,7 @@
 """The drafters: found by discovery, described by themselves, never named by anyone else.
 
-A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/methods/`. Where its
-checkpoints have many formats, `<method>_format.py` beside the module reads them.
+A drafter is one C++ file, one module here with a `SPEC`, and one page in `docs/methods/`. Methods
+that share files have a folder; what reads their checkpoints' formats is there, without a `SPEC`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 
 from openspec.drafters.spec import DrafterSpec
-from openspec.errors import ConfigError, EngineError
+from openspec.errors import ConfigError
 from openspec.settings import nearest
 
 
@@ -19,12 +19,9 @@ from openspec.settings import nearest
 def _registry() -> dict[str, DrafterSpec]:
     """Specs by name, filled from this package's modules on first use."""
     specs: dict[str, DrafterSpec] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name != "spec" and not module_info.name.endswith("_format"):
-            module = importlib.import_module(f"{__name__}.{module_info.name}")
-            spec = vars(module).get("SPEC")
-            if not isinstance(spec, DrafterSpec):
-                raise EngineError(f"{module.__name__} has no SPEC of type DrafterSpec")
+    for module_info in pkgutil.walk_packages(__path__, f"{__name__}."):
+        spec = vars(importlib.import_module(module_info.name)).get("SPEC")
+        if isinstance(spec, DrafterSpec):
             _add(specs, spec)
     return specs
 

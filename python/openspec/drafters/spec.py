@@ -13,7 +13,7 @@ from openspec.settings import nearest
 
 if TYPE_CHECKING:
     from openspec import _C
-    from openspec.checkpoint.config import ModelConfig
+    from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import DraftModel
 
 OptionValue: TypeAlias = int | float | bool | str

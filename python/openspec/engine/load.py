@@ -17,14 +17,16 @@ except ImportError as error:
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install openspec again"
     ) from error
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, DraftOption, load_weights
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter, plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup
-from openspec.engine.core import EngineCore
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
+from openspec.engine.core.planner import SchedulerConfig
+from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
-from openspec.engine.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.memory import (
     CUDA,
     DeviceMemory,
@@ -35,8 +37,6 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
-from openspec.engine.planner import SchedulerConfig
-from openspec.engine.request import Request
 from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
 

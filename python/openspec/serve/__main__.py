@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import openspec
 from openspec.config import parse_engine_args
-from openspec.engine.log import log_to_stderr
+from openspec.engine.processes.log import log_to_stderr
 from openspec.errors import ConfigError, EngineError, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine_config.method,
         )
         # Here, so that --help, a wrong flag and the first line do not wait for the web framework.
-        from openspec.serve.server import serve
+        from openspec.serve.server.run import serve
 
         serve(engine_config, config)
     except (ConfigError, EngineError) as error:

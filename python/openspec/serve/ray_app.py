@@ -18,13 +18,13 @@ from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openspec.config import EngineConfig, engine_config, engine_groups
-from openspec.engine.log import log_to_stderr
+from openspec.engine.processes.log import log_to_stderr
 from openspec.errors import ConfigError
-from openspec.serve.app import build_app
 from openspec.serve.config import ServeConfig
-from openspec.serve.context import ServerContext
+from openspec.serve.generation.context import ServerContext
 from openspec.serve.ray_metrics import export
-from openspec.serve.server import load, model_names, with_default_max_tokens
+from openspec.serve.server.app import build_app
+from openspec.serve.server.run import load, model_names, with_default_max_tokens
 from openspec.settings import Raw, check_ranges, group_of, nearest, number
 from openspec.settings import build as build_settings
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from ray.serve import metrics
 
 from openspec.messages import EngineStats, acceptance_rate, mean_acceptance_length
-from openspec.serve.context import ServerContext
-from openspec.serve.metrics import kv_cache_usage
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.generation.metrics import kv_cache_usage
 
 PERIOD_S = 2.0
 _GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {

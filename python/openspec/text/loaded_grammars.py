@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from openspec.checkpoint.config import ModelConfig
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.errors import RequestError
 from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
 from openspec.messages import SamplingParams

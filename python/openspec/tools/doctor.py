@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import openspec
-from openspec.checkpoint.config import ModelConfig
 from openspec.checkpoint.draft_model import open_draft_checkpoint
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import get_drafter

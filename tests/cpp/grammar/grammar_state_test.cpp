@@ -9,7 +9,7 @@
 
 #include "check_test.h"
 #include "grammar/compiled_grammar.h"
-#include "runtime/row_masks.h"
+#include "runtime/drafting/row_masks.h"
 
 namespace openspec::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/graph_book.h"
+#include "runtime/device/graph_book.h"
 
 #include <algorithm>
 #include <random>

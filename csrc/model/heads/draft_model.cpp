@@ -1,0 +1,33 @@
+#include "model/heads/draft_model.h"
+
+#include "core/check.h"
+
+namespace openspec {
+
+void DraftModelConfig::validate() const {
+  LayerGeometry::validate();
+  check_size("number of capture_layers", num_captures);
+  check_size("draft_vocab_size", draft_vocab_size);
+  OPENSPEC_CHECK_ARG(draft_vocab_size <= vocab_size, "draft_vocab_size (", draft_vocab_size,
+                     ") exceeds the target's vocabulary of ", vocab_size);
+  OPENSPEC_CHECK_ARG(has_token_map || draft_vocab_size == vocab_size, "a head of ",
+                     draft_vocab_size, " columns needs a token map, the target has ", vocab_size);
+}
+
+DraftTensors::DraftTensors(Weights& weights, const DraftModelConfig& c,
+                           const std::string& hidden_norm_name, bool has_head)
+    : fc(weights.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
+                            LinearEpilogue::kNone, /*may_split=*/true)),
+      hidden_norm(weights.add_norm(hidden_norm_name, c.hidden_size)),
+      final_norm(weights.add_norm("norm.weight", c.hidden_size)) {
+  if (has_head) {
+    head = weights.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
+                              LinearEpilogue::kNone);
+  }
+  if (c.has_embedding) {
+    embedding = weights.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);
+  }
+  if (c.has_token_map) token_map = weights.add_token_map("d2t", c.draft_vocab_size, c.vocab_size);
+}
+
+}  // namespace openspec

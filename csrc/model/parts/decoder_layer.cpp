@@ -1,0 +1,329 @@
+#include "model/parts/decoder_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+// Up to so many rows the sums of split linears are left to the next op; with more rows the extra
+// memory traffic costs more than the parallelism of the splits brings.
+constexpr int kMaxPartialRows = 256;
+
+}  // namespace
+
+void check_size(const char* name, int value) {
+  OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
+}
+
+void LayerGeometry::validate() const {
+  check_size("hidden_size", hidden_size);
+  check_size("num_q_heads", num_q_heads);
+  check_size("num_kv_heads", num_kv_heads);
+  check_size("head_dim", head_dim);
+  check_size("intermediate_size", intermediate_size);
+  OPENSPEC_CHECK_ARG(num_q_heads % num_kv_heads == 0, "num_q_heads (", num_q_heads,
+                     ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+  OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
+  OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
+  OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
+                     inv_freq.size(), " entries, expected ", head_dim / 2);
+}
+
+DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
+                               const std::string& prefix) {
+  const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+  DecoderLayer layer;
+  layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
+                                 {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs(),
+                                 LinearEpilogue::kNone, /*may_split=*/false, g.has_qkv_bias);
+  layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
+                               LinearEpilogue::kNone, /*may_split=*/true);
+  layer.gate_up = weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},
+                                     {g.intermediate_size, g.intermediate_size}, g.hidden_size,
+                                     LinearEpilogue::kSwiGlu);
+  layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, g.intermediate_size,
+                                  LinearEpilogue::kNone, /*may_split=*/true);
+  layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
+  layer.post_norm = weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size);
+  if (g.has_qk_norm) {
+    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim);
+    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
+  }
+  return layer;
+}
+
+void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
+  if (device != Device::kCuda) return;
+  OPENSPEC_CHECK_ARG(dtype == DType::kBF16, "on CUDA the dtype must be bfloat16");
+  OPENSPEC_CHECK_ARG(g.head_dim == 64 || g.head_dim == 128,
+                     "on CUDA head_dim must be 64 or 128, got ", g.head_dim, "; use --device cpu");
+  const int group = g.num_q_heads / g.num_kv_heads;
+  OPENSPEC_CHECK_ARG(group <= 8, "on CUDA at most 8 query heads share a KV head, got ", group,
+                     "; use --device cpu");
+}
+
+DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
+                               const ForwardLimits& limits, int num_threads)
+    : geometry_(geometry),
+      dtype_(dtype),
+      max_tokens_(limits.max_tokens),
+      at_(plan(geometry, dtype, device, limits, num_threads)),
+      buffer_(at_.total, memory_of(device)) {
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    device::fill_zero(buffer_.at(at_.linear), kLinearWorkspaceBytesCuda, nullptr);
+    device::synchronize(nullptr);
+  }
+#endif
+}
+
+size_t DecoderScratch::bytes(const LayerGeometry& geometry, DType dtype, Device device,
+                             const ForwardLimits& limits, int num_threads) {
+  return plan(geometry, dtype, device, limits, num_threads).total;
+}
+
+DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
+                                            [[maybe_unused]] Device device,
+                                            const ForwardLimits& limits, int num_threads) {
+  Places at{};
+  AreaPlan areas;
+  const int most_rows = std::max(limits.max_rows, limits.max_logits_rows);
+  const auto take_rows = [&](int width, size_t bytes) {
+    return areas.take(limits.max_rows, static_cast<size_t>(width) * bytes);
+  };
+  at.residual = areas.take(most_rows, static_cast<size_t>(g.hidden_size) * dtype_bytes(dtype));
+  at.normed = take_rows(g.hidden_size, dtype_bytes(dtype));
+  at.attention_in =
+      g.num_inputs == 1 ? at.normed : take_rows(g.attention_inputs(), dtype_bytes(dtype));
+  at.qkv = take_rows(std::max(g.qkv_width(), limits.max_outputs), dtype_bytes(dtype));
+  at.q = take_rows(g.q_width(), dtype_bytes(dtype));
+  at.attended = take_rows(g.q_width(), dtype_bytes(dtype));
+  at.delta = take_rows(g.hidden_size, dtype_bytes(dtype));
+  at.activated = take_rows(g.intermediate_size, dtype_bytes(dtype));
+  at.cos_sin = take_rows(g.head_dim, sizeof(float));
+  at.taps = take_rows(limits.max_taps, dtype_bytes(dtype));
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    int num_splits = 1;
+    for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
+      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
+    }
+    at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
+    at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
+                             static_cast<size_t>(g.hidden_size) * sizeof(float));
+    at.attention =
+        areas.take(1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
+                                                          g.num_q_heads, limits.max_tokens));
+    at.total = areas.bytes;
+    return at;
+  }
+#endif
+  size_t linear_bytes = 0;
+  for (const int inputs :
+       {g.attention_inputs(), g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs}) {
+    linear_bytes = std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs, dtype,
+                                                                     linear_layout_cpu(inputs)));
+  }
+  at.linear = areas.take(1, linear_bytes);
+  at.attention = areas.take(
+      1, span_attention_workspace_bytes_cpu(num_threads, g.num_q_heads, limits.max_tokens));
+  at.total = areas.bytes;
+  return at;
+}
+
+void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight, const void* x,
+                            void* out, int num_rows, DType out_dtype, float* partials) {
+  ops::linear(exec, {.weight = weight,
+                     .x = x,
+                     .out = out,
+                     .num_rows = num_rows,
+                     .dtype = dtype_,
+                     .out_dtype = out_dtype,
+                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
+                     .partials = partials});
+}
+
+void DecoderScratch::logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row,
+                            int count, float* out) {
+  const void* in = normed();
+  if (row != nullptr) {
+    const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
+    ops::gather_rows(exec, {.row = row,
+                            .in = in,
+                            .out = residual(),
+                            .num_rows = count,
+                            .width_bytes = width,
+                            .out_stride = width});
+    in = residual();
+  }
+  linear(exec, head, in, out, count, DType::kF32);
+}
+
+Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
+                            int num_rows) {
+  const bool is_apart = weight.num_splits > 1 && num_rows <= kMaxPartialRows;
+  void* out = buffer_.at(at_.delta);
+  auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
+  linear(exec, weight, x, out, num_rows, dtype_, partials);
+  if (is_apart) return {.partials = partials, .num_partials = weight.num_splits};
+  return {.rows = out};
+}
+
+DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
+                         const PageTableView& page_table, const KvLayerView& kv,
+                         const float* inv_freq, int first_token, bool is_causal, bool is_fenced)
+    : exec_(exec), scratch_(scratch) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const DecoderScratch::Places& places = scratch_.at_;
+  attention_ = {.rows = rows,
+                .q = at(places.q),
+                .out = at(places.attended),
+                .kv = kv,
+                .page_table = page_table,
+                .num_q_heads = g.num_q_heads,
+                .scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim)),
+                .dtype = scratch_.dtype_,
+                .workspace = at<float>(places.attention),
+                .max_tokens = scratch_.max_tokens_,
+                .first_token = first_token,
+                .is_causal = is_causal,
+                .is_behind_fence = is_fenced};
+  if (is_fenced) plan();
+  ops::rope_angles(exec_, {.position = rows.row_position,
+                           .inv_freq = inv_freq,
+                           .cos_sin = at<float>(places.cos_sin),
+                           .num_rows = rows.num_rows,
+                           .head_dim = g.head_dim,
+                           .scale = g.rope_scale,
+                           .is_fence = is_fenced});
+}
+
+void DecoderPass::plan() {
+  if (!is_planned_) ops::span_attention_plan(exec_, attention_);
+  is_planned_ = true;
+}
+
+void DecoderPass::see(const Sight& sight) {
+  const bool is_same = attention_.rows.span_kv_len == sight.rows.span_kv_len &&
+                       attention_.window == sight.window &&
+                       attention_.is_causal == sight.is_causal &&
+                       attention_.window_follows_rows == sight.window_follows_rows;
+  if (is_same) return;
+  attention_.rows = sight.rows;
+  attention_.page_table = sight.pages;
+  attention_.window = sight.window;
+  attention_.is_causal = sight.is_causal;
+  attention_.window_follows_rows = sight.window_follows_rows;
+  is_planned_ = false;
+}
+
+void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
+  const LayerGeometry& g = scratch_.geometry_;
+  ops::rms_norm(exec_, {.residual = residual,
+                        .delta = due_.rows,
+                        .delta_partials = due_.partials,
+                        .num_partials = due_.num_partials,
+                        .starts_residual = starts_,
+                        .weight = weight,
+                        .out = out,
+                        .out_stride = out_stride,
+                        .num_rows = attention_.rows.num_rows,
+                        .width = g.hidden_size,
+                        .eps = g.rms_norm_eps,
+                        .dtype = scratch_.dtype_});
+  due_ = {};
+  starts_ = false;
+}
+
+void DecoderPass::project(const PackedLinear& weight, const void* x) {
+  due_ = scratch_.delta(exec_, weight, x, attention_.rows.num_rows);
+  starts_ = true;
+}
+
+void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const DecoderScratch::Places& places = scratch_.at_;
+  scratch_.linear(exec_, layer.qkv, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  attention_.kv = kv;
+  ops::rope_append(exec_, {.rows = attention_.rows,
+                           .qkv = at(places.qkv),
+                           .cos_sin = at<float>(places.cos_sin),
+                           .q_norm = layer.q_norm,
+                           .k_norm = layer.k_norm,
+                           .q = at(places.q),
+                           .kv = kv,
+                           .num_q_heads = g.num_q_heads,
+                           .eps = g.rms_norm_eps,
+                           .dtype = scratch_.dtype_});
+}
+
+void DecoderPass::append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
+                                 const void* x, std::span<const KvLayerView> kv) {
+  const DecoderScratch::Places& places = scratch_.at_;
+  scratch_.linear(exec_, context, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  AppendContextParams params = {.rows = attention_.rows,
+                                .kv = at(places.qkv),
+                                .cos_sin = at<float>(places.cos_sin),
+                                .layers = {},
+                                .num_layers = static_cast<int>(layers.size()),
+                                .eps = scratch_.geometry_.rms_norm_eps,
+                                .dtype = scratch_.dtype_};
+  for (size_t i = 0; i < layers.size(); ++i) params.layers[i] = {layers[i].k_norm, kv[i]};
+  ops::append_context(exec_, params);
+}
+
+void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
+  append(layer, x, kv);
+  plan();
+  ops::span_attention(exec_, attention_);
+  due_ = scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows);
+}
+
+const void* DecoderPass::convolve(const BlockConv& conv, const void* x) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const int num_rows = attention_.rows.num_rows;
+  void* out = at(scratch_.at_.delta);  // free until `attend` or `mlp` have read it
+  scratch_.linear(exec_, conv.taps, x, at(scratch_.at_.taps), num_rows, scratch_.dtype_);
+  ops::block_conv(exec_, {.row_parent = attention_.rows.row_parent,
+                          .x = x,
+                          .own = at(scratch_.at_.taps),
+                          .own_stride = conv.taps.num_outputs,
+                          .base = conv.base,
+                          .out = out,
+                          .num_rows = num_rows,
+                          .width = g.hidden_size,
+                          .group = conv.group,
+                          .dtype = scratch_.dtype_});
+  return out;
+}
+
+void DecoderPass::convolve_due(const BlockConv& conv) {
+  const LayerGeometry& g = scratch_.geometry_;
+  const size_t first = static_cast<size_t>(conv.taps.num_outputs / 2);
+  ops::block_conv(exec_, {.row_parent = attention_.rows.row_parent,
+                          .x = due_.rows,
+                          .partials = due_.partials,
+                          .num_partials = due_.num_partials,
+                          .own = at(scratch_.at_.taps) + first * dtype_bytes(scratch_.dtype_),
+                          .own_stride = conv.taps.num_outputs,
+                          .base = conv.base + kConvTaps * g.hidden_size,
+                          .out = scratch_.normed(),
+                          .num_rows = attention_.rows.num_rows,
+                          .width = g.hidden_size,
+                          .group = conv.group,
+                          .dtype = scratch_.dtype_});
+  due_ = {.rows = scratch_.normed()};
+}
+
+void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
+  void* activated = at(scratch_.at_.activated);
+  scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows, scratch_.dtype_);
+  due_ = scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows);
+}
+
+}  // namespace openspec

@@ -1,0 +1,289 @@
+#include "model/weights/weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+#include "kernels/common/device.h"
+#include "kernels/linear/linear.h"
+
+namespace openspec {
+
+namespace {
+
+constexpr DType kMatrixType = DType::kBF16;
+constexpr MatrixFormat kTableFormat = MatrixFormat::kBF16;
+constexpr size_t kStagingBytes = size_t{64} << 20;
+
+int64_t num_elements(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+std::vector<float> to_floats(const void* data, DType dtype, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  if (dtype == DType::kF32) {
+    std::memcpy(values.data(), data, values.size() * sizeof(float));
+    return values;
+  }
+  const auto* source = static_cast<const uint16_t*>(data);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+  }
+  return values;
+}
+
+/// To nearest, ties to even; NaN stays NaN.
+uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+}  // namespace
+
+Weights::Weights(Device device, size_t bytes)
+    : device_(device), buffer_(bytes, memory_of(device)) {}
+
+void* Weights::take(size_t bytes) {
+  void* data = buffer_.bytes() == 0 ? nullptr : buffer_.at(num_taken_);
+  num_taken_ += area_bytes(bytes);
+  OPENSPEC_CHECK(data == nullptr || num_taken_ <= buffer_.bytes(), "weights outgrow their plan");
+  return data;
+}
+
+void* Weights::take_numbers(const std::string& name, size_t bytes, DType dtype) {
+  void* data = take(bytes);
+  numbers_.push_back({name, {data, bytes, dtype}});
+  return data;
+}
+
+void Weights::put(void* to, const void* from, size_t bytes) {
+  if (device_ == Device::kCuda) {
+    device::copy_to_device(to, from, bytes, nullptr);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void Weights::pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                   void* packed) {
+  if (device_ != Device::kCuda) {
+    linear_pack_cpu(shape, rows, first_output, num_rows, packed);
+    return;
+  }
+#ifdef OPENSPEC_CUDA
+  if (staging_.bytes() == 0) staging_ = Buffer(kStagingBytes, Memory::kDevice);
+  const size_t row_bytes = static_cast<size_t>(shape.num_inputs) * dtype_bytes(kMatrixType);
+  const int most_rows = static_cast<int>(kStagingBytes / row_bytes);
+  for (int row = 0; row < num_rows; row += most_rows) {
+    const int count = std::min(most_rows, num_rows - row);
+    const auto* from = static_cast<const std::byte*>(rows) + static_cast<size_t>(row) * row_bytes;
+    device::copy_to_device(staging_.data(), from, static_cast<size_t>(count) * row_bytes, nullptr);
+    device::check(
+        linear_pack_cuda(shape, staging_.data(), first_output + row, count, packed, nullptr),
+        "linear_pack");
+  }
+#endif
+}
+
+PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
+                                 const std::vector<int>& outputs, int inputs,
+                                 LinearEpilogue epilogue, [[maybe_unused]] bool may_split,
+                                 bool has_bias) {
+  PackedLinear linear;
+  size_t bytes = 0;
+  for (int count : outputs) linear.num_outputs += count;
+  linear.num_inputs = inputs;
+  linear.epilogue = epilogue;
+  if (device_ == Device::kCuda) {
+    OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs % 16 == 0, prefix, parts.front(),
+                       ": a matrix of ", linear.num_outputs, " x ", inputs,
+                       " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
+    linear.layout = LinearLayout::kTiles;
+    bytes = format_bytes(linear.format, linear.num_outputs, inputs);
+#ifdef OPENSPEC_CUDA
+    if (may_split) {
+      linear.num_splits = linear_num_splits_cuda(linear.whole_outputs(), linear.whole_inputs());
+    }
+#endif
+  } else {
+    linear.layout = linear_layout_cpu(inputs);
+    bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs, epilogue);
+  }
+  std::string names;
+  for (const std::string& part : parts) names += (names.empty() ? "" : ", ") + prefix + part;
+  void* packed = take_numbers(names, bytes, kMatrixType);
+  linear.data = packed;
+  float* bias = nullptr;
+  if (has_bias) {
+    const size_t bias_bytes = static_cast<size_t>(linear.num_outputs) * sizeof(float);
+    bias = static_cast<float*>(take_numbers("biases of " + names, bias_bytes, DType::kF32));
+    linear.bias = bias;
+  }
+  int first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int count = outputs[i];
+    Destination& destination = destinations_[prefix + parts[i]];
+    destination.shape = {count, inputs};
+    destination.stores.push_back(
+        [this, linear, packed, first, count](const void* data, DType source) {
+          OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
+          pack(linear, data, first, count, packed);
+        });
+    if (has_bias) {
+      const std::string stem = parts[i].substr(0, parts[i].rfind(".weight"));
+      store_values(prefix + stem + ".bias", {count}, bias == nullptr ? nullptr : bias + first);
+    }
+    first += count;
+  }
+  return linear;
+}
+
+void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, float* to) {
+  const int64_t count = num_elements(shape);
+  destinations_[name] = {shape, {[this, to, count](const void* data, DType source) {
+                           const std::vector<float> values = to_floats(data, source, count);
+                           put(to, values.data(), values.size() * sizeof(float));
+                         }}};
+}
+
+const float* Weights::add_norm(const std::string& name, int width) {
+  return add_values(name, {width});
+}
+
+const float* Weights::add_row(const std::string& name, int width) {
+  return add_values(name, {1, width});
+}
+
+const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
+  const size_t bytes = static_cast<size_t>(num_elements(shape)) * sizeof(float);
+  auto* values = static_cast<float*>(take_numbers(name, bytes, DType::kF32));
+  store_values(name, shape, values);
+  return values;
+}
+
+const void* Weights::add_table(const std::string& name, int num_rows, int width) {
+  const size_t bytes = format_bytes(kTableFormat, num_rows, width);
+  void* table = take_numbers(name, bytes, kMatrixType);
+  destinations_[name] = {{num_rows, width}, {[this, table, bytes](const void* data, DType) {
+                           put(table, data, bytes);
+                         }}};
+  return table;
+}
+
+const void* Weights::add_table_row(const std::string& name, int width) {
+  void* row = take_numbers(name, format_bytes(kTableFormat, 1, width), kMatrixType);
+  destinations_[name] = {{1, 1, width}, {[this, row, width](const void* data, DType source) {
+                           if (source == kMatrixType) {
+                             put(row, data, format_bytes(kTableFormat, 1, width));
+                             return;
+                           }
+                           std::vector<uint16_t> rounded;
+                           for (const float value : to_floats(data, source, width)) {
+                             rounded.push_back(to_bf16(value));
+                           }
+                           put(row, rounded.data(), rounded.size() * sizeof(uint16_t));
+                         }}};
+  return row;
+}
+
+Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int vocab_size) {
+  auto* token_of = static_cast<int32_t*>(take(static_cast<size_t>(count) * sizeof(int32_t)));
+  auto* column_of = static_cast<int32_t*>(take(static_cast<size_t>(vocab_size) * sizeof(int32_t)));
+  destinations_[name] = {
+      {count}, {}, [this, name, token_of, column_of, vocab_size](std::span<const int64_t> offsets) {
+        std::vector<int32_t> ids, columns(static_cast<size_t>(vocab_size), -1);
+        for (size_t i = 0; i < offsets.size(); ++i) {
+          const int64_t id = static_cast<int64_t>(i) + offsets[i];
+          OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "tensor ", name, ": entry ", i,
+                             " stands for token ", id, ", the target has ", vocab_size,
+                             "; its values are offsets: id = entry + value");
+          OPENSPEC_CHECK_ARG(ids.empty() || id > ids.back(), "tensor ", name, ": entry ", i,
+                             " stands for token ", id, ", which does not rise; its values are ",
+                             "offsets: id = entry + value");
+          ids.push_back(static_cast<int32_t>(id));
+          columns[static_cast<size_t>(id)] = static_cast<int32_t>(i);
+        }
+        put(token_of, ids.data(), ids.size() * sizeof(int32_t));
+        put(column_of, columns.data(), columns.size() * sizeof(int32_t));
+      }};
+  return {token_of, column_of};
+}
+
+void Weights::tie(const std::string& name, const std::string& from) {
+  Destination& source = destinations_.at(from);
+  const Destination& tied = destinations_.at(name);
+  source.stores.insert(source.stores.end(), tied.stores.begin(), tied.stores.end());
+  destinations_.erase(name);
+}
+
+std::vector<TensorSpec> Weights::expected_tensors() const {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, destination] : destinations_) {
+    specs.push_back({name, destination.shape, destination.store_offsets != nullptr});
+  }
+  return specs;
+}
+
+void Weights::load(const std::string& name, const void* data, size_t bytes, DType dtype) {
+  const auto found = destinations_.find(name);
+  OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
+  Destination& destination = found->second;
+  OPENSPEC_CHECK_ARG(!destination.store_offsets, "tensor ", name, " must be of integers");
+  const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
+  OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
+                     expected);
+  const bool is_matrix = destination.shape.size() == 2 && destination.shape[0] > 1;
+  OPENSPEC_CHECK_ARG(!is_matrix || dtype == kMatrixType, "tensor ", name,
+                     " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
+  for (const Store& store : destination.stores) store(data, dtype);
+  destination.loaded = true;
+}
+
+void Weights::load_offsets(const std::string& name, std::span<const int64_t> offsets) {
+  const auto found = destinations_.find(name);
+  OPENSPEC_CHECK_ARG(found != destinations_.end() && found->second.store_offsets, "tensor ", name,
+                     " must not be of integers");
+  const int64_t expected = num_elements(found->second.shape);
+  OPENSPEC_CHECK_ARG(static_cast<int64_t>(offsets.size()) == expected, "tensor ", name, " has ",
+                     offsets.size(), " entries, expected ", expected);
+  found->second.store_offsets(offsets);
+  found->second.loaded = true;
+}
+
+void Weights::finish_loading() {
+  for (const auto& [name, destination] : destinations_) {
+    OPENSPEC_CHECK_ARG(destination.loaded, "tensor ", name, " is missing");
+  }
+  if (device_ == Device::kCuda) device::synchronize(nullptr);
+  staging_ = Buffer();
+}
+
+std::vector<std::string> Weights::non_finite() const {
+  std::vector<int32_t> found(numbers_.size(), 0);
+  if (device_ == Device::kCuda) {
+#ifdef OPENSPEC_CUDA
+    const size_t bytes = found.size() * sizeof(int32_t);
+    Buffer on_device(bytes, Memory::kDevice);
+    device::fill_zero(on_device.data(), bytes, nullptr);
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      device::check(find_non_finite_cuda(numbers_[i].second, on_device.as<int32_t>() + i, nullptr),
+                    "find_non_finite");
+    }
+    device::copy_to_host(found.data(), on_device.data(), bytes, nullptr);
+    device::synchronize(nullptr);
+#endif
+  } else {
+    for (size_t i = 0; i < numbers_.size(); ++i) found[i] = !is_finite_cpu(numbers_[i].second);
+  }
+  std::vector<std::string> names;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != 0) names.push_back(numbers_[i].first);
+  }
+  return names;
+}
+
+}  // namespace openspec

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/exec.h"
+#include "kernels/common/finite.h"
+#include "kernels/linear/packed_linear.h"
+#include "model/weights/buffer.h"
+
+namespace openspec {
+
+/// A tensor that a checkpoint must hold.
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  bool is_token_map = false;
+};
+
+/// A model's weights in one buffer, in the order of use, in the form that the device's ops read;
+/// and the way from a checkpoint's tensors into it. Matrices stay bf16, as published.
+class Weights {
+ public:
+  /// Without `bytes` of memory it only counts what is added.
+  explicit Weights(Device device, size_t bytes = 0);
+  /// Bytes of what the constructor Tensors(weights, config) adds.
+  template <typename Tensors, typename Config>
+  static size_t bytes_of(const Config& config, Device device) {
+    Weights counted(device);
+    Tensors(counted, config);
+    return counted.num_taken_;
+  }
+
+  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
+  /// tensor may be part of several matrices.
+  /// `may_split`: its sums may be left as partials for the next op to add. `has_bias`: of each part
+  /// there is a bias too, "x.bias" beside "x.weight".
+  PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
+                          const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,
+                          bool may_split = false, bool has_bias = false);
+  /// [width] fp32.
+  const float* add_norm(const std::string& name, int width);
+  /// The same of any shape.
+  const float* add_values(const std::string& name, const std::vector<int64_t>& shape);
+  /// The same of a matrix with one row.
+  const float* add_row(const std::string& name, int width);
+  /// [num_rows, width] bf16 in the checkpoint's order.
+  const void* add_table(const std::string& name, int num_rows, int width);
+  /// One such row, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
+  const void* add_table_row(const std::string& name, int width);
+  struct TokenMap {
+    const int32_t* token_of = nullptr;   // [count]
+    const int32_t* column_of = nullptr;  // [vocab_size] the other way round; -1: none
+  };
+  /// `count` token ids, from offsets: id i is i + offset i. They must rise, within [0, vocab_size).
+  TokenMap add_token_map(const std::string& name, int count, int vocab_size);
+  /// The tensor `from` serves as `name` too, which the checkpoint then need not hold.
+  void tie(const std::string& name, const std::string& from);
+
+  /// Every tensor of the checkpoint, each to be given once to `load`.
+  std::vector<TensorSpec> expected_tensors() const;
+  /// Takes `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
+  void load(const std::string& name, const void* data, size_t bytes, DType dtype);
+  /// Likewise for a token map.
+  void load_offsets(const std::string& name, std::span<const int64_t> offsets);
+  /// Throws ArgumentError naming a tensor that was not given.
+  void finish_loading();
+  /// Tensors with a NaN or an infinite number, in one read of the weights. Tensors that make one
+  /// matrix are named together.
+  std::vector<std::string> non_finite() const;
+
+ private:
+  using Store = std::function<void(const void* data, DType dtype)>;
+  using StoreOffsets = std::function<void(std::span<const int64_t> offsets)>;
+  /// Where the rows of one checkpoint tensor go.
+  struct Destination {
+    std::vector<int64_t> shape;
+    std::vector<Store> stores;
+    StoreOffsets store_offsets = nullptr;
+    bool loaded = false;
+  };
+
+  /// The checkpoint's tensor `name` goes to `to`, as fp32.
+  void store_values(const std::string& name, const std::vector<int64_t>& shape, float* to);
+  void* take(size_t bytes);
+  /// Room for numbers that `non_finite` looks at.
+  void* take_numbers(const std::string& name, size_t bytes, DType dtype);
+  void put(void* to, const void* from, size_t bytes);
+  void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+            void* packed);
+
+  Device device_;
+  Buffer buffer_;
+  size_t num_taken_ = 0;
+  std::map<std::string, Destination> destinations_;
+  std::vector<std::pair<std::string, NumberArea>> numbers_;
+  Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix
+};
+
+}  // namespace openspec

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/steps/step_rows.h"
+#include "model/weights/buffer.h"
+#include "runtime/step/runner_config.h"
+
+namespace openspec {
+
+/// What the host tells a step: an entry of its ring in pinned memory, or what stays of it on the
+/// device, which has no updates. S is max_num_seqs, D the most drafts of a sequence or 1.
+struct StepInputArrays {
+  StepHeader* header = nullptr;        // the device's
+  StepSpan* spans = nullptr;           // [S]
+  SlotUpdate* slot_updates = nullptr;  // [S]
+  PageUpdate* page_updates = nullptr;
+  int32_t *num_forced = nullptr, *forced = nullptr;  // [S], [S, D], see ForceDraftsParams
+  // Proposals of a drafter that works on the host: up to the entry's end.
+  int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
+};
+
+/// What steps leave for the host, in pinned memory.
+struct StepOutcomeArrays {
+  StepOutcome* outcomes = nullptr;                // [ring, S]
+  int32_t *tokens = nullptr, *samples = nullptr;  // [ring, S, 1 + D]
+  // Of sequences that want to know: what had rows.
+  int32_t *drafts = nullptr, *parents = nullptr;     // [ring, S, D]
+  float* scores = nullptr;                           // [ring, S, D]
+  int32_t *logprob_ids = nullptr, *ranks = nullptr;  // [ring, R, 1 + kMaxLogprobs], [ring, R]
+  float* logprobs = nullptr;                         // [ring, R, 1 + kMaxLogprobs]
+  int32_t* kept_slots = nullptr;  // [ring, S], from the host: whose kept rows are learned
+};
+
+/// A step's arrays on the device; R is max_num_batched_tokens. The kernels' contracts say more.
+struct DeviceArrays {
+  DeviceTable table;
+  StepInputArrays input;
+  int32_t *seq = nullptr, *num_wanted = nullptr, *span_kv_len = nullptr, *span_seq = nullptr,
+          *num_offered = nullptr, *num_granted = nullptr, *num_computed = nullptr,
+          *first_choice = nullptr, *kept_slot = nullptr;                 // [S]
+  int32_t *span_begin = nullptr, *sample_begin = nullptr;                // [S + 1]
+  int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
+  float* scores = nullptr;                                               // [S, D]
+  int32_t *row_token = nullptr, *row_position = nullptr, *row_span = nullptr, *row_parent = nullptr,
+          *committed_row = nullptr, *sample_row = nullptr, *score_token = nullptr,
+          *chosen = nullptr, *ranks = nullptr;  // [R]
+  int64_t* row_kv_slot = nullptr;               // [R]
+  int32_t* logprob_ids = nullptr;               // [R, 1 + kMaxLogprobs], as the next
+  float *logprobs = nullptr, *logits = nullptr, *choose_workspace = nullptr;
+
+  /// Sets all of it to parts of the memory at `base`, or to null with it. Returns bytes.
+  size_t lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs);
+};
+
+/// The memory of these, and of the rings through which steps speak with the host.
+class DeviceBuffers : public DeviceArrays {
+ public:
+  /// Two steps are in flight at most; the others are being read, or were given up.
+  static constexpr int kRing = 4;
+  /// Of a slot's lists of sampling parameters, at first: most requests' fit.
+  static constexpr size_t kListBytes = 4096;
+
+  DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, void* stream);
+  /// Bytes on the device.
+  static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
+
+  size_t max_page_updates = 0;
+  StepOutcomeArrays outcome;
+  std::vector<StepInputArrays> host_input;  // [ring]
+  /// Copies the proposals of an entry of host_input to the device.
+  void upload_proposals(int ring_index, void* stream) const;
+
+ private:
+  size_t proposal_bytes_ = 0;
+  Buffer scratch_, ring_;
+};
+
+}  // namespace openspec

@@ -1,0 +1,203 @@
+#include "runtime/drafting/network_drafter.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
+    : config_(config), has_noise_(config.flag("draft_noise", true)) {
+  const auto window = [&](const char* name) {
+    return std::min(config.integer(name, 0, 0, 1 << 24), config.max_model_len);
+  };
+  whole_.tokens = window("draft_window");
+  sliding_.tokens = sliding_window_ = window("sliding_window");
+  if (sliding_window_ == config.max_model_len) sliding_ = whole_, sliding_window_ = 0;
+  if (0 < whole_.tokens && whole_.tokens < sliding_.tokens) sliding_.tokens = whole_.tokens;
+  needs_.is_costly = true;
+  needs_.keeps_logits = config.acceptance == Acceptance::kRejection;
+  OPENSPEC_CHECK_ARG(!keeps_logits() || has_noise_,
+                     "acceptance by rejection needs drafts that are drawn: set draft_noise");
+}
+
+DraftModelConfig NetworkDrafter::draft_model_config() {
+  constexpr int kMost = 1 << 24;
+  const TargetConfig& target = config_.target;
+  const auto size = [&](const char* name, int of_target) {
+    return config_.integer(name, of_target, 1, kMost);
+  };
+  needs_.capture_layers = config_.layers("capture_layers");
+  return {{.hidden_size = target.hidden_size,
+           .num_q_heads = size("num_q_heads", target.num_q_heads),
+           .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
+           .head_dim = size("head_dim", target.head_dim),
+           .intermediate_size = size("intermediate_size", target.intermediate_size),
+           .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6)),
+           .inv_freq = config_.numbers("inv_freq"),
+           .rope_scale = static_cast<float>(config_.number("rope_scale", 1.0))},
+          /*num_captures=*/static_cast<int>(needs_.capture_layers.size()),
+          /*vocab_size=*/target.vocab_size,
+          /*draft_vocab_size=*/size("draft_vocab_size", target.vocab_size),
+          /*has_embedding=*/config_.flag("has_embedding", false),
+          /*has_token_map=*/config_.flag("has_token_map", false)};
+}
+
+void NetworkDrafter::declare_trees(int top_k, const DraftModelConfig& model) {
+  OPENSPEC_CHECK_ARG(top_k <= model.draft_vocab_size, "draft_top_k ", top_k, " of a vocabulary of ",
+                     model.draft_vocab_size);
+  OPENSPEC_CHECK_ARG(!keeps_logits() || top_k == 1,
+                     "acceptance by rejection is for chains: set draft_top_k to 1");
+  needs_.makes_trees = top_k > 1;
+}
+
+void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
+  const int seqs = config_.max_num_seqs;
+  for (size_t* array :
+       {&at_.row_token, &at_.row_position, &at_.row_span, &at_.row_parent, &at_.source}) {
+    *array = take(max_rows, sizeof(int32_t));
+  }
+  at_.row_kv_slot = take(max_rows, sizeof(int64_t));
+  at_.span_begin = take(seqs + 1, sizeof(int32_t));
+  at_.span_kv_len = take(seqs, sizeof(int32_t));
+  at_.span_seq = take(seqs, sizeof(int32_t));
+  if (!has_noise_) at_.greedy = take(seqs, sizeof(SamplingParams));
+  max_span_rows_ = max_span_rows;
+  for (Window* window : {&whole_, &sliding_}) {
+    if (window->tokens > 0) plan_window(*window);
+  }
+}
+
+void NetworkDrafter::plan_window(Window& window) {
+  const int seqs = config_.max_num_seqs;
+  window.max_pages = window_pages(window.tokens, max_span_rows_, config_.page_size);
+  window.kv_len = take(seqs, sizeof(int32_t));
+  window.seq = take(seqs, sizeof(int32_t));
+  window.pages = take(seqs * window.max_pages, sizeof(int32_t));
+}
+
+void NetworkDrafter::plan_draws([[maybe_unused]] int max_num_samples, int vocab_size) {
+  size_t bytes = choose_workspace_bytes_cpu(config_.num_threads, vocab_size);
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    bytes = choose_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#endif
+  at_.choose = take(1, bytes);
+}
+
+void NetworkDrafter::plan_best(int max_num_samples, int vocab_size, int top_k) {
+  at_.top_tokens = take(max_num_samples * top_k, sizeof(int32_t));
+  at_.top_scores = take(max_num_samples * top_k, sizeof(float));
+  size_t bytes = top_drafts_workspace_bytes_cpu(config_.num_threads, vocab_size);
+#ifdef OPENSPEC_CUDA
+  if (config_.device == Device::kCuda) {
+    bytes = top_drafts_workspace_bytes_cuda(max_num_samples, vocab_size);
+  }
+#endif
+  at_.top_drafts = take(1, bytes);
+}
+
+void NetworkDrafter::allocate() {
+  memory_ = Buffer(areas_.bytes, memory_of(config_.device));
+  if (config_.device == Device::kCuda) {
+    device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
+    device::synchronize(nullptr);
+  } else {
+    std::fill_n(memory_.as<std::byte>(), memory_.bytes(), std::byte{});
+  }
+}
+
+DraftRows NetworkDrafter::draft_rows(int num_rows, int num_spans) {
+  return {.num_rows = num_rows,
+          .num_spans = num_spans,
+          .row_token = at<int32_t>(at_.row_token),
+          .row_position = at<int32_t>(at_.row_position),
+          .row_span = at<int32_t>(at_.row_span),
+          .row_parent = at<int32_t>(at_.row_parent),
+          .source = at<int32_t>(at_.source),
+          .row_kv_slot = at<int64_t>(at_.row_kv_slot),
+          .span_begin = at<int32_t>(at_.span_begin),
+          .span_kv_len = at<int32_t>(at_.span_kv_len),
+          .span_seq = at<int32_t>(at_.span_seq)};
+}
+
+DraftRows NetworkDrafter::extend_rows(const ExecContext& exec, const TableView& table,
+                                      const CommittedStep& step, void* features, int width,
+                                      int32_t* last_row) {
+  // On the host exactly the rows that count, on a device room for all.
+  const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
+  const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
+  if (num_rows == 0) return rows;
+  ops::extend_rows(exec, {.step = step.rows,
+                          .num_computed = step.num_computed,
+                          .committed_row = step.committed_row,
+                          .table = table,
+                          .page_size = config_.page_size,
+                          .shift = last_row == nullptr ? 0 : 1,
+                          .out = rows,
+                          .last_row = last_row});
+  copy_rows(exec, rows.source, step.features, features, num_rows, width);
+  return rows;
+}
+
+Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                           int expected_kv_len, bool may_have_trees, const Window& window) {
+  Sight sight{rows.batch(may_have_trees), table.pages};
+  sight.rows.expected_kv_len = expected_kv_len;
+  sight.rows.expected_span_rows = max_span_rows_;
+  if (window.tokens == 0) return sight;
+  ops::window_spans(exec, {.span_begin = rows.span_begin,
+                           .span_kv_len = rows.span_kv_len,
+                           .span_seq = rows.span_seq,
+                           .from = table.pages,
+                           .num_spans = rows.num_spans,
+                           .window = window.tokens,
+                           .page_size = config_.page_size,
+                           .max_pages = window.max_pages,
+                           .out_kv_len = at<int32_t>(window.kv_len),
+                           .out_seq = at<int32_t>(window.seq),
+                           .out_pages = at<int32_t>(window.pages)});
+  sight.rows.span_kv_len = at<int32_t>(window.kv_len);
+  sight.rows.span_seq = at<int32_t>(window.seq);
+  sight.pages = {at<int32_t>(window.pages), window.max_pages};
+  return sight;
+}
+
+void NetworkDrafter::copy_rows(const ExecContext& exec, const int32_t* row, const void* from,
+                               void* to, int num_rows, int width) const {
+  ops::gather_rows(exec, {.row = row,
+                          .in = from,
+                          .out = to,
+                          .num_rows = num_rows,
+                          .width_bytes = row_bytes(width),
+                          .out_stride = row_bytes(width)});
+}
+
+int64_t NetworkDrafter::row_bytes(int width) const {
+  return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
+}
+
+const SamplingParams* NetworkDrafter::sampling(const TableView& table) {
+  return has_noise_ ? table.sampling : at<SamplingParams>(at_.greedy);  // zeros: the best
+}
+
+void NetworkDrafter::draw(const ExecContext& exec, const TableView& table, ChooseParams params) {
+  params.is_draft = true;
+  params.has_own_noise = keeps_logits();
+  params.sampling = sampling(table);
+  params.workspace = at<float>(at_.choose);
+  ops::choose(exec, params);
+}
+
+void NetworkDrafter::find_best(const ExecContext& exec, const TableView& table,
+                               TopDraftsParams params) {
+  if (params.sampling == nullptr) params.sampling = sampling(table);
+  if (params.tokens == nullptr) params.tokens = top_tokens();
+  params.scores = top_scores();
+  params.workspace = at<void>(at_.top_drafts);
+  ops::top_drafts(exec, params);
+}
+
+}  // namespace openspec

@@ -1,0 +1,175 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/common/exec.h"
+#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/draft_tree.h"
+#include "model/heads/draft_model.h"
+#include "model/weights/buffer.h"
+#include "runtime/drafting/drafter.h"
+
+namespace openspec {
+
+/// What drafters have in common that run a network of their own over rows of their own, on the
+/// device of the step: memory, the arrays of the rows, how far rows see, how drafts are drawn.
+///
+/// Options: `draft_noise` (drafts are drawn as the request is, with the noise of the choice to be
+/// guessed; off: always the best), `draft_window` (tokens of the context that draft rows see, the
+/// last ones; 0: all) and, of networks with layers that slide, `sliding_window` (the same for
+/// those).
+class NetworkDrafter : public Drafter {
+ public:
+  const DrafterNeeds& needs() const final { return needs_; }
+  bool works_on_arrays() const final { return true; }
+
+ protected:
+  explicit NetworkDrafter(const DrafterConfig& config);
+
+  /// The geometry that the options give; declares the layers to capture.
+  DraftModelConfig draft_model_config();
+  /// Declares what is drafted from the best `top_k` tokens; 1: chains.
+  void declare_trees(int top_k, const DraftModelConfig& model);
+  /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
+  /// sequence. Before memory of the drafter's own is planned.
+  void plan_rows(int max_rows, int max_span_rows);
+  /// The same for draws of drafts from logits of `vocab_size` columns.
+  void plan_draws(int max_num_samples, int vocab_size);
+  /// The same for the `top_k` best after each.
+  void plan_best(int max_num_samples, int vocab_size, int top_k);
+  /// A place for `count` entries of `bytes` each, which `at` finds once memory is allocated.
+  size_t take(int count, size_t bytes) { return areas_.take(count, bytes); }
+  size_t planned_bytes() const { return areas_.bytes; }
+  /// Takes the memory that is planned, zeroed.
+  void allocate();
+  template <typename T>
+  T* at(size_t place) {
+    return reinterpret_cast<T*>(memory_.at(place));
+  }
+
+  DraftRows draft_rows(int num_rows, int num_spans);
+  /// The rows of a step that count, as the drafter's own, with their features in `features`
+  /// [num_rows, width]. With `last_row` (ExtendRowsParams) rows move one position ahead.
+  DraftRows extend_rows(const ExecContext& exec, const TableView& table, const CommittedStep& step,
+                        void* features, int width, int32_t* last_row = nullptr);
+  /// What layers that see the whole context see in a pass over draft rows.
+  Sight sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                 int expected_kv_len, bool may_have_trees = false) {
+    return look(exec, table, rows, expected_kv_len, may_have_trees, whole_);
+  }
+  /// The same of those that slide.
+  Sight sliding_sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+                         int expected_kv_len, bool may_have_trees = false) {
+    Sight sight = look(exec, table, rows, expected_kv_len, may_have_trees, sliding_);
+    sight.window = sliding_window_;
+    return sight;
+  }
+
+  /// to[i] = from[row[i]], rows of `width` activations; rows of -1 keep what they hold.
+  void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
+                 int num_rows, int width) const;
+  int64_t row_bytes(int width) const;
+
+  /// How drafts are drawn; see draft_noise.
+  const SamplingParams* sampling(const TableView& table);
+  /// Whether the logits of all drafts are to be kept, for acceptance by rejection.
+  bool keeps_logits() const { return needs_.keeps_logits; }
+  /// Draws drafts; `params` says of which rows and logits, and where to.
+  void draw(const ExecContext& exec, const TableView& table, ChooseParams params);
+  /// Finds the best; `params` says of which rows and logits, how many, and how sequences sample if
+  /// it is not as they draft. Without a place of its own the tokens go to `top_tokens`.
+  void find_best(const ExecContext& exec, const TableView& table, TopDraftsParams params);
+  int32_t* top_tokens() { return at<int32_t>(at_.top_tokens); }
+  float* top_scores() { return at<float>(at_.top_scores); }
+
+  const DrafterConfig config_;
+  DrafterNeeds needs_;
+
+ private:
+  struct Places {
+    size_t row_token, row_position, row_span, row_parent, source, row_kv_slot, span_begin,
+        span_kv_len, span_seq, greedy;
+    size_t choose, top_tokens, top_scores, top_drafts;
+  };
+
+  /// The last tokens of contexts, and the pages that hold them.
+  struct Window {
+    int tokens = 0;  // 0: all
+    int max_pages = 0;
+    size_t kv_len = 0, seq = 0, pages = 0;
+  };
+  void plan_window(Window& window);
+  Sight look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
+             int expected_kv_len, bool may_have_trees, const Window& window);
+
+  bool has_noise_;
+  Window whole_, sliding_;
+  int sliding_window_ = 0;
+  int max_span_rows_ = 0;
+  AreaPlan areas_;
+  Places at_{};
+  Buffer memory_;
+};
+
+/// A drafter whose network is a DecoderModel over captured states of the target.
+template <typename Model>
+class HeadDrafter : public NetworkDrafter {
+ public:
+  Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
+  void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
+    target_ = &target.tensors();
+    kv_.assign(kv_layers.begin(), kv_layers.end());
+    model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
+    allocate();
+  }
+  std::vector<float> last_logits() final {
+    return copy_from(config_.device, last_logits_.data(), last_logits_.size());
+  }
+
+ protected:
+  using NetworkDrafter::NetworkDrafter;
+
+  /// Declares `num_layers` of the head's geometry, and memory: once all else is planned.
+  void declare_head(int num_layers, const ForwardLimits& limits) {
+    limits_ = limits;
+    needs_.kv_layers.assign(static_cast<size_t>(num_layers), {head_.num_kv_heads, head_.head_dim});
+    needs_.fixed_bytes =
+        Model::weight_bytes(head_, config_.device) +
+        Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
+        planned_bytes();
+  }
+  /// A row of logits.
+  size_t logits_bytes() const {
+    return static_cast<size_t>(head_.draft_vocab_size) * sizeof(float);
+  }
+  void set_last_logits(const float* logits, int count) {
+    last_logits_ = {logits, static_cast<size_t>(count) * logits_bytes() / sizeof(float)};
+  }
+  /// Token ids of the logits' columns; null: their numbers.
+  const int32_t* token_of() const { return model_->tensors().token_map.token_of; }
+  /// See draft_logits().
+  DraftLogits kept_logits(const float* values, int64_t depth_stride, const int32_t* row) const {
+    if (!keeps_logits()) return {};
+    return {.values = values,
+            .row_stride = head_.draft_vocab_size,
+            .depth_stride = depth_stride,
+            .row = row,
+            .vocab_size = head_.draft_vocab_size,
+            .column_of = model_->tensors().token_map.column_of};
+  }
+
+  typename Model::Geometry head_;
+  ForwardLimits limits_;
+  std::optional<Model> model_;
+  std::vector<KvLayerView> kv_;
+  const TargetTensors* target_ = nullptr;
+
+ private:
+  std::span<const float> last_logits_;
+};
+
+}  // namespace openspec

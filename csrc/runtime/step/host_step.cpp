@@ -1,0 +1,433 @@
+#include "runtime/step/host_step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+
+namespace openspec {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Longer gaps are idleness, not the host's share of a step.
+constexpr double kLongestHostGap = 0.02;
+
+}  // namespace
+
+HostStep::HostStep(StepContext context)
+    : StepBackend(context, StepYield::Common::kPace),
+      context_(std::move(context)),
+      threads_(context_.config.num_threads),
+      exec_{.pool = &threads_},
+      masks_(context_.config.target.vocab_size, Memory::kHost) {
+  const RunnerConfig& config = context_.config;
+  logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
+                   static_cast<size_t>(config.target.vocab_size));
+  choose_workspace_ =
+      Buffer(choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size));
+}
+
+size_t HostStep::scratch_bytes(const RunnerConfig& config) {
+  return sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
+             static_cast<size_t>(config.target.vocab_size) +
+         choose_workspace_bytes_cpu(config.num_threads, config.target.vocab_size);
+}
+
+void HostStep::set_capture(std::vector<int> layers) {
+  StepBackend::set_capture(std::move(layers));
+  const RunnerConfig& config = context_.config;
+  const size_t row_bytes = capture_layers_.size() * static_cast<size_t>(config.target.hidden_size) *
+                           dtype_bytes(config.dtype);
+  captured_.resize(static_cast<size_t>(config.max_num_batched_tokens) * row_bytes);
+  const auto num_seqs = static_cast<size_t>(config.max_num_seqs);
+  kept_.resize(context_.drafter.needs().is_costly ? num_seqs * kMaxKeptRows * row_bytes : 0);
+  kept_begin_.resize(num_seqs);
+}
+
+void HostStep::add_sequence(int slot) {
+  kept_begin_[static_cast<size_t>(slot)] = context_.table.kv_len(slot);
+}
+
+void HostStep::launch(StepLease& lease) {
+  if (last_end_) {
+    const double gap = seconds_since(*last_end_) - learning_seconds_;
+    if (gap < kLongestHostGap) {
+      // A step before which requests came says little of the next.
+      const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
+      host_seconds_ += 0.1 * (usual - host_seconds_);
+    }
+  }
+  const auto begin = Clock::now();
+  propose(lease);
+  lease.draft_seconds = seconds_since(begin);
+  score(lease);
+  choose(lease);
+  accept(lease);
+  lease.num_rows = lease.layout.num_rows();
+  last_end_ = Clock::now();
+  lease.seconds = std::chrono::duration<double>(*last_end_ - begin).count();
+}
+
+void HostStep::propose(StepLease& lease) {
+  context_.enter("propose");
+  offer_drafts(lease);
+  last_drafts_ = lease.offered;
+  apply_grammars(lease);
+  grant_drafts(lease);
+  lay_out(lease);
+  fill_masks(lease);
+}
+
+void HostStep::lay_out(StepLease& lease) {
+  lease.layout.clear();
+  for (const Span& span : lease.spans) {
+    const bool scores_prompt = context_.table.params(span.slot).num_prompt_logprobs >= 0;
+    lease.layout.append(span, context_.table.tokens(span.slot), context_.table.page_row(span.slot),
+                        context_.config.page_size,
+                        /*score_from=*/scores_prompt ? 0 : context_.config.max_model_len,
+                        context_.table.prompt_len(span.slot));
+  }
+}
+
+RowBatch HostStep::row_batch(const RowLayout& layout) const {
+  return {.num_rows = layout.num_rows(),
+          .num_spans = static_cast<int>(layout.span_seq.size()),
+          .row_token = layout.token.data(),
+          .row_position = layout.position.data(),
+          .row_span = layout.span.data(),
+          .row_parent = layout.parent.data(),
+          .row_kv_slot = layout.kv_slot.data(),
+          .span_begin = layout.span_begin.data(),
+          .span_kv_len = layout.span_kv_len.data(),
+          .span_seq = layout.span_seq.data()};
+}
+
+void HostStep::score(StepLease& lease) {
+  context_.enter("score");
+  context_.target.forward(exec_, row_batch(lease.layout), context_.table.page_table(),
+                          context_.kv_layers, capture_layers_, captured_.data());
+  num_captured_rows_ = lease.layout.num_rows();
+}
+
+void HostStep::choose(StepLease& lease) {
+  context_.enter("choose");
+  const RowLayout& layout = lease.layout;
+  const size_t num_samples = layout.sample_row.size();
+  lease.chosen.resize(num_samples);
+  const bool wants_logprobs = std::any_of(lease.spans.begin(), lease.spans.end(), [&](auto& span) {
+    const SequenceParams& params = context_.table.params(span.slot);
+    return params.num_logprobs >= 0 || params.num_prompt_logprobs >= 0;
+  });
+  if (wants_logprobs) {
+    lease.logprob_ids.resize(num_samples * (1 + kMaxLogprobs));
+    lease.logprobs.resize(num_samples * (1 + kMaxLogprobs));
+    lease.ranks.resize(num_samples);
+  }
+  ChooseParams params{.rows = row_batch(layout),
+                      .logits = logits_.floats(),
+                      .vocab_size = context_.config.target.vocab_size,
+                      .drafts = drawn_drafts(lease),
+                      .row_masks = masks_.masks(),
+                      .sampling = context_.table.sampling_data(),
+                      .tokens = context_.table.token_data(),
+                      .tokens_stride = context_.table.tokens_stride(),
+                      .num_tokens = context_.table.num_tokens_data(),
+                      .prompt_len = context_.table.prompt_len_data(),
+                      .workspace = choose_workspace_.floats()};
+  const auto block = static_cast<size_t>(context_.config.max_num_logits_rows);
+  for (size_t first = 0; first < num_samples; first += block) {
+    const int count = static_cast<int>(std::min(block, num_samples - first));
+    context_.target.logits(exec_, &layout.sample_row[first], count, logits_.floats());
+    num_last_logits_ = count;
+    params.sample_row = &layout.sample_row[first];
+    params.sample_mask = masks_.empty() ? nullptr : &masks_.sample_mask()[first];
+    params.score_token = &layout.score_token[first];
+    params.num_samples = count;
+    params.chosen = &lease.chosen[first];
+    if (wants_logprobs) {
+      params.logprob_ids = &lease.logprob_ids[first * (1 + kMaxLogprobs)];
+      params.logprobs = &lease.logprobs[first * (1 + kMaxLogprobs)];
+      params.ranks = &lease.ranks[first];
+    }
+    ops::choose(exec_, params);
+  }
+}
+
+void HostStep::accept(StepLease& lease) {
+  context_.enter("accept");
+  lease.committed_row.resize(lease.layout.token.size());
+  std::iota(lease.committed_row.begin(), lease.committed_row.end(), 0);
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const int first = lease.layout.first_choice[i];
+    std::vector<int32_t> path;
+    if (first >= 0) {
+      path = accept_drafts(lease.spans[i].draft,
+                           std::span(lease.chosen).subspan(static_cast<size_t>(first)));
+    }
+    lease.results.push_back(resolve(lease, i, path));
+    line_up(lease, i, path);
+  }
+  move_kv(lease);
+}
+
+/// The accepted drafts of a tree stand among others: notes their rows.
+void HostStep::line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
+  const int first_row = lease.layout.span_begin[index] + lease.spans[index].num_new_tokens;
+  for (size_t i = 0; i < path.size(); ++i) {
+    lease.committed_row[static_cast<size_t>(first_row) + i] = first_row + path[i];
+  }
+}
+
+void HostStep::move_kv(const StepLease& lease) {
+  std::vector<int32_t> num_computed;
+  for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
+  ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
+                       .num_layers = context_.config.target.num_layers,
+                       .page_table = context_.table.page_table(),
+                       .rows = row_batch(lease.layout),
+                       .num_computed = num_computed.data(),
+                       .committed_row = lease.committed_row.data(),
+                       .dtype = context_.config.dtype});
+}
+
+SpanResult HostStep::resolve(const StepLease& lease, size_t index,
+                             std::span<const int32_t> path) const {
+  const Span& span = lease.spans[index];
+  const RowLayout& layout = lease.layout;
+  const SequenceParams& params = context_.table.params(span.slot);
+  SpanResult result;
+  result.slot = span.slot;
+  result.num_computed = span.num_new_tokens;
+  result.num_draft_tokens = span.draft.size() + lease.num_refused[index];
+  const int first_forced = lease.first_forced[index];
+  result.is_forced = first_forced == 0 && lease.offered[index].size() > 0;
+  result.num_forced_tokens = std::max(0, span.draft.size() - first_forced);
+
+  const auto logprobs_of = [&](int sample, int num_best) {
+    const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
+    const auto count = static_cast<size_t>(1 + num_best);
+    return TokenLogprobs{{&lease.logprob_ids[at], &lease.logprob_ids[at] + count},
+                         {&lease.logprobs[at], &lease.logprobs[at] + count},
+                         lease.ranks[static_cast<size_t>(sample)]};
+  };
+  for (int sample = layout.sample_begin[index]; sample < layout.sample_begin[index + 1]; ++sample) {
+    if (layout.score_token[static_cast<size_t>(sample)] >= 0) {
+      result.prompt_logprobs.push_back(logprobs_of(sample, params.num_prompt_logprobs));
+    }
+  }
+
+  const int first = layout.first_choice[index];
+  if (first < 0) return result;
+  int num_output = span.num_tokens - context_.table.prompt_len(span.slot);
+  const auto choices = std::span(lease.chosen).subspan(static_cast<size_t>(first));
+  // The token chosen at the last known token, then at each accepted draft: each but the last is
+  // the next draft on the path.
+  for (size_t i = 0; i <= path.size() && result.finish == FinishReason::kRunning; ++i) {
+    const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
+    const int32_t token = lease.chosen[static_cast<size_t>(sample)];
+    result.token_ids.push_back(token);
+    result.num_accepted_tokens += i < path.size();
+    if (params.num_logprobs >= 0) {
+      result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
+    }
+    ++num_output;
+    const std::vector<int32_t>& stop_ids = params.lists.stop_ids;
+    const bool is_stop = num_output > params.min_tokens &&
+                         std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
+    if (is_stop) {
+      result.finish = FinishReason::kStop;
+    } else if (num_output >= params.max_tokens ||
+               context_.table.prompt_len(span.slot) + num_output >= context_.config.max_model_len) {
+      result.finish = FinishReason::kLength;
+    }
+  }
+  result.num_accepted_forced_tokens = std::max(0, result.num_accepted_tokens - first_forced);
+  // The last chosen token has no KV yet; the drafts before it have.
+  result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
+
+  // What was not granted is judged as far as it can be: so a sequence without drafts is probed at
+  // every step at no cost.
+  const DraftJudgement judgement = judge_drafts(lease.offered[index], span.draft.size(), choices);
+  result.num_offered = lease.offered[index].size();
+  result.num_judged = judgement.num_judged;
+  result.num_right = judgement.num_right;
+  if (params.reports_steps) {
+    SpanDetail& detail = result.detail.emplace();
+    detail.draft = span.draft;
+    detail.accepted = drafts_of_run(span.draft, result.token_ids);
+  }
+  return result;
+}
+
+void HostStep::teach_drafter(const StepLease& lease) {
+  const SequenceTable& table = context_.table;
+  std::vector<int32_t> num_computed;
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const int slot = lease.spans[i].slot;
+    const bool is_current = table.is_held_by(slot, lease.serials[i]);
+    num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
+  }
+  const auto begin = Clock::now();
+  try {
+    if (keeps_rows_) {
+      keep_rows(lease, num_computed);
+    } else {
+      teach(lease, num_computed);
+    }
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+  }
+  learning_seconds_ = seconds_since(begin);
+}
+
+KeptRows HostStep::kept_rows() {
+  const auto num_rows = static_cast<size_t>(context_.config.max_num_seqs) * kMaxKeptRows;
+  return {kept_.data(), kept_begin_.data(), static_cast<int64_t>(kept_.size() / num_rows)};
+}
+
+void HostStep::keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+  ops::keep_rows(exec_, {.rows = row_batch(lease.layout),
+                         .num_computed = num_computed.data(),
+                         .features = captured_.data(),
+                         .kept = kept_rows()});
+  ++num_kept_steps_;
+}
+
+/// The drafter learns from all rows that wait.
+void HostStep::teach_kept() {
+  const int num_steps = std::exchange(num_kept_steps_, 0);
+  if (num_steps == 0) return;
+  const KeptRows kept = kept_rows();
+  const std::vector<int> in_use = context_.table.slots_in_use();
+  const auto most = static_cast<size_t>(context_.config.max_num_batched_tokens / num_steps);
+  for (size_t first = 0; first < in_use.size(); first += most) {
+    const size_t count = std::min(most, in_use.size() - first);
+    const std::vector<int32_t> slots(in_use.begin() + static_cast<ptrdiff_t>(first),
+                                     in_use.begin() + static_cast<ptrdiff_t>(first + count));
+    const auto num_rows = static_cast<int>(count) * num_steps;
+    std::vector<int32_t> begin(count + 1), kv_len(count), num_computed(count),
+        source(static_cast<size_t>(num_rows));
+    ops::take_kept_rows(exec_, {.kept = kept,
+                                .slot = slots.data(),
+                                .kv_len = context_.table.kv_len_data(),
+                                .num_slots = static_cast<int>(count),
+                                .num_rows = num_rows,
+                                .span_begin = begin.data(),
+                                .span_kv_len = kv_len.data(),
+                                .num_computed = num_computed.data(),
+                                .source = source.data()});
+    ops::gather_rows(exec_, {.row = source.data(),
+                             .in = kept.features,
+                             .out = captured_.data(),
+                             .num_rows = begin.back(),
+                             .width_bytes = kept.width_bytes,
+                             .out_stride = kept.width_bytes});
+    RowBatch rows{.num_rows = begin.back(), .num_spans = static_cast<int>(count)};
+    rows.span_begin = begin.data();
+    rows.span_kv_len = kv_len.data();
+    rows.span_seq = slots.data();
+    context_.drafter.learn(exec_, context_.table.view(),
+                           {.rows = rows,
+                            .num_computed = num_computed.data(),
+                            .num_committed = begin.back(),
+                            .features = captured_.data()});
+  }
+}
+
+void HostStep::teach(const StepLease& lease, const std::vector<int32_t>& num_computed) {
+  for (const Span& span : lease.spans) {
+    kept_begin_[static_cast<size_t>(span.slot)] = context_.table.kv_len(span.slot);
+  }
+  context_.drafter.learn(
+      exec_, context_.table.view(),
+      {.rows = row_batch(lease.layout),
+       .num_computed = num_computed.data(),
+       .committed_row = lease.committed_row.empty() ? nullptr : lease.committed_row.data(),
+       .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
+       .features = captured_.data()});
+}
+
+std::vector<StepKind> HostStep::step_kinds() const {
+  const RunnerConfig& config = context_.config;
+  const int rows_per_seq = 1 + config.draft_room();
+  std::vector<StepKind> kinds;
+  for (int num_seqs = 1; num_seqs <= config.max_num_seqs; num_seqs *= 2) {
+    const int most = std::min(config.max_num_batched_tokens, num_seqs * rows_per_seq);
+    for (int rows = num_seqs; rows <= most;) {
+      kinds.push_back({num_seqs, rows, false});
+      if (context_.drafter.needs().is_costly) kinds.push_back({num_seqs, rows, true});
+      if (rows == most) break;
+      // Steps of half a power of two: 1, 2, 3, 4, 6, 8, 12 ...
+      const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(rows)));
+      rows = std::min(most, rows + std::max(1, power / 2));
+    }
+  }
+  return kinds;
+}
+
+double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
+  const RunnerConfig& config = context_.config;
+  StepLease lease;
+  std::vector<ProposeRequest> wanted;
+  for (int i = 0; i < kind.num_seqs; ++i) {
+    const int slot = slots[static_cast<size_t>(i)];
+    // The token after the first row is known: a drafter learns from it.
+    const int context = context_.table.num_tokens(slot) - 1;
+    Span span{.slot = slot,
+              .num_new_tokens = 1,
+              .kv_len = context - 1,
+              .num_tokens = context,
+              .draft = {}};
+    const int num_rows = (kind.num_rows + i) / kind.num_seqs;
+    for (int row = 1; row < num_rows; ++row) span.draft.append(0);
+    lease.spans.push_back(std::move(span));
+    wanted.push_back({.slot = slot, .num_wanted = config.max_draft_tokens});
+  }
+  lay_out(lease);
+  const auto begin = Clock::now();
+  if (kind.proposes) proposals(wanted);
+  score(lease);
+  choose(lease);
+  const std::vector<int32_t> num_computed(lease.spans.size(), 1);
+  if (context_.drafter.needs().is_costly && !kind.proposes) {
+    keep_rows(lease, num_computed);
+    num_kept_steps_ = 0;
+  } else if (context_.drafter.works_on_arrays()) {
+    teach(lease, num_computed);
+  }
+  return seconds_since(begin);
+}
+
+std::vector<float> HostStep::last_logits() {
+  const auto* begin = logits_.floats();
+  return {begin, begin + static_cast<size_t>(num_last_logits_) *
+                             static_cast<size_t>(context_.config.target.vocab_size)};
+}
+
+std::vector<float> HostStep::last_features() {
+  const RunnerConfig& config = context_.config;
+  std::vector<float> values(capture_layers_.size() *
+                            static_cast<size_t>(config.target.hidden_size) *
+                            static_cast<size_t>(num_captured_rows_));
+  if (config.dtype == DType::kF32) {
+    std::memcpy(values.data(), captured_.data(), values.size() * sizeof(float));
+  } else {
+    const auto* source = reinterpret_cast<const uint16_t*>(captured_.data());
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+    }
+  }
+  return values;
+}
+
+}  // namespace openspec

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "core/prefix_hash.h"
+#include "model/targets/target.h"
+#include "runtime/drafting/drafter.h"
+
+namespace openspec {
+
+struct RunnerConfig {
+  TargetConfig target;
+  Device device = Device::kCpu;
+  DType dtype = DType::kF32;  // activations and KV
+  int page_size = 16;         // tokens
+  int max_num_seqs = 1;
+  int max_model_len = 1;
+  int max_num_batched_tokens = 1;  // rows of a step
+  int max_num_logits_rows = 64;    // rows of logits at a time
+  int num_threads = 1;
+  int max_draft_tokens = 0;  // drafts of a sequence and step
+  // The same without a drafter, of a sequence whose grammar forces tokens; with one, its room.
+  int max_forced_tokens = 0;
+  int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
+  std::string method = "none";
+  std::map<std::string, DrafterOption> method_options;
+  Acceptance acceptance = Acceptance::kMatch;
+  bool adaptive = true;
+  bool enable_prefix_caching = true;
+  PrefixHasher::Key cache_key{};
+
+  void validate() const;
+  /// Rows behind the known tokens that a sequence's step may have.
+  int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_forced_tokens; }
+  int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
+  DrafterConfig drafter() const;
+  ForwardLimits limits() const;
+  /// Entries that a sequence may need pages for beyond its known tokens.
+  int num_lookahead(const DrafterNeeds& needs) const;
+};
+
+}  // namespace openspec

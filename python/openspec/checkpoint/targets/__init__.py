@@ -1,0 +1,1 @@
+"""What a target's `config.json` says, by family."""

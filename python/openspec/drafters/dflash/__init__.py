@@ -1,0 +1,1 @@
+"""Heads that draft a block of tokens in one pass."""

@@ -1,0 +1,305 @@
+"""DFlash and its family: a block of drafts in one pass over the target's hidden states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from openspec.checkpoint.draft_head import (
+    CAPTURE_LAYERS,
+    EMBEDDING,
+    HEAD,
+    LAYER_TENSORS,
+    QK_NORMS,
+    TARGET_EMBEDDING,
+    TOKEN_MAP,
+    DraftHead,
+    layers_of_user,
+)
+from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint, read_draft_keys
+from openspec.checkpoint.weights import DraftModel
+from openspec.drafters.dflash.dflash_format import (
+    AUTO,
+    CAUSAL,
+    DRAFT_ANCHOR,
+    DRAFT_ATTENTION,
+    DROP,
+    FIRST,
+    FULL,
+    MAX_BLOCK,
+    BlockDialect,
+    named_layer_ids,
+    read_dialect,
+)
+from openspec.drafters.spec import (
+    DRAFT_TOP_K,
+    DRAFT_TREE_SIZE,
+    HEAD_CAUSES,
+    Checkup,
+    DrafterOption,
+    DrafterSpec,
+    DraftSetup,
+    Options,
+    OptionValue,
+    Variant,
+    check_head_options,
+    head_options,
+    layer_variants,
+)
+from openspec.errors import ConfigError
+
+MAX_TREE_SIZE = 256
+MAX_MARKOV_RANK = 256
+OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
+MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+MARKOV_HEADS = {
+    "vanilla": (),
+    "gated": ("markov_head.gate_proj.weight", "markov_head.gate_proj.bias"),
+    "rnn": ("markov_head.joint_proj.weight", "markov_head.joint_proj.bias"),
+}
+"""What makes a draft's bias of the token before it -> tensors beside MARKOV_TENSORS."""
+CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+
+
+def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
+    target, checkpoint = setup.target, open_draft_checkpoint(setup.draft_folder)
+    dialect = read_dialect(checkpoint.keys, setup.options)
+    block, rank = dialect.block, dialect.markov_rank
+    if has_markov and rank == 0:
+        block.refuse("markov_rank", "above 0", "without a Markov head it is for --method dflash")
+    if not has_markov and rank > 0:
+        block.refuse("markov_rank", "0 or none", "with a Markov head it is for --method dspark")
+    if rank % 8 or rank > MAX_MARKOV_RANK:
+        expected = f"a multiple of 8, at most {MAX_MARKOV_RANK}"
+        block.refuse("markov_rank", expected, "its kernels know no other; published heads have 256")
+
+    user = layers_of_user(str(setup.options[CAPTURE_LAYERS]))
+    layer_ids = user or named_layer_ids(dialect, checkpoint, target)
+    originals = {EMBEDDING: (TARGET_EMBEDDING,), HEAD: (HEAD, TARGET_EMBEDDING)}
+    head = DraftHead(checkpoint, dialect, layer_ids, target, originals)
+    if rank == 0:
+        head.ignored.update(dict.fromkeys(CONFIDENCE_TENSORS, "only used beside a Markov head"))
+    draft_vocab = target.vocab_size
+    if head.has(HEAD):
+        rows = checkpoint.tensor(HEAD).shape[0]
+        draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
+    _check_parts(setup, dialect, draft_vocab)
+    has_confidence = head.has(CONFIDENCE_TENSORS[0])
+    num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
+    model = {
+        **head.geometry("layers.0.", draft_vocab),
+        "num_layers": num_layers,
+        "block_size": dialect.block_size,
+        "mask_token": block.integer("mask_token_id", 0, target.vocab_size - 1),
+        "anchor_drafts": dialect.anchor_drafts,
+        "is_causal": dialect.is_causal,
+        "sliding_is_causal": dialect.sliding_is_causal,
+        "window_follows_rows": dialect.window_follows_rows,
+        "sliding_window": dialect.sliding.window,
+        "layer_sights": dialect.layer_sights(),
+        "has_head": head.has(HEAD),
+        "markov_rank": rank,
+        **dialect.parts.options(),
+        "markov_head": dialect.markov_head,
+        "has_confidence": has_confidence,
+        "confidence_sees_token": has_confidence
+        and _confidence_sees_token(checkpoint, target.hidden_size, rank),
+    }
+    inner = (*LAYER_TENSORS, *QK_NORMS)
+    names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
+    names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
+    if rank > 0:
+        names += [*MARKOV_TENSORS, *MARKOV_HEADS[dialect.markov_head]]
+    names += CONFIDENCE_TENSORS if has_confidence else ()
+    names += dialect.parts.tensors(num_layers)
+    shown = f"{num_layers} layers, {dialect.shown_block()}"
+    details = [
+        f"block: {shown}, mask token {model['mask_token']}",
+        f"sight: {dialect.shown_attention()}",
+    ]
+    details += dialect.parts.details()
+    if rank > 0:
+        _check_trees(setup, dialect)
+        details.append(
+            f"Markov head: {dialect.markov_head}, rank {rank}, "
+            f"with{'' if has_confidence else 'out'} confidences"
+        )
+    if setup.draft_depth > dialect.num_drafts:
+        raise ConfigError(
+            f"num_speculative_tokens must be at most {dialect.num_drafts}, the drafts of a block "
+            f"that {setup.folder} was trained on, got {setup.draft_depth}"
+        )
+    return head.model(
+        "DSpark" if has_markov else dialect.parts.kind,
+        shown,
+        model,
+        {name: name for name in names},
+        details,
+    )
+
+
+def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> None:
+    """Refuses a selector and convolutions that go with nothing else that was asked for."""
+    parts, vocab_size = dialect.parts, setup.target.vocab_size
+    if parts.conv_group and setup.target.hidden_size % parts.conv_group:
+        expected = f"a divisor of hidden_size ({setup.target.hidden_size})"
+        dialect.block.refuse("conv_group_size", expected)
+    if parts.selector_rank == 0:
+        return
+    if dialect.markov_rank > 0:
+        dialect.block.refuse("selector_rank", "no such key", "a Markov head is there already")
+    if draft_vocab != vocab_size:
+        remedy = "a selector needs the whole vocabulary, as its trainer does; give another head"
+        dialect.keys.refuse("draft_vocab_size", f"the target's {vocab_size}", remedy)
+    if parts.selector_top_k > vocab_size:
+        dialect.block.refuse("selector_top_k", f"at most the vocabulary's {vocab_size}")
+    if setup.acceptance == "rejection":
+        raise ConfigError(
+            "--acceptance rejection needs the chances of all tokens, and this head's selector "
+            "knows those of its candidates alone: drop it"
+        )
+    top_k = int(setup.options[DRAFT_TOP_K])
+    if top_k > parts.selector_top_k:
+        raise ConfigError(
+            f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
+            f"selector, got {top_k}"
+        )
+
+
+def _check_trees(setup: DraftSetup, dialect: BlockDialect) -> None:
+    """Refuses trees where what a token is worth behind another depends on more than the two."""
+    if dialect.markov_head != "vanilla" and setup.options[DRAFT_TOP_K] != 1:
+        raise ConfigError(
+            f"draft_top_k must be 1 with {setup.folder}: trees need what pairs of tokens are "
+            f'worth, and a Markov head of type "{dialect.markov_head}" sees more; '
+            "set --draft-top-k 1"
+        )
+
+
+def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov_rank: int) -> bool:
+    info = checkpoint.tensor(CONFIDENCE_TENSORS[0])
+    for width, sees_token in ((hidden_size, False), (hidden_size + markov_rank, True)):
+        if info.shape == (1, width):
+            return sees_token
+    raise ConfigError(
+        f"{info.path}: {info.name}: expected shape [1, {hidden_size}] or "
+        f"[1, {hidden_size + markov_rank}] (with markov_rank {markov_rank}), "
+        f"found {list(info.shape)}; config.json and weights belong to different heads"
+    )
+
+
+def _other_attentions(model: DraftModel) -> tuple[str, ...]:
+    """What --draft-attention could say that is not what is done."""
+    sights = str(model.options["layer_sights"]) or "f"
+    names = {"s": "sliding_is_causal", "f": "is_causal"}
+    causal = {bool(model.options[names[sight]]) for sight in sights}
+    return tuple(name for name, is_so in ((CAUSAL, True), (FULL, False)) if causal != {is_so})
+
+
+def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
+    draft_model = _read_draft_model(setup, has_markov)
+    dialect = read_dialect(open_draft_checkpoint(setup.draft_folder).keys, setup.options)
+    anchor = DROP if dialect.anchor_drafts else FIRST
+    given, block_size = setup.num_speculative_tokens, dialect.block_size
+    tree_size, also = int(setup.options[DRAFT_TREE_SIZE]), ""
+    options: dict[str, OptionValue] = {DRAFT_ANCHOR: anchor}
+    if anchor == FIRST and given is None and 0 < tree_size < block_size:
+        options[DRAFT_TREE_SIZE] = block_size  # the default depth, which is one more so
+    if anchor == DROP and given == block_size:
+        options["num_speculative_tokens"] = block_size - 1  # all that such a block has
+        also = f", and --num-speculative-tokens {block_size - 1}"
+    return Checkup(
+        usual=(0.72,),
+        source="DFlash heads for Qwen3 4B and 8B on chats; on mathematics 0.85 to 0.88",
+        least_first=0.30,
+        variants=(
+            *layer_variants(draft_model, setup.target),
+            Variant(
+                label=f"anchor-{anchor} blocks",
+                options=options,
+                advice="the head was trained with the other rows drafting: use --draft-anchor "
+                f"{anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
+            ),
+            *(
+                Variant(
+                    label=f"{attention} attention within blocks, in all layers",
+                    options={DRAFT_ATTENTION: attention},
+                    advice=f"the head was trained so: use --draft-attention {attention} or mend "
+                    "config.json (is_causal)",
+                )
+                for attention in _other_attentions(draft_model)
+            ),
+        ),
+        causes=(
+            *HEAD_CAUSES,
+            "the context was trained with the layers' input norm; here only block rows pass it",
+            "mask_token_id is not the token that the head was trained with",
+            "thinking mode: heads trained without it accept half as much with it",
+            "another chat template than in training; texts far from its data",
+        ),
+    )
+
+
+def _num_nodes(depth: int, options: Options) -> int:
+    num_nodes, level = 0, 1
+    for _ in range(depth):
+        level = min(level * int(options[DRAFT_TOP_K]), MAX_TREE_SIZE)
+        num_nodes += level
+    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
+    return min(wanted, num_nodes, MAX_TREE_SIZE)
+
+
+_OPTIONS = (
+    *head_options(
+        max_top_k=64,
+        top_k_help="Above 1 a tree is drafted from the best so many tokens of every position.",
+        max_tree_size=MAX_TREE_SIZE,
+        tree_size_help="K, at least 15",
+    ),
+    DrafterOption(
+        name=DRAFT_ANCHOR,
+        default=AUTO,
+        choices=(AUTO, FIRST, DROP),
+        help="Whether the row of the last known token drafts as well (first) or not (drop). auto: "
+        "what the head's config.json says.",
+    ),
+    DrafterOption(
+        name=DRAFT_ATTENTION,
+        default=AUTO,
+        choices=(AUTO, FULL, CAUSAL),
+        help="Whether the rows of a block see those behind them (full) or not (causal). auto: "
+        "what the head's config.json says.",
+    ),
+)
+
+
+def _num_drafts_of(folder: Path, options: Options) -> int:
+    return read_dialect(read_draft_keys(folder), options).num_drafts
+
+
+def make_spec(
+    name: str, summary: str, num_drafts: int, has_markov: bool, aliases: tuple[str, ...] = ()
+) -> DrafterSpec:
+    """A method of the family; `num_drafts` where no checkpoint says it."""
+    return DrafterSpec(
+        name=name,
+        summary=summary,
+        aliases=aliases,
+        default_num_speculative_tokens=num_drafts,
+        max_num_speculative_tokens=MAX_BLOCK,
+        options=_OPTIONS,
+        num_drafts_of=_num_drafts_of,
+        supports_rejection=True,
+        check=check_head_options,
+        num_tree_drafts=_num_nodes,
+        read_draft_model=lambda setup: _read_draft_model(setup, has_markov),
+        plan_checkup=lambda setup: _plan_checkup(setup, has_markov),
+    )
+
+
+SPEC = make_spec(
+    "dflash",
+    "a head of several layers reads the target's hidden states and drafts a block at once",
+    num_drafts=15,
+    has_markov=False,
+    aliases=("dflash2",),
+)

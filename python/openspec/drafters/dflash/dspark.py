@@ -1,0 +1,12 @@
+"""DSpark: DFlash's block, whose drafts are chosen one after another with a Markov head."""
+
+from __future__ import annotations
+
+from openspec.drafters.dflash.dflash import make_spec
+
+SPEC = make_spec(
+    "dspark",
+    "a block drafted at once, each draft corrected by the one before (DFlash with a Markov head)",
+    num_drafts=7,
+    has_markov=True,
+)

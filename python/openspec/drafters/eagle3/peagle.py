@@ -1,0 +1,97 @@
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, with masks behind the last one."""
+
+from __future__ import annotations
+
+from openspec.checkpoint.draft_head import TOKEN_MAP
+from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.weights import DraftModel
+from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head, with_options
+from openspec.drafters.spec import (
+    DRAFT_TOP_K,
+    DRAFT_TREE_SIZE,
+    HEAD_CAUSES,
+    Checkup,
+    DrafterSpec,
+    DraftSetup,
+    Options,
+    check_head_options,
+    head_options,
+    layer_variants,
+)
+
+MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""Of speculators and SpecForge; of vLLM's configurations with parallel_drafting."""
+MAX_TREE_SIZE = 256
+MAX_DEPTH = 63
+
+
+def _mask_token(keys: JsonKeys, vocab: int) -> int:
+    """The token that stands for those that are not known.
+
+    Raises:
+        ConfigError: none is named, or two keys name different ones.
+    """
+    named = [name for name in MASK_KEYS if keys.get(name) is not None]
+    if not named:
+        keys.refuse(MASK_KEYS[0], "the id of the token that masks stand for")
+    token = keys.integer(named[0], 0, vocab - 1)
+    for name in named[1:]:
+        if keys.integer(name, 0, vocab - 1) != token:
+            keys.refuse(name, f"{token}, as {named[0]} says")
+    return token
+
+
+def _read_draft_model(setup: DraftSetup) -> DraftModel:
+    parts = read_head(setup, PARALLEL)
+    parts.checkpoint.tensor(MASK_HIDDEN)
+    mask = _mask_token(parts.format.dialect.keys, setup.target.vocab_size)
+    parts = with_options(parts, {"mask_token": mask}, {MASK_HIDDEN: MASK_HIDDEN})
+    details = (*parts.details, f"masks: token {mask}, with a feature of {MASK_HIDDEN}")
+    return parts.head.model("P-EAGLE", parts.summary, parts.options, parts.tensor_names, details)
+
+
+def _plan_checkup(setup: DraftSetup) -> Checkup:
+    return Checkup(
+        usual=(0.65, 0.45),
+        source="arXiv 2602.01469: a little below a head of the same size that drafts token by "
+        "token; the figures are an estimate",
+        least_first=0.30,
+        variants=layer_variants(_read_draft_model(setup), setup.target),
+        causes=(
+            *HEAD_CAUSES,
+            "mask_token_id is not the token that the head was trained with",
+            "embed_tokens is not the one that was trained with the head",
+            f"{TOKEN_MAP} holds the target's ids where offsets (id - index) are expected",
+            "more drafts are wanted than the head was trained for; later ones are then wrong",
+            "another chat template or thinking mode than in training; texts far from its data",
+        ),
+    )
+
+
+def _num_nodes(depth: int, options: Options) -> int:
+    num_nodes, level = 0, 1
+    for _ in range(depth):
+        level = min(level * int(options[DRAFT_TOP_K]), MAX_TREE_SIZE)
+        num_nodes += level
+    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
+    return min(wanted, num_nodes, MAX_TREE_SIZE)
+
+
+SPEC = DrafterSpec(
+    name=PARALLEL,
+    summary="a head reads the target's hidden states and drafts all tokens in one pass",
+    default_num_speculative_tokens=4,
+    max_num_speculative_tokens=MAX_DEPTH,
+    aliases=("p-eagle", "p_eagle"),
+    options=head_options(
+        max_top_k=64,
+        top_k_help="Above 1 a tree is drafted from the best so many tokens of every depth.",
+        max_tree_size=MAX_TREE_SIZE,
+        tree_size_help="K, at least 15",
+    ),
+    supports_rejection=True,
+    check=check_head_options,
+    num_tree_drafts=_num_nodes,
+    read_draft_model=_read_draft_model,
+    plan_checkup=_plan_checkup,
+)

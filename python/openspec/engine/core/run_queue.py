@@ -1,0 +1,203 @@
+"""RunQueue: who waits, who runs, and the ways between the two."""
+
+from __future__ import annotations
+
+import bisect
+import concurrent.futures
+import heapq
+from collections.abc import Sequence
+
+from openspec.engine.core.executor import Runner
+from openspec.engine.core.request import Phase, Request, StepPlan
+
+
+class NotAdmitted(Exception):
+    """A request that waits could not be given a slot, though one is free; its cause says why."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"request {request.request_id} was not admitted")
+        self.request = request
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
+
+
+class RunQueue:
+    """Unfinished requests in order of rank; owns their phases and slots."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._by_id: dict[str, Request] = {}
+        self._heap: list[tuple[tuple[int, int], Request]] = []  # finished ones are skipped
+        self._loading: list[Request] = []  # their grammars are not there yet
+        self._running: list[Request] = []
+        self._blocked: tuple[Request, int] | None = None
+        self.num_waiting = 0
+        self.num_prefilling = 0
+        self.num_preemptions = 0
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold a slot, in order of rank."""
+        return self._running
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, request_id: str) -> Request | None:
+        """The unfinished request of this id."""
+        return self._by_id.get(request_id)
+
+    def enqueue(self, request: Request) -> None:
+        """Takes a new request."""
+        self._by_id[request.request_id] = request
+        if request.grammar is None or request.grammar.done():
+            self._wait(request)
+        else:
+            self.num_waiting += 1
+            self._loading.append(request)
+
+    def take_loaded(self) -> None:
+        """Lets requests run whose grammars are there, or cannot be had."""
+        if not self._loading:
+            return
+        loading, self._loading = self._loading, []
+        for request in loading:
+            if request.phase is Phase.FINISHED:
+                continue
+            if request.grammar is None or request.grammar.done():
+                heapq.heappush(self._heap, (request.rank, request))
+            else:
+                self._loading.append(request)
+
+    def await_grammars(self, wait_s: float) -> None:
+        """Waits for the first that is missing."""
+        if self._loading and self._loading[0].grammar is not None:
+            concurrent.futures.wait([self._loading[0].grammar], wait_s)
+
+    def may_admit(self, num_free_pages: int) -> bool:
+        """Whether `admit` is worth a try."""
+        if self._first_waiting() is None or self._runner.num_free_slots == 0:
+            return False
+        if self._blocked is None:
+            return True
+        # The head of the queue did not fit before, and still does not unless pages came free.
+        request, num_free_then = self._blocked
+        return request is not self._first_waiting() or num_free_pages > num_free_then
+
+    def outranks_a_prompt(self) -> bool:
+        """Whether the first in the queue comes before a prompt on its way."""
+        first = self._first_waiting()
+        return first is not None and any(
+            request.phase is Phase.PREFILLING and first.rank < request.rank
+            for request in self._running
+        )
+
+    def admit(self, num_taken: int) -> Request | None:
+        """Gives the first in the queue a slot, if its prompt fits the free pages.
+
+        Pages promised to prompts on their way are left alone, and one page for each running
+        sequence, so that a newcomer does not cause a preemption at once; and no fewer than
+        `num_taken`, which the step under way takes and which count as free until it is launched.
+
+        Raises:
+            NotAdmitted: if the runner does not take it.
+        """
+        request = self._first_waiting()
+        num_free_pages = self._runner.num_free_pages - num_taken
+        if request is None or not self.may_admit(num_free_pages):
+            return None
+        self._blocked = None
+        try:
+            slot = self._runner.add(request)
+        except Exception as error:
+            raise NotAdmitted(request) from error
+        num_computed = self._runner.kv_len(slot)
+        if self._running:
+            # The cached prefix is attached now, hence no longer among the free pages.
+            needed = self._runner.num_pages_needed(slot, request.num_tokens - num_computed)
+            kept_free = min(len(self._running), self._runner.num_pages // 8) + self._num_promised()
+            if needed + max(kept_free, num_taken) > self._runner.num_free_pages:
+                self._runner.remove_sequence(slot)
+                self._blocked = (request, num_free_pages)
+                return None
+        heapq.heappop(self._heap)
+        self.num_waiting -= 1
+        request.slot = slot
+        request.num_scheduled = request.num_computed = num_computed
+        request.num_steps_in_flight = 0
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_computed
+        request.phase = Phase.PREFILLING
+        self.num_prefilling += 1
+        bisect.insort(self._running, request, key=_rank)
+        return request
+
+    def advance(self, plan: StepPlan) -> None:
+        """Counts the rows of a step as scheduled; it is about to be launched.
+
+        From here on a prompt whose last chunk is in flight counts as computed.
+        """
+        for request, (_, num_new, _) in zip(plan.requests, plan.spans, strict=True):
+            if request.phase is Phase.PREFILLING:
+                request.num_scheduled += num_new
+                if request.num_scheduled < request.num_tokens:
+                    continue
+                request.phase = Phase.DECODING
+                self.num_prefilling -= 1
+            request.num_steps_in_flight += 1
+
+    def fall_back(self) -> None:
+        """Nothing is in flight any more: what was scheduled and not computed never will be."""
+        for request in self._running:
+            request.num_steps_in_flight = 0
+            if request.num_scheduled > request.num_computed:
+                request.num_scheduled = request.num_computed
+                if request.phase is Phase.DECODING:
+                    request.phase = Phase.PREFILLING
+                    self.num_prefilling += 1
+
+    def preempt(self, request: Request) -> None:
+        """Takes the request's slot and pages; it waits, and resumes by computing all its tokens."""
+        self._leave(request)
+        request.prompt_logprobs.clear()
+        self.num_preemptions += 1
+        self._wait(request)
+
+    def finish(self, request: Request) -> None:
+        """Ends a request, wherever it is."""
+        del self._by_id[request.request_id]
+        if request.phase is Phase.WAITING:
+            self.num_waiting -= 1
+        else:
+            self._leave(request)
+        request.phase = Phase.FINISHED
+        if len(self._heap) > 2 * self.num_waiting + 64:
+            self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
+            heapq.heapify(self._heap)
+
+    def _wait(self, request: Request) -> None:
+        request.phase = Phase.WAITING
+        self.num_waiting += 1
+        heapq.heappush(self._heap, (request.rank, request))
+
+    def _leave(self, request: Request) -> None:
+        if request.phase is Phase.PREFILLING:
+            self.num_prefilling -= 1
+        self._running.remove(request)
+        request.stay += 1
+        slot, request.slot = request.slot, -1
+        self._runner.remove_sequence(slot)
+
+    def _first_waiting(self) -> Request | None:
+        while self._heap and self._heap[0][1].phase is not Phase.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def _num_promised(self) -> int:
+        return sum(
+            self._runner.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
+            for request in self._running
+            if request.phase is Phase.PREFILLING
+        )

@@ -1,0 +1,91 @@
+"""The engine's process as its parent sees it: how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from openspec.engine.processes.heartbeat import Heartbeat, heartbeat_memory
+from openspec.errors import EngineError
+
+ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.processes.process")
+DUMP_S = 0.5
+"""What a hung engine gets to write where it hangs."""
+
+
+class EngineChild:
+    """One child process, with this end of its socket and the memory of its heartbeat."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, heartbeat: Heartbeat
+    ) -> None:
+        self.process = process
+        self.socket = sock
+        self.heartbeat = heartbeat
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> EngineChild:
+        """Starts the command, which waits for its first message; see `protocol.Start`.
+
+        Raises:
+            EngineError: the system starts no process.
+        """
+        own_end, child_end = socket.socketpair()
+        with child_end:
+            memory = heartbeat_memory()
+            heartbeat = Heartbeat(memory)
+            fds = (child_end.fileno(), memory)
+            package_root = str(Path(__file__).parents[3])
+            search_path = os.pathsep.join(
+                filter(None, [package_root, os.environ.get("PYTHONPATH")])
+            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    *map(str, fds),
+                    pass_fds=fds,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": search_path},
+                )
+            except OSError as error:
+                own_end.close()
+                raise EngineError(f"no process for an engine can be started: {error}") from None
+            except BaseException:
+                own_end.close()
+                raise
+            finally:
+                os.close(memory)
+        return cls(process, own_end, heartbeat)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return self.process.returncode is None
+
+    async def ended(self, patience_s: float) -> str:
+        """Waits for its end, and kills it after so long; returns how it ended."""
+        try:
+            status = await asyncio.wait_for(self.process.wait(), patience_s)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            status = await self.process.wait()
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+    async def close(self) -> None:
+        """Ends it where it is in nobody's hands yet, and has nothing to finish."""
+        self.socket.close()
+        await self.ended(0.0)
+
+    async def kill_with_dump(self) -> None:
+        """Has it write where it hangs, then kills it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(DUMP_S)
+            self.process.kill()

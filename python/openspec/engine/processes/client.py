@@ -1,0 +1,388 @@
+"""EngineClient: the engine core in a child process, seen from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import insort
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from openspec.config import EngineConfig
+from openspec.engine.core.fan_out import sequence_ids
+from openspec.engine.devices import Share
+from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
+from openspec.engine.processes.output_stream import OutputStream
+from openspec.engine.processes.protocol import (
+    Abort,
+    Close,
+    DropGrammar,
+    Fatal,
+    FrameEncoder,
+    FrameSplitter,
+    LoadGrammar,
+    Outputs,
+    ReadStats,
+    Ready,
+    Rejected,
+    ResetPrefixCache,
+    SetVocabulary,
+    Start,
+    StartFailed,
+    Stats,
+    Submit,
+    ToClient,
+    ToEngine,
+)
+from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+WATCH_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Submission:
+    """A request that has not crossed yet."""
+
+    request: EngineRequest
+    open_ids: set[str]
+    """Its sequences without those that were aborted."""
+
+
+def _priority(submission: _Submission) -> int:
+    return submission.request.priority
+
+
+class EngineClient:
+    """Owns the child process. All methods belong to the event loop that called `start`.
+
+    Submissions cross one by one as the engine reads them, in order of priority, and everything else
+    overtakes them.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = FrameEncoder()
+        self._streams: dict[str, OutputStream] = {}
+        self._unsent: list[_Submission] = []
+        self._is_writable = True
+        self._stats_waiters: deque[asyncio.Future[EngineStats]] = deque()
+        self._child: EngineChild | None = None
+        self._transport: asyncio.Transport | None = None
+        self._info: EngineInfo | None = None
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._reason: str | None = None
+        self._is_alive = False
+        self._is_hung = False
+        self._watch: asyncio.Task[None] | None = None
+        self._burial: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        timeout_s: float = 600.0,
+        command: Sequence[str] = ENGINE_COMMAND,
+        watchdog_s: float = 0.0,
+        share: Share | None = None,
+        environ: Mapping[str, str] | None = None,
+        child: EngineChild | None = None,
+    ) -> EngineClient:
+        """Starts the child, unless it is given, and waits until the model is loaded.
+
+        With `watchdog_s`, a child whose loop stands still for so long is ended, a step of many rows
+        later. `share` is its part of the machine, all by default; `environ` is added to its
+        environment.
+
+        Raises:
+            ConfigError: what the child found wrong with the configuration, in one line.
+            EngineError: if the child died or did not get ready in time.
+        """
+        client = cls()
+        client._child = child
+        try:
+            log_level = logging.getLogger().getEffectiveLevel()
+            start = Start(config, log_level, watchdog_s, share or Share(), dict(environ or {}))
+            await client._start(start, timeout_s, command)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _start(self, start: Start, timeout_s: float, command: Sequence[str]) -> None:
+        if self._child is None:
+            self._child = await EngineChild.start(command)
+        child = self._child
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: _Connection(self), sock=child.socket)
+        self._is_alive = True
+        self._send(start)
+        try:
+            self._info = await asyncio.wait_for(self._ready, timeout_s)
+        except asyncio.TimeoutError:
+            raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
+        if start.watchdog_s > 0:
+            self._watch = loop.create_task(self._end_if_hung(child))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine told us when it was ready."""
+        if self._info is None:
+            raise EngineError("the engine is not ready")
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the child is gone or being closed."""
+        return self._is_alive
+
+    @property
+    def failure(self) -> str:
+        """How it ended, as `EngineError.code` says it."""
+        return "engine_hung" if self._is_hung else "engine_dead"
+
+    async def ended(self) -> None:
+        """Returns once the child is gone, unless it was closed."""
+        await self._ended.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._child is None else self._child.process.pid
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences whose streams wait for outputs, whether or not the engine knows them."""
+        return sum(one in stream.open_ids for one, stream in self._streams.items())
+
+    @property
+    def sequence_ids(self) -> Collection[str]:
+        """Sequences without a last output, also those whose streams are closed."""
+        return self._streams.keys()
+
+    def submit(self, *requests: EngineRequest, stream: OutputStream | None = None) -> OutputStream:
+        """Sends requests; iterate the stream for the outputs of all their sequences.
+
+        A `stream` that is given has other engines' sequences as well.
+
+        A request that can never be served ends the iteration with `RequestError`; an engine that
+        died ends it with `EngineError`.
+
+        Raises:
+            RequestError: if a request id is in use.
+            EngineError: if the engine is gone.
+        """
+        if not self._is_alive:
+            raise EngineError(self._reason or "the engine is closed")
+        submissions = [_Submission(request, set(sequence_ids(request))) for request in requests]
+        request_ids = [one for submission in submissions for one in submission.open_ids]
+        for request_id in request_ids:
+            if request_id in self._streams:
+                raise RequestError(f"request id {request_id!r} is in use", "request_id")
+        if stream is None:
+            stream = OutputStream(self.abort, request_ids)
+        self._streams.update(dict.fromkeys(request_ids, stream))
+        for submission in submissions:
+            insort(self._unsent, submission, key=_priority)
+        self._send_unsent()
+        return stream
+
+    def abort(self, *request_ids: str) -> None:
+        """Ends sequences within a step; each gets a last output, finish reason "abort".
+
+        What has not crossed ends at once, and never does.
+        """
+        unsent = {one: submission for submission in self._unsent for one in submission.open_ids}
+        crossed = []
+        for request_id in request_ids:
+            if request_id in unsent:
+                unsent[request_id].open_ids.remove(request_id)
+                stream = self._streams.pop(request_id)
+                stream.push(EngineOutput(request_id=request_id, finish_reason="abort"))
+            elif request_id in self._streams:
+                crossed.append(request_id)
+        self._unsent = [submission for submission in self._unsent if submission.open_ids]
+        if crossed and self._is_alive:
+            self._send(Abort(crossed))
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine core.
+
+        Raises:
+            EngineError: if the engine is gone.
+        """
+        if not self._is_alive:
+            raise EngineError(self._reason or "the engine is closed")
+        waiter: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats_waiters.append(waiter)
+        self._send(ReadStats())
+        return await waiter
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes, once the engine has got the message.
+
+        Raises:
+            EngineError: if the engine is gone.
+        """
+        if self._is_alive:
+            self._send(ResetPrefixCache())
+        await self.stats()
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        """The bytes of each token, once, before the first grammar."""
+        self._send(SetVocabulary(tokens, vocab_size, stop_ids))
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """What `_grammar.compile_...` returned, for requests submitted from here on."""
+        self._send(LoadGrammar(key, data))
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar; requests that crossed keep it."""
+        self._send(DropGrammar(key))
+
+    async def close(self) -> None:
+        """Ends the child; open streams fail with `EngineError`."""
+        self._reason = self._reason or "the engine is closed"
+        if self._is_alive:
+            self._send(Close())
+        self._is_alive = False
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._child is not None and self._child.is_running:
+            # A child that never got ready has nothing to finish, and one that hangs never does.
+            can_finish = self._info is not None and not self._is_hung
+            await self._child.ended(CLOSE_TIMEOUT_S if can_finish else 0.1)
+        if self._transport is not None:
+            self._transport.close()
+        self._fail_all()
+        if self._burial is not None:
+            await self._burial
+
+    # Called by the connection
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        """The socket is open."""
+        # Writing is paused while anything that was written has not been sent.
+        transport.set_write_buffer_limits(0)
+        self._transport = transport
+
+    def set_writable(self, is_writable: bool) -> None:
+        """Whether the socket takes more."""
+        self._is_writable = is_writable
+        self._send_unsent()
+
+    def receive(self, message: ToClient) -> None:
+        """Takes one message of the child."""
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                stream = self._streams.get(output.request_id)
+                if stream is not None:
+                    if output.finish_reason is not None:
+                        del self._streams[output.request_id]
+                    stream.push(output)
+        elif isinstance(message, Rejected):
+            for request_id in message.request_ids:
+                if (stream := self._streams.pop(request_id, None)) is not None:
+                    stream.end(RequestError(message.message, message.param, message.code))
+        elif isinstance(message, Stats):
+            waiter = self._stats_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(message.stats)
+        elif isinstance(message, Ready):
+            if not self._ready.done():
+                self._ready.set_result(message.info)
+        elif isinstance(message, StartFailed):
+            self._reason = message.message
+            error = ConfigError if message.is_config_error else EngineError
+            if not self._ready.done():
+                self._ready.set_exception(error(message.message))
+        elif isinstance(message, Fatal):
+            self._reason = f"the engine failed: {message.message}"
+
+    def disconnected(self) -> None:
+        """The child closed its end, or died."""
+        was_alive, self._is_alive = self._is_alive, False
+        if was_alive:
+            self._burial = asyncio.get_running_loop().create_task(self._bury())
+
+    async def _end_if_hung(self, child: EngineChild) -> None:
+        num_late = 0
+        # Twice in a row: after both processes were stopped, the engine may be about to beat.
+        while num_late < 2:
+            await asyncio.sleep(WATCH_S)
+            num_late = num_late + 1 if child.heartbeat.is_late else 0
+        if not self._is_alive:
+            return
+        self._is_alive, self._is_hung = False, True
+        self._reason = "the engine hung and was ended: a step took longer than the watchdog allows"
+        names = list(self._streams)
+        logger.error("%s; %d sequences fail: %s", self._reason, len(names), " ".join(names[:20]))
+        self._fail_all()
+        await child.kill_with_dump()
+        await self._bury()
+
+    async def _bury(self) -> None:
+        if self._child is not None:
+            how = await self._child.ended(CLOSE_TIMEOUT_S)
+            if self._reason is None:
+                self._reason = f"the engine process died ({how})"
+                logger.error("%s", self._reason)
+        self._fail_all()
+        self._ended.set()
+
+    def _fail_all(self) -> None:
+        reason = self._reason or "the engine is closed"
+        if not self._ready.done():
+            self._ready.set_exception(EngineError(reason))
+            self._ready.exception()  # retrieved, whether or not somebody waits
+        streams, self._streams = self._streams, {}
+        self._unsent.clear()
+        for stream in streams.values():
+            stream.end(EngineError(reason, self.failure))
+        while self._stats_waiters:
+            waiter = self._stats_waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(EngineError(reason))
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._is_writable:
+            submission = self._unsent.pop(0)
+            self._send(Submit(submission.request))
+            if dropped := set(sequence_ids(submission.request)) - submission.open_ids:
+                self._send(Abort(sorted(dropped)))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._encoder.encode(message))
+
+
+class _Connection(asyncio.Protocol):
+    """Bytes of the socket to messages."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._splitter = FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(ToClient)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._client.connected(cast(asyncio.Transport, transport))  # uvloop's is of another class
+
+    def pause_writing(self) -> None:
+        self._client.set_writable(False)
+
+    def resume_writing(self) -> None:
+        self._client.set_writable(True)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._splitter.feed(data):
+            self._client.receive(self._decoder.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.disconnected()

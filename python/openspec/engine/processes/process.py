@@ -1,0 +1,179 @@
+"""The engine core in its process: `python -m openspec.engine.processes.process FD HEARTBEAT_FD`.
+
+FD is a socket to the client; see `protocol.py` for what is said on it. HEARTBEAT_FD is memory that
+both share; see `heartbeat.py`. The process does nothing but step: it waits for the socket when
+idle, looks at it between steps without blocking, and ends when the client does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from openspec.config import EngineConfig
+from openspec.engine.core.engine_core import EngineCore
+from openspec.engine.core.fan_out import sequence_ids
+from openspec.engine.devices import Share
+from openspec.engine.processes.heartbeat import ROW_S, Heartbeat
+from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.protocol import (
+    Abort,
+    Close,
+    DropGrammar,
+    EngineChannel,
+    Fatal,
+    LoadGrammar,
+    Outputs,
+    ReadStats,
+    Ready,
+    Rejected,
+    ResetPrefixCache,
+    SetVocabulary,
+    Start,
+    StartFailed,
+    Stats,
+    Submit,
+    ToEngine,
+)
+from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
+
+logger = logging.getLogger(__name__)
+
+IDLE_BEAT_S = 1.0
+
+
+def run(
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
+) -> int:
+    """Loads the engine and serves the client until it closes; returns the exit status."""
+    try:
+        core = _start(channel, heartbeat, load)
+        if core is None:
+            return 1
+        with contextlib.closing(core):
+            while _exchange(channel, heartbeat, core):
+                outputs = core.step()
+                if outputs:
+                    channel.send(Outputs(outputs))
+        return 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the client is gone, and nobody is left to work for
+    except Exception as error:
+        memory_error = out_of_memory(error)
+        reason = memory_error or _one_line(error)
+        # What the engine itself found wrong needs no traceback.
+        is_known = memory_error is not None or isinstance(error, EngineError)
+        logger.error("the engine stops: %s", reason, exc_info=not is_known)
+        with contextlib.suppress(OSError):
+            channel.send(Fatal(reason))
+        return 1
+
+
+def _start(
+    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
+) -> EngineCore | None:
+    first = channel.receive(wait_s=None)[0]
+    if not isinstance(first, Start):
+        raise EOFError
+    os.environ.update(first.environ)
+    log_to_stderr(first.log_level, first.share.role)
+    try:
+        core = load(first.config, first.share)
+    except ConfigError as error:
+        channel.send(StartFailed(_one_line(error), is_config_error=True))
+        return None
+    except Exception as error:
+        memory_error = out_of_memory(error)
+        if memory_error is None:
+            logger.exception("the engine did not start")
+        channel.send(StartFailed(memory_error or _one_line(error), is_config_error=False))
+        return None
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(core.info))
+    heartbeat.limit_s = first.watchdog_s
+    row_s = ROW_S[core.info.device]
+    core.on_launch = lambda num_rows: heartbeat.beat(num_rows * row_s)
+    return core
+
+
+def _exchange(channel: EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
+    """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
+    while True:
+        heartbeat.beat()
+        for message in channel.receive(wait_s=0.0 if core.has_work else IDLE_BEAT_S):
+            if isinstance(message, Close):
+                return False
+            _handle(channel, core, message)
+        if core.has_work:
+            return True
+
+
+def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None:
+    if isinstance(message, Submit):
+        try:
+            core.add_request(message.request)
+        except RequestError as error:
+            request_ids = sequence_ids(message.request)
+            channel.send(Rejected(request_ids, str(error), error.param, error.code))
+    elif isinstance(message, Abort):
+        for request_id in message.request_ids:
+            core.abort(request_id)
+    elif isinstance(message, ReadStats):
+        channel.send(Stats(core.stats()))
+    elif isinstance(message, ResetPrefixCache):
+        core.reset_prefix_cache()
+    elif isinstance(message, SetVocabulary):
+        core.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
+    elif isinstance(message, LoadGrammar):
+        core.load_grammar(message.key, message.data)
+    elif isinstance(message, DropGrammar):
+        core.drop_grammar(message.key)
+
+
+def _one_line(error: Exception) -> str:
+    return cut(" ".join(str(error).split())) or type(error).__name__
+
+
+def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int:
+    """Entry point of the process."""
+    # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
+    # a terminal reach it too, while the server still drains.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)  # shows where an engine hangs
+    channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
+    heartbeat = Heartbeat(int(sys.argv[2]))
+    if load is None:
+        _import_ahead()
+        load = _load
+    return run(channel, heartbeat, load)
+
+
+def _import_ahead() -> None:
+    """Imports what loading takes, before the first message: it may come much later.
+
+    No context of a device is made, and no environment read that the first message may change.
+    """
+    with contextlib.suppress(Exception):  # `_load` meets it again, and it is reported
+        importlib.import_module("openspec.engine.load")
+        importlib.import_module("torch")  # which reading weights imports
+
+
+def _load(config: EngineConfig, share: Share) -> EngineCore:
+    # Here, so that an import that fails (no compiled core) is reported like any start-up error.
+    from openspec.engine.load import load_engine
+
+    return load_engine(config, share=share)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,385 @@
+"""Replicas: the engines of one server behind what one engine's client offers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from openspec.engine.core.fan_out import sequence_ids
+from openspec.engine.processes.client import EngineClient
+from openspec.engine.processes.output_stream import OutputStream
+from openspec.engine.processes.placement import SentPrefixes, choose, page_keys
+from openspec.engine.processes.standby import Standby
+from openspec.engine.processes.supervisor import Supervisor
+from openspec.errors import ConfigError, EngineError
+from openspec.messages import EngineInfo, EngineRequest, EngineStats, SpecCounters, add_counters
+
+logger = logging.getLogger(__name__)
+
+STATS_MAX_AGE_S = 0.1
+STATS_TIMEOUT_S = 0.1
+LOOK_S = 0.02
+END_S = 5.0
+"""What aborted sequences may take to end."""
+
+
+class Replica:
+    """One of the engines: who is in its place at the moment, and what it was sent."""
+
+    def __init__(self, index: int, supervisor: Supervisor) -> None:
+        self.index = index
+        self.supervisor = supervisor
+        self.is_leaving = False
+        """Whether it gets no more requests, because it is about to be replaced."""
+        self.num_placed = 0
+        self.prefixes = SentPrefixes(0)
+        self.stats = EngineStats()
+        """The last known ones."""
+        self.grammars: set[str] | None = None
+        """Keys of those it was sent; None: not even the vocabulary."""
+        self._stats_time = 0.0
+        self._stats_task: asyncio.Task[EngineStats] | None = None
+
+    @property
+    def engine(self) -> EngineClient:
+        """The newest engine, alive or not.
+
+        Raises:
+            EngineError: there was none so far.
+        """
+        if self.supervisor.engine is None:
+            raise EngineError(f"engine {self.index} has not started", "engine_restarting")
+        return self.supervisor.engine
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return self.supervisor.is_alive
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether it gets requests."""
+        return self.is_alive and not self.is_leaving
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of its newest engine; None: there was none so far."""
+        return None if self.supervisor.engine is None else self.supervisor.engine.pid
+
+    @property
+    def num_sequences(self) -> int:
+        """What it has not ended yet."""
+        return len(self.engine.sequence_ids)
+
+    @property
+    def num_restarts(self) -> int:
+        """How often an engine ended and another took its place."""
+        return self.supervisor.num_restarts
+
+    @property
+    def failure(self) -> str | None:
+        """Why it gets none, as `EngineError.code` says it."""
+        if self.is_accepting:
+            return None
+        if self.supervisor.is_restarting or self.is_leaving or self.supervisor.engine is None:
+            return "engine_restarting"
+        return self.engine.failure
+
+    def begin(self, info: EngineInfo) -> None:
+        """Another engine is about to take the place: it knows nothing."""
+        self.num_placed = 0
+        self.prefixes = SentPrefixes(info.num_pages)
+        self.grammars = None
+        self.stats = EngineStats(num_pages=info.num_pages, num_free_pages=info.num_pages)
+        self._stats_time = 0.0
+
+    async def read_stats(self) -> None:
+        """Renews `stats` where they are older than a moment, unless the engine is too busy."""
+        if not self.is_alive:
+            return
+        if time.monotonic() - self._stats_time >= STATS_MAX_AGE_S:
+            if self._stats_task is None:
+                self._stats_task = asyncio.create_task(self.engine.stats())
+                self._stats_task.add_done_callback(self._take_stats)
+            await asyncio.wait({self._stats_task}, timeout=STATS_TIMEOUT_S)
+        # Sequences that the engine has not read yet wait, too.
+        self.stats.num_waiting = max(0, self.engine.num_unfinished - self.stats.num_running)
+
+    def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:
+        self._stats_task = None
+        if not task.cancelled() and task.exception() is None:
+            self.stats = task.result()
+            self._stats_time = time.monotonic()
+
+    async def empty(self, patience_s: float) -> None:
+        """Waits until it has no sequences; after so long those that are left are aborted."""
+        if not await self._is_idle(patience_s) and self.is_alive:
+            logger.warning("engine %d: %d sequences are cut off", self.index, self.num_sequences)
+            self.engine.abort(*self.engine.sequence_ids)
+            await self._is_idle(END_S)
+
+    async def _is_idle(self, patience_s: float) -> bool:
+        deadline = time.monotonic() + patience_s
+        while self.is_alive and self.num_sequences > 0:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+
+class Replicas:
+    """One or more engines of one model. All methods belong to the event loop that called `start`.
+
+    A request goes to one engine, and its outputs come from there: nothing stands between.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[Callable[[], Awaitable[EngineClient]]],
+        max_restarts: int | None = 0,
+        *,
+        caches_prefixes: bool = True,
+        standby: Standby | None = None,
+    ) -> None:
+        """`starts` make an engine each, also in the place of one that ended.
+
+        `max_restarts` is each one's; None: without limit. `standby` is closed with the engines.
+        """
+        self._standby = standby
+        self._is_placing_by_prefix = caches_prefixes and len(starts) > 1
+        self._infos: dict[int, EngineInfo] = {}
+        self._info: EngineInfo | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """First engines that are still starting, and a rolling restart."""
+        self._is_rolling = False
+        self._vocabulary: tuple[list[bytes], int, list[int]] | None = None
+        self._grammars: dict[str, bytes] = {}
+        self.all: list[Replica] = []
+        for index, start in enumerate(starts):
+            role = "the engine" if len(starts) == 1 else f"engine {index}"
+            supervisor = Supervisor(self._beginning(index, start), max_restarts, role)
+            self.all.append(Replica(index, supervisor))
+
+    def _beginning(
+        self, index: int, start: Callable[[], Awaitable[EngineClient]]
+    ) -> Callable[[], Awaitable[EngineClient]]:
+        async def begin() -> EngineClient:
+            engine = await start()
+            self.all[index].begin(engine.info)
+            self._infos[index] = engine.info
+            longest = min(info.max_model_len for info in self._infos.values())
+            self._info = msgspec.structs.replace(engine.info, max_model_len=longest)
+            return engine
+
+        return begin
+
+    async def start(self, min_replicas: int | None = None) -> None:
+        """Starts all, and waits for so many of them, by default for all; the others follow.
+
+        Raises:
+            ConfigError: what an engine found wrong with the configuration.
+            EngineError: an engine did not start.
+        """
+        pending = {asyncio.create_task(one.supervisor.start()) for one in self.all}
+        num_missing = len(pending) if min_replicas is None else min_replicas
+        try:
+            while num_missing > 0:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                num_missing -= len(done)
+        except BaseException:
+            self._tasks = pending
+            await self.close()
+            raise
+        for one in self.all:
+            one.supervisor.must_start = False
+        self._tasks = pending
+
+    @property
+    def info(self) -> EngineInfo:
+        """What an engine told when it was ready, with the least `max_model_len` of all.
+
+        Raises:
+            EngineError: there was none so far.
+        """
+        if self._info is None:
+            raise EngineError("no engine is ready")
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine runs."""
+        return any(one.is_alive for one in self.all)
+
+    @property
+    def num_accepting(self) -> int:
+        """Engines that get requests."""
+        return sum(one.is_accepting for one in self.all)
+
+    @property
+    def failure(self) -> str:
+        """Why no engine gets requests, as `EngineError.code` says it."""
+        failures = [one.failure for one in self.all]
+        return "engine_restarting" if "engine_restarting" in failures else failures[-1] or ""
+
+    def capacity(self) -> tuple[int, int]:
+        """Sequences that can run at a time and tokens in KV pages, of all that get requests."""
+        infos = [one.engine.info for one in self.all if one.is_accepting]
+        return (
+            sum(info.max_num_seqs for info in infos),
+            sum(info.num_pages * info.page_size for info in infos),
+        )
+
+    def submit(self, *requests: EngineRequest, engine: int | None = None) -> OutputStream:
+        """Sends each request to an engine; the stream has the outputs of all their sequences.
+
+        `engine` is the number of the one that gets them; None: each goes where it suits.
+
+        It ends with `RequestError` where a request can never be served, and with `EngineError` when
+        one of its engines dies.
+
+        Raises:
+            RequestError: a request id is in use.
+            EngineError: no engine gets requests, or not the one that is named.
+        """
+        if len(self.all) == 1:
+            for request in requests:
+                self._bring_grammar(self.all[0], request.grammar)
+            return self.all[0].engine.submit(*requests)
+        stream = OutputStream(
+            self.abort, [one for request in requests for one in sequence_ids(request)]
+        )
+        for request in requests:
+            replica = self._place(request, self.all if engine is None else [self.all[engine]])
+            self._bring_grammar(replica, request.grammar)
+            replica.engine.submit(request, stream=stream)
+            stream.sources.update(dict.fromkeys(sequence_ids(request), replica.index))
+        return stream
+
+    def _place(self, request: EngineRequest, among: Sequence[Replica]) -> Replica:
+        candidates = [one for one in among if one.is_accepting]
+        if not candidates:
+            raise EngineError("no engine gets requests", self.failure)
+        keys: list[int] = []
+        if self._is_placing_by_prefix:
+            keys = page_keys(request, self.info.page_size)
+        replica = choose(candidates, keys, request.sampling.n)
+        replica.num_placed += 1
+        replica.prefixes.add(keys)
+        return replica
+
+    def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
+        """The bytes of each token, once, before the first grammar."""
+        self._vocabulary = (tokens, vocab_size, stop_ids)
+
+    def load_grammar(self, key: str, data: bytes) -> None:
+        """What `_grammar.compile_...` returned, for requests submitted from here on.
+
+        An engine gets it with the first request for it, and so does one that takes its place.
+        """
+        self._grammars[key] = data
+
+    def drop_grammar(self, key: str) -> None:
+        """Forgets a grammar; requests that were submitted keep it."""
+        self._grammars.pop(key, None)
+        for one in self.all:
+            if one.grammars is not None and key in one.grammars:
+                one.grammars.remove(key)
+                if one.is_alive:
+                    one.engine.drop_grammar(key)
+
+    def _bring_grammar(self, replica: Replica, key: str) -> None:
+        """Sends the engine a grammar that it has not got; one that nobody loaded it refuses."""
+        if key not in self._grammars or self._vocabulary is None or not replica.is_alive:
+            return
+        if replica.grammars is None:
+            replica.grammars = set()
+            replica.engine.set_vocabulary(*self._vocabulary)
+        if key not in replica.grammars:
+            replica.grammars.add(key)
+            replica.engine.load_grammar(key, self._grammars[key])
+
+    def abort(self, *request_ids: str) -> None:
+        """Ends sequences within a step; each gets a last output, finish reason "abort"."""
+        if request_ids:
+            for one in self.all:
+                if one.is_alive:
+                    one.engine.abort(*request_ids)
+
+    async def stats(self) -> EngineStats:
+        """Of all engines together; `Replica.stats` has those of each, at most a moment old.
+
+        However many ask, an engine is asked once; while it does not answer, they are the last ones.
+        """
+        await asyncio.gather(*(one.read_stats() for one in self.all))
+        return total_stats([one.stats for one in self.all])
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes, once every engine has got the message.
+
+        Raises:
+            EngineError: an engine failed meanwhile.
+        """
+        alive = [one for one in self.all if one.is_alive]
+        for one in alive:
+            one.prefixes.clear()
+        await asyncio.gather(*(one.engine.reset_prefix_cache() for one in alive))
+
+    async def close(self) -> None:
+        """Ends all engines; open streams fail with `EngineError`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(one.supervisor.close() for one in self.all))
+        if self._standby is not None:
+            await self._standby.close()
+
+    def roll(self, patience_s: float) -> None:
+        """Replaces every engine, one after the other, each once its sequences have ended.
+
+        What has not ended after `patience_s` seconds is aborted.
+        """
+        if self._is_rolling:
+            logger.warning("a rolling restart is under way; this request for one is ignored")
+            return
+        self._is_rolling = True
+        task = asyncio.create_task(self._roll(patience_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _roll(self, patience_s: float) -> None:
+        try:
+            for one in self.all:
+                logger.info(
+                    "rolling restart: engine %d of %d, %d sequences to end first",
+                    one.index,
+                    len(self.all),
+                    one.num_sequences if one.is_alive else 0,
+                )
+                one.is_leaving = True
+                try:
+                    await one.empty(patience_s)
+                    await one.supervisor.replace()
+                finally:
+                    one.is_leaving = False
+            logger.info("rolling restart: done")
+        except (ConfigError, EngineError):
+            logger.error("rolling restart: stopped, because an engine did not start again")
+        finally:
+            self._is_rolling = False
+
+
+def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
+    """Of several engines."""
+    if len(parts) == 1:
+        return parts[0]
+    total = EngineStats()
+    add_counters(total, parts)
+    for name in set(EngineStats.__struct_fields__) - set(SpecCounters.__struct_fields__):
+        setattr(total, name, sum(getattr(part, name) for part in parts))
+    return total

@@ -1,0 +1,1 @@
+"""Handlers: a request of each path comes in, its answer goes out."""

@@ -1,0 +1,246 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openspec.errors import RequestError
+from openspec.serve.generation.answer import ChunkedAnswer, grammar_of, unless_gone
+from openspec.serve.generation.body import receive_request
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.generation.job import (
+    Job,
+    Prompt,
+    check_length,
+    room_for_output,
+    sampling_params,
+    truncated,
+)
+from openspec.serve.generation.structured import completion_source
+from openspec.serve.shapes.chat import MAX_SEQUENCES, CompletionRequest
+from openspec.serve.shapes.logprobs import completion_logprobs, prompt_logprobs
+from openspec.serve.shapes.steps import shown_steps
+from openspec.serve.shapes.wire import Completion, CompletionChoice, CompletionLogprobs
+from openspec.text.chat_template import Segment
+from openspec.text.detokenizer import IncrementalDetokenizer
+from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """A prompt as part of its answer."""
+
+    text: str
+    token_ids: list[int]
+    offsets: list[int]
+
+
+async def create_completion(context: ServerContext, request: Request) -> Response:
+    """Completes prompts."""
+    arrival, body = await receive_request(context, request, CompletionRequest)
+    _check(body)
+    num_choices = body.n or 1
+    prompts = await unless_gone(
+        request, arrival.num_bytes, _prompts(context, body, arrival.num_bytes)
+    )
+    if len(prompts) * num_choices > MAX_SEQUENCES:
+        raise RequestError(
+            f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
+        )
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    sampling = sampling_params(
+        context,
+        body,
+        max_tokens=16 if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+    )
+    source, name = await context.text_pool.run(
+        arrival.num_bytes, lambda: completion_source(body, body.response_format)
+    )
+    grammar = await grammar_of(context, request, source, name)
+    answer = await context.text_pool.run(
+        arrival.num_bytes,
+        lambda: _Answer(
+            context, body, Job(context, "cmpl", arrival, prompts, body, sampling, (), grammar)
+        ),
+    )
+    return await answer.respond(request)
+
+
+class _Answer(ChunkedAnswer):
+    """Builds the answer of one request."""
+
+    def __init__(self, context: ServerContext, body: CompletionRequest, job: Job) -> None:
+        super().__init__(context, body, job)
+        self._request = body
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._echoes: list[_Echo] = []
+        if body.echo:
+            has_offsets = body.logprobs is not None
+            self._echoes = [_echo(context, prompt, has_offsets) for prompt in job.prompts]
+
+    def whole(self) -> Completion:
+        """All choices."""
+        return self._completion([self._full_choice(p) for p in self.job.processors])
+
+    def chunks(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
+    ) -> list[Completion]:
+        """One choice, if there is anything to say."""
+        if not (is_first or delta.token_ids or delta.text or delta.finished):
+            return []
+        return [self._completion([self._choice(processor, delta, with_prompt=is_first)])]
+
+    def last_chunk(self) -> Completion:
+        """No choices."""
+        return self._completion([])
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(
+            id=self.job.request_id,
+            created=self.created,
+            model=self.context.model_name,
+            choices=choices,
+        )
+
+    def _full_choice(self, processor: RequestOutputProcessor) -> CompletionChoice:
+        output = processor.output()
+        return self._choice(
+            processor,
+            OutputDelta(
+                text=output.text,
+                token_ids=output.token_ids,
+                logprobs=output.logprobs,
+                text_offsets=output.text_offsets,
+                steps=output.steps,
+                token_texts=output.token_texts,
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+            ),
+            with_prompt=True,
+        )
+
+    def _choice(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, with_prompt: bool
+    ) -> CompletionChoice:
+        body, index = self._request, processor.index
+        echo = self._echoes[index // self.job.sampling.n] if self._echoes else None
+        shown_echo = echo if with_prompt else None
+        choice = CompletionChoice(
+            index=index,
+            text=shown_echo.text + delta.text if shown_echo else delta.text,
+            logprobs=None,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+        )
+        if body.logprobs is not None:
+            choice.logprobs = self._logprobs(processor, delta, echo, with_prompt)
+        choice.steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
+        if body.return_token_ids:
+            choice.token_ids = list(delta.token_ids)
+            if with_prompt:
+                choice.prompt_token_ids = self.job.prompt_of(index).token_ids
+        if with_prompt and body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                self._prompt_positions(index), body.prompt_logprobs
+            )
+        return choice
+
+    def _logprobs(
+        self,
+        processor: RequestOutputProcessor,
+        delta: OutputDelta,
+        echo: _Echo | None,
+        with_prompt: bool,
+    ) -> CompletionLogprobs:
+        token_ids, offsets = list(delta.token_ids), list(delta.text_offsets)
+        positions: list[PositionLogprobs | None] = list(delta.logprobs or ())
+        if echo is not None:
+            offsets = [len(echo.text) + offset for offset in offsets]
+            if with_prompt:
+                token_ids = echo.token_ids + token_ids
+                offsets = echo.offsets + offsets
+                # There are none where the request was aborted before its prompt was computed.
+                known = self._prompt_positions(processor.index) or [None] * len(echo.token_ids)
+                positions = [*known, *positions]
+        return completion_logprobs(
+            self.context.tokenizer,
+            token_ids,
+            positions,
+            offsets,
+            self._request.logprobs or 0,
+            self._as_ids,
+        )
+
+    def _prompt_positions(self, index: int) -> list[PositionLogprobs | None] | None:
+        # Asked of the first of the n completions only, for all of them.
+        num_choices = self.job.sampling.n
+        return self.job.processors[index // num_choices * num_choices].prompt_logprobs
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise RequestError("suffix is not supported.", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError("best_of is supported only where it equals n.", "best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens must be at least 1, or echo true.", "max_tokens")
+    wants_prompt = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
+    if body.stream and wants_prompt and (body.n or 1) > 1:
+        raise RequestError(
+            "Log-probabilities of the prompt cannot be streamed together with n > 1.", "n"
+        )
+
+
+async def _prompts(context: ServerContext, body: CompletionRequest, num_bytes: int) -> list[Prompt]:
+    """The prompts of a body of so many bytes as token ids."""
+    pool, tokenizer = context.text_pool, context.tokenizer
+    max_model_len, limit = context.engine.info.max_model_len, body.truncate_prompt_tokens
+
+    def listed() -> list[str | list[int]]:
+        given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        ids = [one for one in given if isinstance(one, int)]
+        return [ids] if ids else [one for one in given if not isinstance(one, int)]
+
+    def segments(one: str) -> list[Segment]:
+        if limit is None:
+            check_length(tokenizer, one, max_model_len, "prompt")
+        return tokenizer.segments(one)
+
+    def cut_to_fit(one: str | list[int], token_ids: list[int]) -> Prompt:
+        cut = truncated(token_ids, limit, max_model_len)
+        room_for_output(context, len(cut), "prompt")
+        if isinstance(one, list):
+            tokenizer.check_token_ids(one)
+        text = one if isinstance(one, str) and len(cut) == len(token_ids) else None
+        return Prompt(cut, text)
+
+    given = await pool.run(num_bytes, listed)
+    texts = [one for one in given if isinstance(one, str)]
+    lists = [one for one in given if isinstance(one, list)]
+    if texts:
+        lists = await pool.encode(
+            await pool.run(num_bytes, lambda: [segments(text) for text in texts])
+        )
+        if body.add_special_tokens is not False:
+            lists = [tokenizer.with_surroundings(token_ids) for token_ids in lists]
+    return await pool.run(num_bytes, lambda: list(map(cut_to_fit, given, lists)))
+
+
+def _echo(context: ServerContext, prompt: Prompt, has_offsets: bool) -> _Echo:
+    """The prompt as it was sent; but as its tokens spell it where offsets point into it."""
+    detokenizer = IncrementalDetokenizer(context.tokenizer, skip_special_tokens=False)
+    pieces: list[str] = []
+    offsets: list[int] = []
+    offset = 0
+    for token_id in prompt.token_ids:
+        offsets.append(offset)
+        pieces.append(detokenizer.append(token_id))
+        offset += len(pieces[-1])
+    pieces.append(detokenizer.finish())
+    text = "".join(pieces) if prompt.text is None or has_offsets else prompt.text
+    return _Echo(text, prompt.token_ids, offsets)

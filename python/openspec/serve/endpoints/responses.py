@@ -1,0 +1,140 @@
+"""POST /v1/responses: a chat in the form of OpenAI's newer API. Nothing is stored."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openspec.checkpoint.strict_json import JsonValue
+from openspec.serve.generation.answer import Answer
+from openspec.serve.generation.body import receive_request
+from openspec.serve.generation.chat_prompt import ChatJob, chat_job
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
+from openspec.serve.shapes.responses import ResponsesRequest, as_chat, check, skipped_types
+from openspec.serve.shapes.wire import json_response, sanitise, to_api_error
+from openspec.text.json_values import plain_json
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor
+
+
+async def create_response(context: ServerContext, request: Request) -> Response:
+    """Answers a conversation in the form of the Responses API."""
+    arrival, body = await receive_request(context, request, ResponsesRequest)
+    check(body)
+    for kind in sorted(skipped_types(body)):
+        context.note_once(f"tools of type {kind[:64]!r} are skipped: only functions are supported")
+    chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
+    limit = body.max_output_tokens
+    chat = await chat_job(
+        context,
+        request,
+        arrival,
+        body,
+        chat_request,
+        kind="resp",
+        limit=limit,
+        param="input",
+        format_param="text.format",
+    )
+    return await _Answer(context, body, chat).respond(request)
+
+
+class _Answer(Answer):
+    """Builds one response."""
+
+    stream_end = b""
+
+    def __init__(self, context: ServerContext, body: ResponsesRequest, chat: ChatJob) -> None:
+        super().__init__(context, body, chat.job)
+        self._request = body
+        self._writer = OutputWriter(chat.job.request_id.partition("-")[2])
+        self._parser = chat.parser(context, body.parallel_tool_calls)
+
+    def full(self) -> Response:
+        """The finished response."""
+        output = self.job.processors[0].output()
+        self._writer.add(self._parser.push(output.text, output.token_ids, is_last=True))
+        return json_response(self._finished(output.finish_reason or "stop")[0])
+
+    def begin(self) -> bytes:
+        """The response as it begins."""
+        response = self._response()
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._writer.event(kind, response=response) for kind in kinds)
+
+    def events_of(
+        self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
+    ) -> bytes:
+        """The events of its pieces."""
+        pieces = self._parser.push(delta.text, delta.token_ids, is_last=delta.finished)
+        events = self._writer.add(pieces)
+        if delta.finish_reason is not None:
+            response, closing = self._finished(delta.finish_reason)
+            events += closing
+            events.append(self._writer.event(f"response.{response.status}", response=response))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def on_error(self, error: Exception) -> bytes:
+        """The response as it failed."""
+        known = to_api_error(error)
+        response = self._response()
+        response.status, response.output = "failed", self._writer.items
+        code = known.code or ("server_error" if known.status >= 500 else "invalid_prompt")
+        response.error = {"code": code, "message": sanitise(known.message)}
+        return self._writer.event("response.failed", response=response)
+
+    def _finished(self, reason: str) -> tuple[ResponseObject, list[bytes]]:
+        """The response and the last events of its items."""
+        response = self._response()
+        response.status = "completed" if reason == "stop" else "incomplete"
+        if reason != "stop":
+            detail = "max_output_tokens" if reason == "length" else reason
+            response.incomplete_details = {"reason": detail}
+        closing = self._writer.close(response.status)
+        if reason != "stop" and self._writer.items:
+            self._writer.items[-1].status = "incomplete"
+        usage = self.usage()
+        num_cached = usage.prompt_tokens_details["cached_tokens"]
+        response.output = self._writer.items
+        response.usage = ResponseUsage(
+            usage.prompt_tokens,
+            {"cached_tokens": num_cached, "cache_write_tokens": 0},
+            usage.completion_tokens,
+            {"reasoning_tokens": self._parser.num_reasoning_tokens},
+            usage.total_tokens,
+        )
+        response.metrics = self.metrics()
+        return response, closing
+
+    def _response(self) -> ResponseObject:
+        body, sampling = self._request, self.job.sampling
+        reasoning = body.reasoning
+        return ResponseObject(
+            id=self.job.request_id,
+            created_at=self.created,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self.context.model_name,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
+            seed=body.seed,
+            temperature=sampling.temperature,
+            text={"format": _shown_format(body)},
+            tool_choice=plain_json(body.tool_choice or "auto", "tool_choice"),
+            tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            top_p=sampling.top_p,
+            user=body.user,
+        )
+
+
+def _shown_format(body: ResponsesRequest) -> dict[str, JsonValue]:
+    """The form of the text, as the request has it."""
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    given = body.text.format.model_dump(exclude_unset=True)
+    return {key: plain_json(value, "text.format") for key, value in given.items()}

@@ -1,0 +1,51 @@
+"""`/ui`: one page that shows what speculation does, put together from the files in `ui/`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.shapes.wire import not_found
+
+FOLDER = Path(__file__).parents[1] / "ui"
+SCRIPTS = ("api.js", "tokens.js", "tree.js", "panel.js", "main.js")
+
+
+async def ui(context: ServerContext, _: Request) -> Response:
+    """A page that shows drafts as they are made and accepted."""
+    if not context.config.ui:
+        raise not_found()
+    page, headers = _page()
+    return Response(page, headers=headers, media_type="text/html")
+
+
+@cache
+def _page() -> tuple[bytes, dict[str, str]]:
+    """The page, and a policy under which nothing but its own style and script runs."""
+    style = (FOLDER / "style.css").read_text("utf-8")
+    script = "".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS)
+    page = (FOLDER / "page.html").read_text("utf-8")
+    page = page.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-cache",
+    }
+    return page.encode(), headers
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

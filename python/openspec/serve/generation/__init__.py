@@ -1,0 +1,1 @@
+"""What all forms of generation share, from a checked body to the pieces of an answer."""

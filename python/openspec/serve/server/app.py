@@ -1,0 +1,351 @@
+"""The ASGI application: which path leads where, and who may go there.
+
+Access is decided here for every path, whether it leads somewhere or not: what is not one of the
+few public paths, compared as a whole, needs a key. So no spelling of a path can slip by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import openspec
+from openspec.serve.endpoints import info
+from openspec.serve.endpoints.chat import create_chat_completion
+from openspec.serve.endpoints.completions import create_completion
+from openspec.serve.endpoints.messages import count_tokens, create_message
+from openspec.serve.endpoints.responses import create_response
+from openspec.serve.endpoints.ui_page import ui
+from openspec.serve.generation.context import ServerContext, is_authorised
+from openspec.serve.shapes.chat import (
+    AbortRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from openspec.serve.shapes.messages import CountTokensRequest, MessagesRequest
+from openspec.serve.shapes.responses import ResponsesRequest
+from openspec.serve.shapes.wire import (
+    ApiError,
+    error_response,
+    json_response,
+    not_found,
+    overloaded,
+    to_api_error,
+)
+
+access_logger = logging.getLogger("openspec.serve.access")
+
+Handler = Callable[[ServerContext, Request], Awaitable[Response]]
+
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
+MODELS_PREFIX = "/v1/models/"
+MESSAGES_PREFIX = "/v1/messages"
+"""Below it errors have the shape of Anthropic's API."""
+MAX_HEADERS = 128
+MAX_HEADER_BYTES = 64 * 1024
+MAX_URL_BYTES = 8 * 1024
+MAX_LOGGED_PATH_CHARS = 200
+MAX_DISCARD_S = 1.0
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_SCHEMAS = "#/components/schemas/"
+_PAGE = Path(__file__).with_name("docs.html")
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+}
+
+
+async def root(_: ServerContext, __: Request) -> Response:
+    """The endpoints."""
+    endpoints = {
+        f"{method} {path}": _summary(handler)
+        for path, handlers in ROUTES.items()
+        for method, handler in handlers.items()
+    }
+    return json_response(
+        {"name": "openspec", "version": openspec.__version__, "endpoints": endpoints}
+    )
+
+
+async def openapi(context: ServerContext, _: Request) -> Response:
+    """The schemas that requests are checked against."""
+    if not context.config.docs:
+        raise not_found()
+    return json_response(_description())
+
+
+async def docs(context: ServerContext, _: Request) -> Response:
+    """A page that lists the endpoints and sends requests to them."""
+    if not context.config.docs:
+        raise not_found()
+    return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")
+
+
+GET_ROUTES: dict[str, Handler] = {
+    "/": root,
+    "/health": info.health,
+    "/ping": info.health,
+    "/ready": info.ready,
+    "/metrics": info.metrics,
+    "/version": info.version,
+    "/v1/models": info.list_models,
+    "/v1/models/{model_id}": info.get_model,
+    "/server_info": info.server_info,
+    "/get_server_info": info.server_info,
+    "/model_info": info.model_info,
+    "/get_model_info": info.model_info,
+    "/load": info.load,
+    "/v1/loads": info.loads,
+    "/kv_event_sources": info.kv_event_sources,
+    "/tokenizer_info": info.tokenizer_info,
+    "/openapi.json": openapi,
+    "/docs": docs,
+    "/ui": ui,
+}
+POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
+    "/v1/completions": (create_completion, CompletionRequest),
+    "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
+    "/v1/responses": (create_response, ResponsesRequest),
+    "/v1/messages": (create_message, MessagesRequest),
+    "/v1/messages/count_tokens": (count_tokens, CountTokensRequest),
+    "/tokenize": (info.tokenize, TokenizeRequest),
+    "/detokenize": (info.detokenize, DetokenizeRequest),
+    "/abort_request": (info.abort_request, AbortRequest),
+    "/flush_cache": (info.flush_cache, None),
+    "/ping": (info.health, None),
+}
+ROUTES: dict[str, dict[str, Handler]] = {
+    path: {
+        **({"POST": POST_ROUTES[path][0]} if path in POST_ROUTES else {}),
+        **({"GET": GET_ROUTES[path]} if path in GET_ROUTES else {}),
+    }
+    for path in (*POST_ROUTES, *GET_ROUTES)
+}
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}],
+        "max_tokens": 256,
+        "stream": True,
+    },
+    "/v1/responses": {
+        "input": "What is a prime number?",
+        "max_output_tokens": 256,
+        "stream": True,
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}],
+        "max_tokens": 256,
+        "stream": True,
+    },
+    "/v1/messages/count_tokens": {
+        "messages": [{"role": "user", "content": "What is a prime number?"}]
+    },
+    "/tokenize": {"prompt": "Once upon a time"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/abort_request": {"request_id": "the answer's id"},
+}
+
+
+def build_app(context: ServerContext) -> ASGIApp:
+    """The whole application."""
+    config = context.config
+    if not config.allowed_origins:
+        return Gate(context)
+    return CORSMiddleware(
+        Gate(context),
+        allow_origins=config.allowed_origins,
+        allow_credentials=config.allow_credentials,
+        allow_methods=["GET", "POST"],
+        # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+class Gate:
+    """Request ids, limits of heads, API keys, draining, the way to the handler, errors."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        config = context.config
+        keys = list(config.api_key or [])
+        if keys and config.admin_api_key is not None:
+            keys.append(config.admin_api_key)
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        request_id = _request_id(headers)
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        extra = (b"x-request-id", request_id.encode())
+        route = "other"
+        status = 0
+        is_complete = False
+
+        async def tagged_send(message: Message) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), extra]}
+            elif not message.get("more_body", False):
+                is_complete = True
+            await send(message)
+
+        lifecycle = self._context.lifecycle
+        started = time.monotonic()
+        try:
+            self._check(scope, headers)
+            is_work = scope["method"] == "POST"
+            with lifecycle.open_request() if is_work else contextlib.nullcontext():
+                route = _route_of(scope["path"])
+                response = await self._handler(route, scope["method"])(
+                    self._context, Request(scope, receive)
+                )
+                await response(scope, receive, tagged_send)
+        except Exception as exc:
+            if is_complete:
+                return
+            if status:
+                # The client must see a broken answer as broken: the connection is cut.
+                raise
+            error = to_api_error(exc)
+            if "connection" in (error.headers or {}):
+                await _discard_body(receive)
+            as_anthropic = scope["path"].startswith(MESSAGES_PREFIX)
+            await error_response(error, as_anthropic)(scope, receive, tagged_send)
+        finally:
+            self._context.metrics.http.labels(route, str(status)).inc()
+            if self._context.config.access_log:
+                elapsed_ms = (time.monotonic() - started) * 1000
+                access_logger.info(
+                    "%s %s %s %d %.1f ms",
+                    request_id,
+                    scope["method"],
+                    shown_path(scope),
+                    status,
+                    elapsed_ms,
+                )
+
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise ApiError(431, "The request's headers are too large.")
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL_BYTES:
+            raise ApiError(414, "The request's URL is too long.")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            # A proxy in front may count the body the other way: what follows is not to be trusted.
+            raise ApiError(
+                400,
+                "A request has Content-Length or Transfer-Encoding, not both.",
+                headers={"connection": "close"},
+            )
+        if scope["path"] in PUBLIC_PATHS:
+            return
+        if self._keys and not is_authorised(headers, self._keys):
+            # OpenAI's words: LiteLLM takes any other "invalid_request_error" for a bad request.
+            raise ApiError(
+                401,
+                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if self._context.lifecycle.is_refusing and scope["method"] == "POST":
+            self._context.metrics.rejections.labels("draining").inc()
+            raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
+
+    def _handler(self, route: str, method: str) -> Handler:
+        handlers = ROUTES.get(route)
+        if handlers is None:
+            raise not_found()
+        handler = handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise ApiError(405, "Method Not Allowed", headers={"allow": ", ".join(handlers)})
+        return handler
+
+
+def _route_of(path: str) -> str:
+    if path.startswith(MODELS_PREFIX):
+        return MODELS_PREFIX + "{model_id}"
+    return path if path in ROUTES else "other"
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as the client wrote it, on one line of bounded length."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.decode("latin-1").encode("unicode_escape").decode()[:MAX_LOGGED_PATH_CHARS]
+
+
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode("ascii")
+    return uuid.uuid4().hex
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Reads a body nobody wants: closing on one that still arrives would lose the answer."""
+
+    async def discard() -> None:
+        while (await receive()).get("more_body", False):
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(discard(), MAX_DISCARD_S)
+
+
+def _summary(handler: Handler) -> str:
+    return (handler.__doc__ or "").strip().split("\n")[0]
+
+
+@cache
+def _description() -> dict[str, object]:
+    """What /openapi.json says: the models that requests are checked against."""
+    models = {path: model for path, (_, model) in POST_ROUTES.items() if model is not None}
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models.values()], ref_template=_SCHEMAS + "{model}"
+    )
+    paths: dict[str, dict[str, object]] = {}
+    for path, handlers in ROUTES.items():
+        for method, handler in handlers.items():
+            operation: dict[str, object] = {
+                "summary": _summary(handler),
+                "operationId": f"{method.lower()}{path}".replace("/", "_"),
+                "responses": {"200": {"description": "Successful Response"}},
+            }
+            if method == "POST" and path in models:
+                schema = {"$ref": _SCHEMAS + models[path].__name__}
+                content = {"schema": schema, "example": _EXAMPLES[path]}
+                operation["requestBody"] = {
+                    "required": True,
+                    "content": {"application/json": content},
+                }
+            if "{model_id}" in path:
+                operation["parameters"] = [
+                    {"name": "model_id", "in": "path", "required": True, "schema": {}}
+                ]
+            paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "openspec", "version": openspec.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"]},
+    }

@@ -1,0 +1,382 @@
+"""One server from start to end: address, engine, HTTP, signals, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+import openspec
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.config import EngineConfig
+from openspec.errors import ConfigError
+from openspec.serve.config import ServeConfig
+from openspec.serve.generation.context import ServerContext
+from openspec.serve.server.app import build_app
+from openspec.serve.server.connection import ClientConnection
+from openspec.serve.server.engines import start_engines
+from openspec.text.pool import TextPool
+from openspec.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED_MAX_TOKENS = 1024
+CLOSE_CONNECTIONS_S = 1
+MAX_OPEN_FILES = 65536
+MAX_HEAD_BYTES = 64 * 1024
+
+
+def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
+    """Serves until a signal ends it.
+
+    Raises:
+        ConfigError: what is wrong with the settings, the model or the address.
+        EngineError: the engine did not start.
+    """
+    _raise_file_limit()
+    config = with_default_max_tokens(engine_config, config)
+    with bound_socket(config) as sock:
+        folders = engine_config.with_folders()  # may download: an address in use shows before
+        names = model_names(engine_config, folders, config)
+        asyncio.run(_serve(folders, config, names, sock))
+
+
+def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) -> ServeConfig:
+    """The settings with a limit for the embedded model, which may not end its answers itself."""
+    if engine_config.model is not None or config.default_max_tokens is not None:
+        return config
+    logger.info(
+        "chats that name no limit end after %d tokens; --default-max-tokens changes that",
+        EMBEDDED_MAX_TOKENS,
+    )
+    return dataclasses.replace(config, default_max_tokens=EMBEDDED_MAX_TOKENS)
+
+
+async def _serve(
+    engine_config: EngineConfig, config: ServeConfig, names: list[str], sock: socket.socket
+) -> None:
+    signals = _Signals()
+    with signals.installed():
+        context = await signals.unless_stopped(load(engine_config, config, names))
+        if context is None:
+            return
+        try:
+            await _run(context, sock, signals)
+        finally:
+            context.close()
+            await context.engine.close()
+
+
+async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str]) -> ServerContext:
+    """Starts the engines and reads the tokenizer: what `build_app` needs.
+
+    Raises:
+        ConfigError: what is wrong with the settings or the model.
+        EngineError: an engine did not start.
+    """
+    model = ModelConfig.from_folder(engine_config.model_path)
+    engine_task = asyncio.create_task(start_engines(engine_config, config))
+    try:
+        tokenizer = await asyncio.to_thread(read_tokenizer, engine_config.model_path, config)
+        if tokenizer.num_tokens > model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
+                f"{model.vocab_size}; take both from the same checkpoint"
+            )
+        text_pool = TextPool(config.num_text_threads, tokenizer, engine_config.model_path)
+        await text_pool.start()
+    except BaseException:
+        engine_task.cancel()
+        with contextlib.suppress(BaseException):
+            await (await engine_task).close()
+        raise
+    try:
+        engine = await engine_task
+    except BaseException:
+        text_pool.close()
+        raise
+    return ServerContext(
+        config=config,
+        engine_config=engine_config,
+        engine=engine,
+        model=model,
+        tokenizer=tokenizer,
+        model_names=names,
+        text_pool=text_pool,
+    )
+
+
+def read_tokenizer(folder: Path, config: ServeConfig) -> Tokenizer:
+    """The model's tokenizer, with the templates and the date that the server is to use.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    own_template = None if config.chat_template is None else Path(config.chat_template)
+    return Tokenizer.from_folder(folder, own_template, config.template_time)
+
+
+def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig) -> list[str]:
+    """The names that requests may use, the one in answers first."""
+    if config.served_model_name:
+        return list(config.served_model_name)
+    if asked.model is not None and asked.model != folders.model:
+        return [asked.model]  # an id of the hub
+    names = [folders.model_path.resolve().name]
+    if folders.model is not None and folders.model not in names:
+        names.append(folders.model)
+    return names
+
+
+def http_server(context: ServerContext) -> HttpServer:
+    """The HTTP side of a server; run it with `serve(sockets=[...])`."""
+    config = context.config
+    limits = {"timeout_s": config.request_timeout_s, "max_connections": config.max_num_connections}
+    return HttpServer(
+        uvicorn.Config(
+            build_app(context),
+            loop="none",
+            http=type("_Connection", (ClientConnection,), limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(config.keep_alive_timeout_s)),
+            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+    )
+
+
+async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+    server = http_server(context)
+    address = address_of(sock, context.config)
+    server.on_listening = lambda: _log_ready(context, address)
+    ending = asyncio.create_task(_end_on_signal(context, server, signals))
+    signals.on_hangup = lambda: context.engine.roll(context.config.shutdown_timeout)
+    gc.collect()
+    gc.freeze()
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        ending.cancel()
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own."""
+
+    on_listening: Callable[[], None] | None = None
+    """Called once connections are accepted."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to listen."""
+        for sock in sockets or ():
+            allow_reuse(sock, True)
+        await super().startup(sockets)
+        if self.on_listening is not None:
+            self.on_listening()
+
+
+async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals: _Signals) -> None:
+    await signals.first.wait()
+    config, lifecycle = context.config, context.lifecycle
+    logger.info("stopping: %d requests in flight", lifecycle.num_jobs)
+    drain = asyncio.create_task(lifecycle.drain(config.drain_grace_s, config.shutdown_timeout))
+    second = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({drain, second}, return_when=asyncio.FIRST_COMPLETED)
+    second.cancel()
+    if not drain.done():
+        logger.warning("stopping now: %d requests are cut off", lifecycle.num_jobs)
+        drain.cancel()
+        lifecycle.is_refusing = True
+        lifecycle.end_all()
+        await lifecycle.wait_idle(0.5)
+        server.force_exit = True
+    server.should_exit = True
+
+
+class _Signals:
+    """SIGTERM and SIGINT as events, SIGHUP as a call."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.on_hangup: Callable[[], object] = lambda: logger.warning(
+            "SIGHUP: nothing to restart, the server is only starting"
+        )
+        self._had_terminal = _has_terminal()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Catches the signals; SIGHUP not where nohup has it ignored."""
+        loop = asyncio.get_running_loop()
+        handlers = {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._on_hangup
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    async def unless_stopped(self, work: Awaitable[ServerContext]) -> ServerContext | None:
+        """The result of `work`; None if a signal came first, which cancels it."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.create_task(self.first.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            # It may end all the same, where it was about to when it was cancelled.
+            context = await task
+            context.close()
+            await context.engine.close()
+        return None
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def _on_hangup(self) -> None:
+        if self._had_terminal and not _has_terminal():
+            self._on_signal()  # it was closed: nobody asks for a restart
+        elif not self.first.is_set():
+            self.on_hangup()
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose end also ends this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def process_age_s() -> float:
+    """Seconds since the system started this process, imports and all."""
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def _log_ready(context: ServerContext, address: str) -> None:
+    # The engine's own lines before this one tell the method and the memory plan.
+    logger.info(
+        "openspec %s serves %s on %s, ready after %.1f s",
+        openspec.__version__,
+        " alias ".join(context.model_names),
+        address,
+        process_age_s(),
+    )
+    if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
+        logger.warning("whoever can reach %s can use this server: no API key is set", address)
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
+    """A socket with the configured address. It does not listen yet, so nobody can connect.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    if config.uds is not None:
+        with _unix_socket(config.uds) as sock:
+            yield sock
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
+    # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        allow_reuse(sock, True)
+        try:
+            sock.bind((config.host, config.port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
+                "--host"
+            ) from None
+        # Sockets that all allow it share an address until one of them listens: a second server
+        # would find out once its model is loaded.
+        allow_reuse(sock, False)
+        yield sock
+    finally:
+        sock.close()
+
+
+@contextlib.contextmanager
+def _unix_socket(path: str) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        try:
+            sock.bind(path)
+            os.chmod(path, 0o660)
+            own = os.stat(path)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(own, os.stat(path)):  # else another server has it by now
+                    os.unlink(path)
+    finally:
+        sock.close()
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a server that is gone, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)  # a server too busy to accept is there all the same
+            probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def allow_reuse(sock: socket.socket, is_allowed: bool) -> None:
+    """Whether the address may be had while connections of an earlier server still time out."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_allowed)
+
+
+def address_of(sock: socket.socket, config: ServeConfig) -> str:
+    """What to type into a client."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,273 @@
+"""What requests to /v1/messages may contain, and what they mean as a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from openspec.errors import RequestError
+from openspec.serve.shapes.chat import (
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    ChatMessage,
+    FunctionCall,
+    GenerationFields,
+    JsonSchemaFormat,
+    Model,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    function_tool,
+)
+from openspec.serve.shapes.responses import refuse_choices
+
+BILLING = "x-anthropic-billing-header"
+"""Begins a line that Claude Code puts first and changes every time: no prefix would be cached."""
+
+
+class TextBlock(Model):
+    """Text, or what is refused by its type."""
+
+    type: str
+    text: str | None = None
+
+
+TextBlocks: TypeAlias = str | Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class ContentBlock(Model):
+    """A part of a message: text, thinking, a call of a tool, or its result."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, object] | None = None
+    tool_use_id: str | None = None
+    content: TextBlocks | None = None
+
+
+class InputMessage(Model):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
+
+
+class MessagesTool(Model):
+    """A tool of the client's; tools of other types are skipped."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Model):
+    """Whether to call tools: auto, any, tool (the one named) or none."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+    """True keeps only the first call."""
+
+
+class Thinking(Model):
+    """Whether to think."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Accepted without effect: `max_tokens` bounds thinking and text together."""
+
+
+class OutputFormat(Model):
+    """The form of the text: JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, object] = Field(alias="schema")
+
+
+class OutputConfig(Model):
+    """Degrees of effort are accepted without effect."""
+
+    format: OutputFormat | None = None
+
+
+class MessagesFields(Model):
+    """What makes up the prompt."""
+
+    messages: Annotated[
+        list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
+    system: TextBlocks | None = None
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    """Default: as the model's template does."""
+    output_config: OutputConfig | None = None
+
+
+class CountTokensRequest(MessagesFields):
+    """POST /v1/messages/count_tokens."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+
+
+class MessagesRequest(MessagesFields, GenerationFields):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    """Capped at what the context leaves."""
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+
+
+def check(body: MessagesRequest) -> None:
+    """Refuses by name what would have to be ignored.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    refuse_choices(body, "messages")
+    if body.stop is not None and body.stop_sequences is not None:
+        raise RequestError("stop is another name of stop_sequences; send one of them.", "stop")
+
+
+def as_chat(body: MessagesFields) -> ChatCompletionRequest:
+    """The same conversation as a chat request.
+
+    Raises:
+        RequestError: naming a block, a tool or an option that this server cannot take.
+    """
+    choice = body.tool_choice.type if body.tool_choice is not None else None
+    if choice not in (None, "none", "auto", "any", "tool"):
+        raise RequestError(
+            f"tool_choice: type {choice[:64]!r} is not known, only auto, any, tool and none.",
+            "tool_choice",
+        )
+    effort = None
+    if body.thinking is not None:
+        effort = "none" if body.thinking.type == "disabled" else "high"
+    messages = _messages(body)
+    # An answer that ends the conversation is the beginning of the one that is asked for.
+    goes_on = messages[-1].role == "assistant"
+    if goes_on and messages[-1].tool_calls:
+        raise RequestError("messages: a tool_use needs its tool_result after it.", "messages")
+    return ChatCompletionRequest.model_construct(
+        messages=messages,
+        tools=_tools(body),
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.tool_choice is None
+        or not body.tool_choice.disable_parallel_tool_use,
+        response_format=_response_format(body.output_config),
+        reasoning_effort=effort,
+        continue_final_message=goes_on,
+    )
+
+
+def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
+    """The same as /v1/chat/completions has it."""
+    if given is None or given.type in ("none", "auto"):
+        return None if given is None else given.type
+    if given.type == "any":
+        return "required"
+    return {"type": "function", "function": {"name": given.name}}
+
+
+def _response_format(given: OutputConfig | None) -> ResponseFormat | None:
+    if given is None or given.format is None:
+        return None
+    schema = JsonSchemaFormat.model_construct(schema_=given.format.schema_, strict=None)
+    return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+
+
+def skipped_tools(body: MessagesFields) -> set[str]:
+    """Types of the tools that are not the client's own."""
+    return {tool.type for tool in body.tools or () if tool.type not in (None, "custom")} - {None}
+
+
+def _tools(body: MessagesFields) -> list[Tool] | None:
+    result = []
+    for tool in body.tools or ():
+        if tool.type not in (None, "custom"):
+            continue
+        if not 1 <= len(tool.name) <= 256:
+            raise RequestError("tools: a tool needs a name of 1 to 256 characters.", "tools")
+        if tool.input_schema is None:
+            raise RequestError("tools: input_schema is missing.", "tools")
+        result.append(function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
+    return result or None
+
+
+def _messages(body: MessagesFields) -> list[ChatMessage]:
+    """Messages of one role in a row are one, as Anthropic's API has it."""
+    messages: list[ChatMessage] = []
+    system = _system(body.system) if body.system is not None else ""
+    if system:
+        messages.append(ChatMessage(role="system", content=system))
+    for message in body.messages:
+        blocks = message.content
+        if isinstance(blocks, str):
+            blocks = [ContentBlock(type="text", text=blocks)]
+        if message.role == "assistant":
+            if not messages or messages[-1].role != "assistant":
+                messages.append(ChatMessage(role="assistant"))
+            for block in blocks:
+                _add_to_answer(messages[-1], block)
+        else:
+            for block in blocks:
+                _add_to_turn(messages, message.role, block)
+    return messages or [ChatMessage(role="user", content="")]
+
+
+def _system(system: TextBlocks) -> str:
+    texts = [system] if isinstance(system, str) else [_text(block, "system") for block in system]
+    kept = [text.partition("\n")[2] if text.startswith(BILLING) else text for text in texts]
+    return "\n".join(text for text in kept if text.strip())
+
+
+def _add_to_turn(
+    messages: list[ChatMessage], role: Literal["system", "user"], block: ContentBlock
+) -> None:
+    if block.type == "tool_result" and role == "user":
+        if block.tool_use_id is None:
+            raise RequestError("messages: a tool_result needs tool_use_id.", "messages")
+        given = block.content or ""
+        parts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
+        content = "\n".join(parts)
+        messages.append(ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id))
+        return
+    text = _text(block, "messages")
+    last = messages[-1] if messages else None
+    if last is not None and last.role == role and role == "user":
+        last.content = f"{last.content}\n{text}"
+    else:
+        messages.append(ChatMessage(role=role, content=text))
+
+
+def _add_to_answer(message: ChatMessage, block: ContentBlock) -> None:
+    if block.type == "thinking":
+        message.reasoning_content = (message.reasoning_content or "") + (block.thinking or "")
+    elif block.type == "tool_use":
+        if block.id is None or block.name is None:
+            raise RequestError("messages: a tool_use needs id and name.", "messages")
+        function = FunctionCall(name=block.name, arguments=block.input or {})
+        call = ToolCall(id=block.id, type="function", function=function)
+        message.tool_calls = [*(message.tool_calls or ()), call]
+    else:
+        text = _text(block, "messages")
+        message.content = text if message.content is None else f"{message.content}\n{text}"
+
+
+def _text(block: TextBlock | ContentBlock, where: str) -> str:
+    if block.type != "text" or block.text is None:
+        raise RequestError(
+            f"{where}: blocks of type {block.type[:64]!r} are not supported here, only text.", where
+        )
+    return block.text

@@ -1,0 +1,282 @@
+"""What requests to /v1/responses may contain, and what they mean as a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from openspec.errors import RequestError
+from openspec.serve.shapes.chat import (
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    ChatMessage,
+    FunctionCall,
+    GenerationFields,
+    JsonSchemaFormat,
+    Model,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    function_tool,
+)
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+class ContentPart(Model):
+    """One part of an item's content; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+Content: TypeAlias = str | Annotated[list[ContentPart], Field(fail_fast=True)]
+
+
+class InputItem(Model):
+    """A message, a call of a function, its result, or the reasoning of an earlier answer."""
+
+    type: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    summary: Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+
+class ResponseTool(Model):
+    """A function; tools of other types are skipped."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ReasoningOptions(Model):
+    """How much to think."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+    """Accepted; answers carry the thinking itself."""
+
+
+class TextFormat(JsonSchemaFormat):
+    """The form of the text: text, json_object, or json_schema with its fields beside the type."""
+
+    type: str
+
+
+class TextOptions(Model):
+    """The form of the text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(GenerationFields):
+    """POST /v1/responses. Nothing is stored: the whole conversation comes with each request."""
+
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
+    instructions: str | None = None
+    """Goes before everything else as a system message."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Capped at what the context leaves."""
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    tool_choice: str | dict[str, object] | None = None
+    """"none", "auto", "required", or the function to call."""
+    parallel_tool_calls: bool | None = None
+    """False keeps only the first call."""
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    store: bool | None = None
+    """Accepted; the answer says false."""
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    previous_response_id: str | None = None
+    """Not supported."""
+    background: bool | None = None
+    """Not supported."""
+
+
+INCLUDES = ("reasoning.encrypted_content",)
+"""What may be asked for in `include`: thinking is in the answer anyway, and not encrypted."""
+
+
+def check(body: ResponsesRequest) -> None:
+    """Refuses by name what would have to be ignored.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if body.previous_response_id is not None:
+        raise RequestError(
+            "previous_response_id is not supported: this server stores no responses; send the "
+            "whole conversation as input.",
+            "previous_response_id",
+        )
+    if body.background:
+        raise RequestError("background is not supported.", "background")
+    refuse_choices(body, "responses")
+    for name in body.include or ():
+        if name not in INCLUDES:
+            raise RequestError(f"include: {name[:64]!r} is not supported.", "include")
+
+
+def refuse_choices(body: GenerationFields, what: str) -> None:
+    """Refuses what has no place in answers of one message without token ids.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if body.n not in (None, 1):
+        raise RequestError(f"n is not supported for {what}.", "n")
+    if body.speculative is not None and body.speculative.detailed:
+        raise RequestError(
+            f"speculative.detailed is not supported for {what}: /v1/chat/completions and "
+            "/v1/completions report steps.",
+            "speculative",
+        )
+    if body.prompt_logprobs is not None:
+        raise RequestError(f"prompt_logprobs is not supported for {what}.", "prompt_logprobs")
+    for name in ("return_token_ids", "return_tokens_as_token_ids"):
+        if body.__dict__[name]:
+            raise RequestError(f"{name} is not supported for {what}.", name)
+
+
+def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
+    """The same conversation as a chat request.
+
+    Raises:
+        RequestError: naming an item, a part or a tool that this server cannot take.
+    """
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    return ChatCompletionRequest.model_construct(
+        messages=_messages(body),
+        tools=functions(body),
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text.format if body.text is not None else None),
+        reasoning_effort=effort,
+    )
+
+
+def functions(body: ResponsesRequest) -> list[Tool] | None:
+    """The tools that are functions; None if there are none.
+
+    Raises:
+        RequestError: one without a name.
+    """
+    result = []
+    for tool in body.tools or ():
+        if tool.type != "function":
+            continue
+        if tool.name is None or not 1 <= len(tool.name) <= 256:
+            raise RequestError("tools: a function needs a name of 1 to 256 characters.", "tools")
+        result.append(function_tool(tool.name, tool.description, tool.parameters, tool.strict))
+    return result or None
+
+
+def _response_format(given: TextFormat | None) -> ResponseFormat | None:
+    """The same as /v1/chat/completions has it, where the schema is an object of its own."""
+    if given is None:
+        return None
+    schema = JsonSchemaFormat.model_construct(
+        name=given.name, schema_=given.schema_, strict=given.strict
+    )
+    return ResponseFormat.model_construct(
+        type=given.type, json_schema=schema if given.type == "json_schema" else None
+    )
+
+
+def skipped_types(body: ResponsesRequest) -> set[str]:
+    """Types of the tools that are no functions."""
+    return {tool.type for tool in body.tools or () if tool.type != "function"}
+
+
+def _messages(body: ResponsesRequest) -> list[ChatMessage]:
+    """Items as messages. Those of one answer become one message, as the model wrote it."""
+    messages: list[ChatMessage] = []
+    if body.instructions:
+        messages.append(ChatMessage(role="system", content=body.instructions))
+    items = body.input
+    if isinstance(items, str):
+        items = [InputItem(role="user", content=items)]
+    is_open = False  # whether the last message is an answer that goes on
+    for item in items:
+        kind = item.type or "message"
+        if kind == "message" and item.role == "assistant":
+            if not is_open or messages[-1].content or messages[-1].tool_calls:
+                messages.append(ChatMessage(role="assistant"))
+            messages[-1].content = _text(item.content, "content")
+            is_open = True
+        elif kind == "message":
+            _add_message(messages, item)
+            is_open = False
+        elif kind in ("reasoning", "function_call"):
+            goes_on = is_open and (kind == "function_call" or not messages[-1].content)
+            if not goes_on:
+                messages.append(ChatMessage(role="assistant"))
+            _add_to_answer(messages[-1], item)
+            is_open = True
+        elif kind == "function_call_output":
+            content = _text(item.output, "output")
+            messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+            is_open = False
+        else:
+            raise RequestError(
+                f"input: items of type {kind[:64]!r} are not supported, only messages, reasoning, "
+                "function_call and function_call_output.",
+                "input",
+            )
+    # Some clients ask with nothing whether the server is there.
+    return messages or [ChatMessage(role="user", content="")]
+
+
+def _add_message(messages: list[ChatMessage], item: InputItem) -> None:
+    if item.role is None:
+        raise RequestError("input: a message needs a role.", "input")
+    content = _text(item.content, "content")
+    if item.role == "user":
+        messages.append(ChatMessage(role="user", content=content))
+    elif messages and all(message.role == "system" for message in messages):
+        # Templates take one system message in front.
+        messages[-1].content = f"{messages[-1].content}\n\n{content}"
+    else:
+        messages.append(ChatMessage(role="system", content=content))
+
+
+def _add_to_answer(message: ChatMessage, item: InputItem) -> None:
+    if item.type == "reasoning":
+        parts = item.content or item.summary or ""
+        message.reasoning_content = (message.reasoning_content or "") + _text(parts, "reasoning")
+        return
+    if item.name is None or item.call_id is None:
+        raise RequestError("input: a function_call needs call_id and name.", "input")
+    function = FunctionCall(name=item.name, arguments=item.arguments)
+    call = ToolCall(id=item.call_id, type="function", function=function)
+    message.tool_calls = [*(message.tool_calls or ()), call]
+
+
+def _text(content: Content | None, where: str) -> str:
+    if content is None:
+        raise RequestError(f"input: {where} is missing.", "input")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.type not in _TEXT_PARTS or part.text is None:
+            raise RequestError(
+                f"input: parts of type {part.type[:64]!r} are not supported, only text.", "input"
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
