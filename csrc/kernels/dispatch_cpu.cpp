@@ -8,8 +8,17 @@
 
 #include "core/check.h"
 #include "kernels/attention/layout.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
+#include "kernels/drafts/block_conv.h"
+#include "kernels/drafts/draft_tree.h"
+#include "kernels/drafts/token_pairs.h"
 #include "kernels/isa_cpu.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/steps/embedding.h"
 
 // The public CPU ops: arguments are checked here, then the copy of the op compiled for the best
 // instruction set runs.

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "kernels/drafts/token_pairs.h"
 
 namespace openspec {

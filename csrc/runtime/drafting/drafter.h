@@ -9,7 +9,7 @@
 
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/targets/target.h"
 #include "runtime/state/sequence_table.h"
 
