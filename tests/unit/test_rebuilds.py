@@ -17,16 +17,8 @@ KERNELS = CSRC / "kernels"
 # compiled up to 58 of them.
 MAX_OBJECTS = 25
 
-# Not contracts: what models and the sequence table hold of a family. No op is declared there.
-HELD = tuple(
-    KERNELS / name
-    for name in (
-        "choose/sampling_params.h",
-        "drafts/table_rows.h",
-        "linear/formats.h",
-        "linear/packed_linear.h",
-    )
-)
+# Not contracts: what the sequence table holds of a family. No op is declared there.
+HELD = (KERNELS / "choose" / "sampling_params.h", KERNELS / "drafts" / "table_rows.h")
 
 
 @cache

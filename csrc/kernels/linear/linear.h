@@ -4,14 +4,12 @@
 
 #include "kernels/common/exec.h"
 #include "kernels/linear/packed_linear.h"
+#include "kernels/linear/panels_cpu.h"
 
 namespace openspec {
 
 /// The layout that is fastest on this CPU for a matrix of so many inputs.
 LinearLayout linear_layout_cpu(int num_inputs);
-
-inline constexpr int kLinearPanel = 32;       // output columns
-inline constexpr int kLinearInPlaceRows = 6;  // fp32 rows read where they are; more are copied
 
 /// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
 size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 #include "runtime/device/device_step.h"
 
 namespace openspec {
@@ -145,8 +146,10 @@ void DeviceStep::lay_out(const StepShape& shape, int num_samples) {
 }
 
 void DeviceStep::score(const RowBatch& rows) {
-  context_.target.forward(exec_, rows, {arrays_.table.pages, arrays_.table.max_pages_per_seq},
-                          context_.kv_layers, capture_layers_, captured_.data());
+  context_.target.forward(
+      exec_, rows,
+      {{arrays_.table.pages, arrays_.table.max_pages_per_seq}, context_.kv_layers, context_.records},
+      capture_layers_, captured_.data());
 }
 
 void DeviceStep::choose(const RowBatch& rows, int num_samples, bool has_masks) {
@@ -217,7 +220,7 @@ void DeviceStep::commit(const StepShape& shape) {
 
 void DeviceStep::move_kv(const RowBatch& rows) {
   ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
-                       .num_layers = context_.config.target.num_layers,
+                       .num_layers = static_cast<int>(context_.kv_layers.size()),
                        .page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
                        .rows = rows,
                        .num_computed = arrays_.num_computed,

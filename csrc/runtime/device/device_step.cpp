@@ -47,7 +47,7 @@ DeviceStep::DeviceStep(StepContext context)
          Buffer(sizeof(SamplingParams) + DeviceBuffers::kListBytes, Memory::kPinned),
          device::Event()});
   }
-  const auto layers = std::span(context_.kv_layers).first(index(config.target.num_layers));
+  const auto layers = std::span(context_.kv_layers);
   kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
   device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream_.handle());
   synchronize();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/state/lease.h"
@@ -22,7 +23,8 @@ struct StepContext {
   SequenceTable& table;
   TargetModel& target;
   Drafter& drafter;
-  const std::vector<KvLayerView>& kv_layers;  // the target's, then the drafter's
+  const std::vector<KvLayerView>& kv_layers;  // the target's
+  RecordView records;                         // the target's
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
 };
