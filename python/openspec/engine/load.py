@@ -154,17 +154,7 @@ def load_engine(
         num_non_finite_draft_tensors=num_non_finite,
         step_times=step_times,
     )
-    logger.info(
-        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
-        info.startup_seconds,
-        info.model,
-        info.dtype,
-        f"{info.device} ({_C.cuda_device_name()})" if device is CUDA else info.device,
-        info.method,
-        info.num_speculative_tokens,
-        info.max_model_len,
-    )
-    logger.info("start-up: %s", phases)
+    _log_ready(info, phases)
     publisher = _publisher(kv_events, runner, config.page_size)
     if publisher is not None:
         info = msgspec.structs.replace(info, kv_events=publisher.source)
@@ -183,6 +173,20 @@ def load_engine(
         config.stats_interval_s,
         publisher,
     )
+
+
+def _log_ready(info: EngineInfo, phases: Phases) -> None:
+    logger.info(
+        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        info.startup_seconds,
+        info.model,
+        info.dtype,
+        f"{info.device} ({_C.cuda_device_name()})" if info.device == CUDA.name else info.device,
+        info.method,
+        info.num_speculative_tokens,
+        info.max_model_len,
+    )
+    logger.info("start-up: %s", phases)
 
 
 def _kv_events_config(config: EngineConfig) -> KVEventsConfig:
