@@ -225,6 +225,11 @@ void DeviceStep::move_kv(const RowBatch& rows) {
                        .num_computed = arrays_.num_computed,
                        .committed_row = arrays_.committed_row,
                        .dtype = context_.config.dtype});
+  if (context_.records.data == nullptr) return;
+  ops::move_records(exec_, {.records = context_.records,
+                            .rows = rows,
+                            .num_computed = arrays_.num_computed,
+                            .committed_row = arrays_.committed_row});
 }
 
 void DeviceStep::teach(const RowBatch& rows) {

@@ -31,6 +31,9 @@ class DeviceStep final : public StepBackend {
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
+  void copy(void* to, const void* from, size_t bytes) override {
+    device::copy_on_device(to, from, bytes, stream_.handle());
+  }
   void synchronize() override { device::synchronize(stream_.handle()); }
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;

@@ -199,6 +199,11 @@ void HostStep::move_kv(const StepLease& lease) {
                        .num_computed = num_computed.data(),
                        .committed_row = lease.committed_row.data(),
                        .dtype = context_.config.dtype});
+  if (context_.records.data == nullptr) return;
+  ops::move_records(exec_, {.records = context_.records,
+                            .rows = row_batch(lease.layout),
+                            .num_computed = num_computed.data(),
+                            .committed_row = lease.committed_row.data()});
 }
 
 SpanResult HostStep::resolve(const StepLease& lease, size_t index,

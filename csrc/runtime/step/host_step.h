@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@ class HostStep final : public StepBackend {
 
   int num_steps_ahead() const override { return 0; }
   void prepare() override { context_.drafter.prepare(exec_); }
+  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
   std::optional<double> draft_seconds(const StepLease& lease) const override {
