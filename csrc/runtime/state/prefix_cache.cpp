@@ -55,7 +55,8 @@ void PrefixCache::publish(int slot, int num_ready, int end,
                       salts_[size_t(slot)]);
     }
     if (records_.exist()) {
-      records_.publish(slot, hashes.back(), static_cast<int>((page + 1) * page_size), end);
+      const int length = static_cast<int>((page + 1) * page_size);
+      records_.publish(slot, hashes.back(), length, end, length > table_.prompt_len(slot));
     }
   }
 } catch (const std::exception&) {

@@ -32,7 +32,7 @@ SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
     : plan_(plan),
       copy_(std::move(copy)),
       memory_(plan.bytes(), memory_of(device)),
-      first_valid_(size_t(plan.num_slots)) {}
+      slots_(size_t(plan.num_slots)) {}
 
 void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
   const RecordView records = view();
@@ -47,25 +47,31 @@ void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
   const int place = snapshots_.at(prefix);
   last_use_[size_t(place)] = ++num_uses_;
   copy_kept(slot, length, snapshot(place), /*is_out=*/false);
-  first_valid_[size_t(slot)] = length - plan_.num_kept;
+  slots_[size_t(slot)].first_valid = length - plan_.num_kept;
 }
 
-void SlotRecords::publish(int slot, const PageHash& prefix, int length, int end) {
-  const int first = std::max(0, length - plan_.num_kept);
-  const bool is_there = first >= first_valid_[size_t(slot)] && first >= end - plan_.ring_size;
-  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return;
-  int place = static_cast<int>(prefix_of_.size());
-  if (place < plan_.num_snapshots) {
+int SlotRecords::take_place(uint64_t replaced) {
+  auto place = std::find(last_use_.begin(), last_use_.end(), replaced);
+  if (place == last_use_.end() && last_use_.size() < size_t(plan_.num_snapshots)) {
     prefix_of_.emplace_back();
     last_use_.emplace_back();
-  } else {
-    place =
-        static_cast<int>(std::min_element(last_use_.begin(), last_use_.end()) - last_use_.begin());
-    snapshots_.erase(prefix_of_[size_t(place)]);
+    return static_cast<int>(last_use_.size()) - 1;
   }
-  prefix_of_[size_t(place)] = prefix;
-  last_use_[size_t(place)] = ++num_uses_;
+  if (place == last_use_.end()) place = std::min_element(last_use_.begin(), last_use_.end());
+  const auto index = place - last_use_.begin();
+  snapshots_.erase(prefix_of_[size_t(index)]);
+  return static_cast<int>(index);
+}
+
+void SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
+  Slot& own = slots_[size_t(slot)];
+  const int first = std::max(0, length - plan_.num_kept);
+  const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
+  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return;
+  const int place = take_place(own.made[is_answer]);
   copy_kept(slot, length, snapshot(place), /*is_out=*/true);
+  prefix_of_[size_t(place)] = prefix;
+  last_use_[size_t(place)] = own.made[is_answer] = ++num_uses_;
   snapshots_.emplace(prefix, place);
 }
 

@@ -49,7 +49,7 @@ class SlotRecords {
   RecordView view() { return {memory_.as<std::byte>(), plan_.ring_size, plan_.record_bytes}; }
 
   /// The slot has a new sequence, without state.
-  void add(int slot) { first_valid_[size_t(slot)] = 0; }
+  void add(int slot) { slots_[size_t(slot)] = {}; }
   /// Of the step in place `step` of those under way; `length`: where the slot's state stands then.
   void save(int slot, int step, int length) { copy_kept(slot, length, saved(slot, step), true); }
   void restore(int slot, int step, int length) {
@@ -57,15 +57,17 @@ class SlotRecords {
   }
   /// Records before `length` may have been overwritten: they do for the slot, but for no snapshot.
   void lose(int slot, int length) {
-    first_valid_[size_t(slot)] = std::max(first_valid_[size_t(slot)], length);
+    int& first_valid = slots_[size_t(slot)].first_valid;
+    first_valid = std::max(first_valid, length);
   }
 
   bool has_snapshot(const PageHash& prefix) const { return snapshots_.contains(prefix); }
   /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
   void attach(int slot, const PageHash& prefix, int length);
   /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
-  /// up to `end` at most, may have lost a record of it.
-  void publish(int slot, const PageHash& prefix, int length, int end);
+  /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
+  /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
+  void publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
   void reset_snapshots();
 
  private:
@@ -79,14 +81,22 @@ class SlotRecords {
   /// Copies the records before `length` out of the ring, or into it.
   void copy_kept(int slot, int length, std::byte* kept, bool is_out);
 
+  struct Slot {
+    int first_valid = 0;  // the ring has no record of an earlier position
+    // When its last snapshots were made, of the prompt and of the answer.
+    uint64_t made[2] = {};
+  };
+  /// Where the next snapshot goes.
+  int take_place(uint64_t replaced);
+
   RecordPlan plan_;
   Copy copy_;
-  Buffer memory_;                 // rings, what is saved, snapshots
-  std::vector<int> first_valid_;  // by slot: the ring has no record of an earlier position
+  Buffer memory_;  // rings, what is saved, snapshots
+  std::vector<Slot> slots_;
   std::unordered_map<PageHash, int, PageHashHasher> snapshots_;  // where they are
   std::vector<PageHash> prefix_of_;                              // by place taken
   std::vector<uint64_t> last_use_;                               // by place taken
-  uint64_t num_uses_ = 0;
+  uint64_t num_uses_ = 0;  // by which no two uses are the same
 };
 
 }  // namespace openspec
