@@ -251,6 +251,7 @@ void bind_values(py::module_& m) {
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
+      .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
   py::class_<PythonVocabulary>(m, "Vocabulary")
       .def(py::init([](const std::vector<std::string>& tokens, int vocab_size,

@@ -85,6 +85,7 @@ class MemoryPlan:
     scratch_bytes: int
     table_bytes: int
     draft_fixed_bytes: int
+    state_bytes: int
     page_bytes: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
