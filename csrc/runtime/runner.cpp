@@ -50,7 +50,7 @@ int longest_context(const RunnerConfig& config) {
 }  // namespace
 
 void RunnerConfig::validate() const {
-  target.validate();
+  target_kind(target.kind).state_needs(target);
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };
@@ -79,7 +79,8 @@ DrafterConfig RunnerConfig::drafter() const {
           .page_size = page_size,
           .num_threads = num_threads,
           .acceptance = acceptance,
-          .options = method_options};
+          .options = method_options,
+          .head = head};
 }
 
 ForwardLimits RunnerConfig::limits() const {
@@ -207,8 +208,8 @@ void Runner::finish_loading() {
 
 void Runner::set_capture(std::vector<int> layers) {
   for (int layer : layers) {
-    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers, "layer ", layer,
-                       " is outside the model's ", config_.target.num_layers);
+    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers(), "layer ", layer,
+                       " is outside the model's ", config_.target.num_layers());
   }
   OPENSPEC_CHECK_ARG(std::is_sorted(layers.begin(), layers.end()), "layers must rise");
   backend_->set_capture(std::move(layers));

@@ -442,7 +442,10 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
         ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
         ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
         ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
-        ("dspark", {"markov_head_type": "lstm"}, "markov_head_type.*no other is known"),
+        *(
+            ("dspark", {"markov_head_type": kind}, f'markov_head_type.*"vanilla".*found "{kind}"')
+            for kind in ("gated", "rnn", "lstm")
+        ),
     ],
 )
 def test_refused_blocks(
@@ -500,18 +503,6 @@ def test_a_markov_head_may_know_tokens_of_its_own(target: ModelConfig) -> None:
     model = read(target, (config, tensors | markov_tensors()), "dspark")
     assert model.options["draft_vocab_size"] == DRAFT_VOCAB and model.options["has_token_map"]
     assert model.options["anchor_drafts"] is True  # DSpark's default in that format
-
-
-@pytest.mark.parametrize(("kind", "part"), [("gated", "gate_proj"), ("rnn", "joint_proj")])
-def test_kinds_of_markov_heads(target: ModelConfig, kind: str, part: str) -> None:
-    config, tensors = dspark()
-    model = read(target, (config | {"markov_head_type": kind}, tensors), "dspark")
-    assert model.options["markov_head"] == kind
-    assert {f"markov_head.{part}.weight", f"markov_head.{part}.bias"} <= model.tensor_names.keys()
-    assert f"Markov head: {kind}, rank {RANK}" in "\n".join(model.details)
-    with pytest.raises(ConfigError, match=f'draft_top_k must be 1.*"{kind}".*--draft-top-k 1'):
-        config |= {"markov_head_type": kind}
-        read(target, (config, tensors), "dspark", draft_top_k=4)
 
 
 @pytest.mark.parametrize("rank", [12, 264])

@@ -12,8 +12,29 @@ namespace openspec {
 
 namespace {
 
+/// Geometry of a target whose layers are alike and see all of the context.
+struct DenseConfig : LayerGeometry {
+  explicit DenseConfig(const TargetSpec& spec)
+      : LayerGeometry(geometry_of(spec.layers, spec.hidden_size, spec.rms_norm_eps)),
+        num_layers(spec.num_layers()),
+        vocab_size(spec.vocab_size),
+        tie_word_embeddings(spec.tie_word_embeddings) {
+    for (const LayerSpec& layer : spec.layers) {
+      OPENSPEC_CHECK_ARG(std::get<AttentionSpec>(layer.mixer).window == 0,
+                         "targets whose layers slide are not supported");
+    }
+    validate();
+    check_size("vocab_size", vocab_size);
+  }
+  ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
+
+  int num_layers;
+  int vocab_size;
+  bool tie_word_embeddings;
+};
+
 struct DenseTensors {
-  DenseTensors(Weights& weights, const TargetConfig& c) {
+  DenseTensors(Weights& weights, const DenseConfig& c) {
     for (int i = 0; i < c.num_layers; ++i) {
       layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
     }
@@ -29,16 +50,18 @@ struct DenseTensors {
   const float* final_norm = nullptr;
 };
 
-class DenseTarget final : public TargetModel, DecoderModel<TargetConfig, DenseTensors> {
+class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTensors> {
  public:
   explicit DenseTarget(const TargetSetup& setup)
-      : DecoderModel(setup.config, setup.dtype, setup.device, setup.limits, setup.num_threads) {}
+      : DecoderModel(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
+                     setup.num_threads) {}
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
-    return weight_bytes(setup.config, setup.device);
+    return weight_bytes(DenseConfig(setup.spec), setup.device);
   }
   static size_t scratch_bytes_of(const TargetSetup& setup) {
-    return scratch_bytes(setup.config, setup.dtype, setup.device, setup.limits, setup.num_threads);
+    return scratch_bytes(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
+                         setup.num_threads);
   }
 
   Weights& weights() override { return weights_; }
@@ -50,7 +73,7 @@ class DenseTarget final : public TargetModel, DecoderModel<TargetConfig, DenseTe
 
 void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                           const std::vector<int>& capture_layers, void* captured) {
-  const TargetConfig& c = config_;
+  const DenseConfig& c = config_;
   OPENSPEC_CHECK(rows.num_rows >= 1 && rows.num_rows <= limits_.max_rows, "a step of ",
                  rows.num_rows, " rows, at most ", limits_.max_rows);
   void* residual = scratch_.residual();
@@ -102,10 +125,10 @@ const TargetRegistration registration(
               .weight_bytes = &DenseTarget::weight_bytes_of,
               .scratch_bytes = &DenseTarget::scratch_bytes_of,
               .state_needs =
-                  [](const TargetConfig& config) {
-                    return StateNeeds{.kv_layers = std::vector<KvLayerSpec>(
-                                          static_cast<size_t>(config.num_layers),
-                                          {config.num_kv_heads, config.head_dim})};
+                  [](const TargetSpec& spec) {
+                    const DenseConfig config(spec);
+                    return StateNeeds{
+                        .kv_layers = {spec.layers.size(), {config.num_kv_heads, config.head_dim}}};
                   }});
 
 }  // namespace

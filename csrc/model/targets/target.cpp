@@ -14,13 +14,6 @@ std::map<std::string, TargetKind>& registry() {
 }
 }  // namespace
 
-void TargetConfig::validate() const {
-  LayerGeometry::validate();
-  check_size("num_layers", num_layers);
-  check_size("vocab_size", vocab_size);
-  target_kind(kind);
-}
-
 TargetRegistration::TargetRegistration(const std::string& name, const TargetKind& kind) {
   registry().emplace(name, kind);
 }

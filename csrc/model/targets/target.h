@@ -10,21 +10,10 @@
 #include "kernels/common/rows.h"
 #include "model/parts/decoder_layer.h"
 #include "model/targets/state_needs.h"
+#include "model/targets/target_spec.h"
 #include "model/weights/weights.h"
 
 namespace openspec {
-
-/// Geometry of a target model. Source: its config.json.
-struct TargetConfig : LayerGeometry {
-  int num_layers = 0;
-  int vocab_size = 0;
-  bool tie_word_embeddings = false;
-  std::string kind = "dense";  // of a TargetRegistration
-
-  /// Throws ArgumentError naming the field that cannot be.
-  void validate() const;
-  ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
-};
 
 /// What heads may share with their target.
 struct SharedTensors {
@@ -32,9 +21,9 @@ struct SharedTensors {
   PackedLinear head;                // hidden states, normed, to logits
 };
 
-/// What a target is built from; `config` is the caller's.
+/// What a target is built from; `spec` is the caller's.
 struct TargetSetup {
-  const TargetConfig& config;
+  const TargetSpec& spec;
   DType dtype = DType::kF32;
   Device device = Device::kCpu;
   ForwardLimits limits;
@@ -72,7 +61,8 @@ struct TargetKind {
   std::unique_ptr<TargetModel> (*make)(const TargetSetup& setup) = nullptr;
   size_t (*weight_bytes)(const TargetSetup& setup) = nullptr;
   size_t (*scratch_bytes)(const TargetSetup& setup) = nullptr;
-  StateNeeds (*state_needs)(const TargetConfig& config) = nullptr;
+  /// Throws ArgumentError naming what of the description it does not compute.
+  StateNeeds (*state_needs)(const TargetSpec& spec) = nullptr;
 };
 
 /// Makes a kind known under a name; its source file holds one of these at namespace scope.
