@@ -23,16 +23,17 @@ inline constexpr int kRunningVocab = 64;
 class RunningTarget final : public TargetModel {
  public:
   explicit RunningTarget(const TargetSetup& setup)
-      : config_(setup.config),
+      : num_layers_(setup.spec.num_layers()),
+        vocab_size_(setup.spec.vocab_size),
         weights_(setup.device),
         states_(state_bytes(setup), memory_of(setup.device)) {}
 
   static size_t state_bytes(const TargetSetup& setup) {
-    return static_cast<size_t>(setup.limits.max_rows) * needs(setup.config).record_bytes;
+    return static_cast<size_t>(setup.limits.max_rows) * needs(setup.spec).record_bytes;
   }
-  static StateNeeds needs(const TargetConfig& config) {
+  static StateNeeds needs(const TargetSpec& spec) {
     return {.kv_layers = {},
-            .record_bytes = static_cast<size_t>(config.num_layers) * kStateWords * sizeof(uint32_t),
+            .record_bytes = static_cast<size_t>(spec.num_layers()) * kStateWords * sizeof(uint32_t),
             .num_read = kStateReads};
   }
 
@@ -40,7 +41,7 @@ class RunningTarget final : public TargetModel {
   SharedTensors shared() const override { return {}; }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>&, void*) override {
-    pass_ = {rows, memory.records, config_.num_layers, states_.as<uint32_t>()};
+    pass_ = {rows, memory.records, num_layers_, states_.as<uint32_t>()};
     if (exec.device == Device::kCuda) {
       device::check(running_kernels.pass(pass_, exec.stream), "running_pass");
       return;
@@ -50,19 +51,19 @@ class RunningTarget final : public TargetModel {
     }
   }
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out) override {
-    const RunningLogits logits{pass_.states,       pass_.rows.row_token, row,
-                               config_.num_layers, config_.vocab_size,   out};
+    const RunningLogits logits{pass_.states, pass_.rows.row_token, row,
+                               num_layers_,  vocab_size_,          out};
     if (exec.device == Device::kCuda) {
       device::check(running_kernels.logits(logits, count, exec.stream), "running_logits");
       return;
     }
     for (int entry = 0; entry < count; ++entry) {
-      for (int column = 0; column < config_.vocab_size; ++column) run_logit(logits, entry, column);
+      for (int column = 0; column < vocab_size_; ++column) run_logit(logits, entry, column);
     }
   }
 
  private:
-  TargetConfig config_;
+  int num_layers_, vocab_size_;
   Weights weights_;
   Buffer states_;
   RunningPass pass_;
