@@ -65,7 +65,7 @@ class RunningTarget final : public TargetModel {
  private:
   int num_layers_, vocab_size_;
   Weights weights_;
-  Buffer states_;
+  openspec::Buffer states_;
   RunningPass pass_;
 };
 
@@ -215,11 +215,17 @@ struct Chances {
 };
 
 /// Runs all jobs under a random schedule, with as many steps ahead as there may be, and checks
-/// their texts.
+/// their texts. `Engine` is a Runner or has what is used of it here.
+template <typename Engine>
 class RandomSchedule {
  public:
-  RandomSchedule(Runner& runner, const RunningJobs& work, const Chances& chances, int seed)
-      : runner_(runner), work_(work), chances_(chances), random_(static_cast<uint32_t>(seed)) {
+  RandomSchedule(Engine& runner, int max_drafts, const RunningJobs& work, const Chances& chances,
+                 int seed)
+      : runner_(runner),
+        max_drafts_(max_drafts),
+        work_(work),
+        chances_(chances),
+        random_(static_cast<uint32_t>(seed)) {
     for (size_t i = 0; i < work.jobs.size(); ++i) waiting_.push_back(i);
     states_.resize(work.jobs.size());
   }
@@ -296,7 +302,7 @@ class RandomSchedule {
   bool launch() {
     std::vector<SpanRequest> requests;
     Open next;
-    const int max_drafts = happens(chances_.undrafted) ? 0 : runner_.config().max_draft_tokens;
+    const int max_drafts = happens(chances_.undrafted) ? 0 : max_drafts_;
     for (const size_t i : running_) {
       State& state = states_[i];
       const int num_known = static_cast<int>(work_.jobs[i].prompt.size() + state.output.size());
@@ -349,7 +355,8 @@ class RandomSchedule {
     }
   }
 
-  Runner& runner_;
+  Engine& runner_;
+  int max_drafts_;
   const RunningJobs& work_;
   Chances chances_;
   std::mt19937 random_;
@@ -381,7 +388,7 @@ inline void check_all_schedules(Device device, bool makes_trees, bool has_entrie
       // As many as run at a time, once more from the prefix cache, and more than that.
       for (const int num_jobs : {6, 6, 14}) {
         const RunningJobs work(num_jobs, static_cast<int>(i) + 1);
-        RandomSchedule schedule(*runner, work, kSchedules[i], num_jobs);
+        RandomSchedule schedule(*runner, max_draft_tokens, work, kSchedules[i], num_jobs);
         schedule.run();
         CHECK_GT(schedule.num_accepted, 0);
         CHECK_LT(schedule.num_accepted, schedule.num_drafts);
@@ -401,7 +408,8 @@ inline void check_every_acceptance(Device device, int width) {
       const auto runner =
           running_runner(running_config(device, length * width),
                          std::make_unique<PartlyRightDrafter>(oracle, num_right, width));
-      RandomSchedule schedule(*runner, work, {.max_chunk = 40, .undrafted = 6}, length);
+      RandomSchedule schedule(*runner, length * width, work, {.max_chunk = 40, .undrafted = 6},
+                              length);
       schedule.run();
       CHECK_EQ(schedule.num_accepted > 0, num_right > 0);
     }
