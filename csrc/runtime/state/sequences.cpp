@@ -138,17 +138,15 @@ void Sequences::begin(StepLease& lease) {
     records_.restore(span.slot, span.place, span.length);
   }
   given_up_.clear();
-  lease.place = num_begun_ % limits_.num_steps;
+  lease.place = num_begun_++ % limits_.num_steps;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     if (!overwrites_records(lease, i) || !is_current(lease, i)) continue;
     records_.save(lease.requests[i].slot, lease.place, lease.first_position[i]);
   }
-  ++num_begun_;
 }
 
 void Sequences::abandon(StepLease& lease) {
   const bool was_begun = lease.state == StepLease::State::kLaunched;
-  if (was_begun) --num_begun_;
   for (size_t i = 0; i < lease.serials.size(); ++i) {
     if (!is_current(lease, i)) continue;
     const SpanRequest& request = lease.requests[i];

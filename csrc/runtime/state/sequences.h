@@ -21,7 +21,8 @@ class OutOfPages : public std::runtime_error {
 };
 
 /// The running sequences and all that they hold, pages and records; the transactions on them, one a
-/// step, each a lease. Leases are begun and committed in order, and given up newest first.
+/// step, each a lease. Leases are begun and committed in order. If one is given up, so are all
+/// after it and before it that were begun, newest first.
 class Sequences {
  public:
   Sequences(const SequenceLimits& limits, const RecordPlan& records, int num_pages,
@@ -79,7 +80,7 @@ class Sequences {
   SlotRecords records_;
   PrefixCache prefixes_;
   std::vector<GivenUp> given_up_;
-  int num_begun_ = 0;  // leases, without those that were given up
+  int num_begun_ = 0;  // leases
 };
 
 }  // namespace openspec

@@ -309,8 +309,9 @@ class RandomSchedule {
       const int num_out = static_cast<int>(state.output.size()) + state.num_choosing;
       if (num_out >= work_.jobs[i].params.max_tokens || happens(chances_.idle)) continue;
       const bool decodes = state.num_planned + 1 >= num_known;
-      const int count =
-          decodes ? 1 : std::min(up_to(chances_.max_chunk), num_known - state.num_planned);
+      const int count = decodes || happens(3)
+                            ? 1
+                            : std::min(up_to(chances_.max_chunk), num_known - state.num_planned);
       requests.push_back({state.slot, count, max_drafts});
       next.jobs.emplace_back(i, state.generation);
     }
