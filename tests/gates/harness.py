@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
+
+import pytest
 
 from openspec import _C
 from openspec.config import EngineConfig, config_from_settings
@@ -24,6 +28,11 @@ MODEL: str | None = None
 """Folder of the target; set by the fixture `target_name`. None: the embedded model."""
 PAGE_SIZE = 16
 PLAIN: dict[str, object] = {"method": "none", "enable_prefix_caching": False}
+
+
+def imported(name: str) -> Any:
+    """A module of the tests' requirements, which only a machine for CUDA may lack."""
+    return pytest.importorskip(name) if DEVICE == "cuda" else importlib.import_module(name)
 
 
 @dataclass(frozen=True)

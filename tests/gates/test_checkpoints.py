@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.checkpoint.targets.config import ModelConfig
@@ -20,8 +21,7 @@ from tests.gates.conftest import Reference
 from tests.gates.test_logits import EMBEDDED, FAMILIES, RANDOM_MODELS, Subject, make_random_model
 from tests.gates.workload import jobs
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = harness.imported("transformers")
 TOKEN_IDS = list(range(40, 70))
 HALF = FAMILIES["qwen2.5"] | {"torch_dtype": "float16"}
 
@@ -123,8 +123,8 @@ def test_config_as_transformers_writes_it(tmp_path: Path, name: str) -> None:
     config = ModelConfig.from_folder(folder)
     theirs = transformers.AutoConfig.from_pretrained(folder)
     assert config.hidden_size == theirs.hidden_size
-    assert config.num_kv_heads == theirs.num_key_value_heads
-    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.spec.layers[0].mixer.num_kv_heads == theirs.num_key_value_heads
+    assert config.spec.tie_word_embeddings == theirs.tie_word_embeddings
     assert config.rope.kind == theirs.rope_parameters["rope_type"]
 
 

@@ -13,8 +13,6 @@ import pytest
 from tests.serve.real_server import RealServer, real_server, resident_bytes
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 MAX_CONNECTIONS = 40
 BODY_BYTES = 4 << 20
 MAX_KEPT_BYTES = 40e6

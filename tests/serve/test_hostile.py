@@ -20,8 +20,6 @@ from tests.serve.real_server import RealServer, real_server
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 METHODS = {
     "ngram": [],
     "eagle3": ["--num-speculative-tokens", "5", "--draft-top-k", "4"],

@@ -92,7 +92,6 @@ def test_working_directory_that_is_gone(tmp_path: Path) -> None:
     [(600_000, "16MiB"), (8_000_000, "16GiB")],
 )
 def test_too_little_address_space(num_kib: int, kv_bytes: str) -> None:
-    pytest.importorskip("openspec._C", exc_type=ImportError)
     shell = ["bash", "-c", 'ulimit -v "$0" && exec "$@"', str(num_kib)]
     line = [*command(["--port", "0", "--kv-cache-memory", kv_bytes]), "--num-threads", "1"]
     status, errors, _ = run_to_its_end([*shell, *line])
@@ -157,10 +156,6 @@ def test_the_front_process_does_not_load_torch() -> None:
 
 class TestRunning:
     """Needs the engine."""
-
-    @pytest.fixture(autouse=True)
-    def _built(self) -> None:
-        pytest.importorskip("openspec._C", exc_type=ImportError)
 
     def test_settings_from_file_and_environment(self, tmp_path: Path) -> None:
         config = tmp_path / "config.yaml"

@@ -12,25 +12,26 @@ from openspec.config import config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import (
+from tests.heads.formats import dflash2_keys, dflash2_tensors
+from tests.heads.stubs import (
     DRAFT_VOCAB,
     HIDDEN,
+    SIZES,
     VOCAB,
+    Checkpoint,
     Tensors,
+    block_speculators,
+    filled,
     tensor,
     token_map,
     write_draft,
     write_target,
+    zlab,
 )
-from tests.unit.test_dflash_config import NUM_LAYERS, Checkpoint, read, speculators, zlab
+from tests.unit.test_dflash_config import NUM_LAYERS, read
 
 RANK, GROUP = 16, 16
-KEYS = {
-    "conv_kernel_size": 2,
-    "conv_group_size": GROUP,
-    "selector_rank": RANK,
-    "selector_top_k": 16,
-}
+KEYS = dflash2_keys(RANK, GROUP)
 PARTS = {"conv_group": GROUP, "selector_rank": RANK, "selector_top_k": 16}
 
 
@@ -40,17 +41,7 @@ def target(tmp_path: Path) -> ModelConfig:
 
 
 def parts(rank: int = RANK, group: int = GROUP) -> Tensors:
-    shapes = {
-        "candidate_selector.predecessor_codebook": [VOCAB, rank],
-        "candidate_selector.successor_codebook": [VOCAB, rank],
-        "candidate_selector.hidden_projection.weight": [rank, HIDDEN],
-    }
-    for layer in range(NUM_LAYERS):
-        for side in ("attention", "mlp"):
-            name = f"layers.{layer}.{side}_conv"
-            shapes[f"{name}.base_kernel"] = [2, 2, HIDDEN]
-            shapes[f"{name}.kernel_projection.weight"] = [4 * HIDDEN // group, HIDDEN]
-    return {name: tensor("BF16", shape) for name, shape in shapes.items()}
+    return filled(dflash2_tensors(SIZES, NUM_LAYERS, rank, group))
 
 
 def of_zlab(**changes: Any) -> Checkpoint:
@@ -62,7 +53,7 @@ def of_zlab(**changes: Any) -> Checkpoint:
 
 def of_speculators(**changes: Any) -> Checkpoint:
     """As it is saved: neither embedding nor LM head, and the whole vocabulary."""
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2"}
     config |= {"draft_vocab_size": VOCAB, **KEYS, **changes}
     dropped = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d", "verifier_norm.weight")
@@ -73,8 +64,8 @@ def of_speculators(**changes: Any) -> Checkpoint:
 @pytest.mark.parametrize("make", [of_zlab, of_speculators])
 def test_formats(target: ModelConfig, make: Any) -> None:
     model = read(target, make())
-    assert {name: model.options[name] for name in PARTS} == PARTS
-    assert model.options["anchor_drafts"] is False
+    assert {name: getattr(model.head, name) for name in PARTS} == PARTS
+    assert model.head.anchor_drafts is False
     assert set(parts()) <= set(model.tensor_names)
     shown = "\n".join((model.description, *model.details))
     name = "speculators" if make is of_speculators else "z-lab"
@@ -89,9 +80,9 @@ def test_what_absent_keys_mean(target: ModelConfig) -> None:
     for key in KEYS:
         del config[key]
     model = read(target, (config, tensors | parts(rank=256)))
-    assert model.options["selector_rank"] == 256 and model.options["conv_group"] == 16
+    assert model.head.selector_rank == 256 and model.head.conv_group == 16
     plain = read(target, zlab())
-    assert {plain.options[name] for name in PARTS} == {0}
+    assert {getattr(plain.head, name) for name in PARTS} == {0}
     assert plain.description.startswith("DFlash head")
 
 
@@ -99,9 +90,9 @@ def test_convolutions_or_a_selector_alone(target: ModelConfig) -> None:
     config, tensors = of_zlab(selector_rank=0, selector_top_k=None)
     config["architectures"] = ["DFlashDraftModel"]
     model = read(target, (config, tensors))
-    assert model.options["conv_group"] == GROUP and model.options["selector_rank"] == 0
+    assert model.head.conv_group == GROUP and model.head.selector_rank == 0
     model = read(target, of_zlab(conv_kernel_size=0, conv_group_size=0))
-    assert model.options["conv_group"] == 0 and model.options["selector_rank"] == RANK
+    assert model.head.conv_group == 0 and model.head.selector_rank == RANK
 
 
 def test_blocks_of_layers_that_slide(target: ModelConfig) -> None:
@@ -113,11 +104,11 @@ def test_blocks_of_layers_that_slide(target: ModelConfig) -> None:
     }
     config, tensors = of_speculators()
     config["transformer_layer_config"] |= window
-    assert read(target, (config, tensors)).options["sliding_is_causal"] is False
+    assert read(target, (config, tensors)).head.sliding_is_causal is False
     config["sliding_window_non_causal"] = False
-    assert read(target, (config, tensors)).options["sliding_is_causal"] is True
+    assert read(target, (config, tensors)).head.sliding_is_causal is True
     config, tensors = of_zlab()
-    assert read(target, (config | window, tensors)).options["sliding_is_causal"] is True
+    assert read(target, (config | window, tensors)).head.sliding_is_causal is True
 
 
 def test_names_of_the_method(target: ModelConfig, tmp_path: Path) -> None:

@@ -15,27 +15,34 @@ from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import Checkup, OptionValue
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import (
+from openspec.specs import AttentionSpec, DenseMlpSpec, LayerSpec
+from tests.heads.formats import markov_tensors
+from tests.heads.stubs import (
+    BLOCK,
     DRAFT_VOCAB,
     HEAD_DIM,
     HIDDEN,
     INTERMEDIATE,
     KV_HEADS,
     LAYERS,
+    OUTPUTS,
     Q_HEADS,
+    RANK,
+    SIZES,
     VOCAB,
-    Tensors,
-    geometry,
+    Checkpoint,
+    block_deepspec,
+    block_speculators,
+    dspark,
+    filled,
+    jetspec,
     tensor,
-    token_map,
     write_draft,
     write_target,
+    zlab,
 )
 
-NUM_LAYERS, RANK = 2, 8
-MASK = VOCAB - 3
-OUTPUTS = [1, 9, 17, 25, 33]
-Checkpoint = tuple[dict[str, Any], Tensors]
+NUM_LAYERS, MASK = BLOCK.num_layers, BLOCK.mask
 
 
 @pytest.fixture
@@ -43,109 +50,16 @@ def target(tmp_path: Path) -> ModelConfig:
     return write_target(tmp_path / "target")
 
 
-def block_tensors(num_captures: int = len(OUTPUTS)) -> Tensors:
-    q_rows, kv_rows = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    layer = {
-        "self_attn.q_proj.weight": [q_rows, HIDDEN],
-        "self_attn.k_proj.weight": [kv_rows, HIDDEN],
-        "self_attn.v_proj.weight": [kv_rows, HIDDEN],
-        "self_attn.o_proj.weight": [HIDDEN, q_rows],
-        "self_attn.q_norm.weight": [HEAD_DIM],
-        "self_attn.k_norm.weight": [HEAD_DIM],
-        "mlp.gate_proj.weight": [INTERMEDIATE, HIDDEN],
-        "mlp.up_proj.weight": [INTERMEDIATE, HIDDEN],
-        "mlp.down_proj.weight": [HIDDEN, INTERMEDIATE],
-        "input_layernorm.weight": [HIDDEN],
-        "post_attention_layernorm.weight": [HIDDEN],
-    }
-    shapes = {
-        f"layers.{i}.{name}": shape for i in range(NUM_LAYERS) for name, shape in layer.items()
-    }
-    shapes |= {
-        "fc.weight": [HIDDEN, num_captures * HIDDEN],
-        "hidden_norm.weight": [HIDDEN],
-        "norm.weight": [HIDDEN],
-    }
-    return {name: tensor("BF16", shape, 1) for name, shape in shapes.items()}
-
-
-def markov_tensors() -> Tensors:
-    return {
-        "markov_head.markov_w1.weight": tensor("BF16", [VOCAB, RANK]),
-        "markov_head.markov_w2.weight": tensor("BF16", [VOCAB, RANK]),
-        "confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + RANK]),
-        "confidence_head.proj.bias": tensor("BF16", [1]),
-    }
-
-
-def base() -> dict[str, Any]:
-    return geometry() | {"num_hidden_layers": NUM_LAYERS, "model_type": "qwen3"}
-
-
-def zlab() -> Checkpoint:
-    config = base() | {
-        "architectures": ["DFlashDraftModel"],
-        "block_size": 16,
-        "num_target_layers": LAYERS,
-        "layer_types": ["full_attention"] * NUM_LAYERS,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
-    }
-    return config, block_tensors()
-
-
-def jetspec() -> Checkpoint:
-    config, tensors = zlab()
-    config["dflash_config"] |= {"causal_head": True, "draft_shift": False}
-    return config, tensors
-
-
-def deepspec() -> Checkpoint:
-    config = base() | {
-        "architectures": ["Qwen3DSparkModel"],
-        "block_size": 7,
-        "num_anchors": 512,
-        "markov_rank": 0,
-        "mask_token_id": MASK,
-        "target_layer_ids": OUTPUTS,
-        "rope_theta": None,
-        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
-    }
-    copies = {
-        "embed_tokens.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
-        "lm_head.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
-    }
-    return config, block_tensors() | copies
-
-
-def dspark() -> Checkpoint:
-    config, tensors = deepspec()
-    config |= {
-        "markov_rank": RANK,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    }
-    return config, tensors | markov_tensors()
-
-
-def speculators() -> Checkpoint:
-    config = {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
-        "block_size": 8,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "aux_hidden_state_layer_ids": [i + 1 for i in OUTPUTS],
-        "mask_token_id": MASK,
-        "transformer_layer_config": base(),
-        "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
-    }
-    tensors = block_tensors() | token_map()
-    tensors["lm_head.weight"] = tensor("BF16", [DRAFT_VOCAB, HIDDEN])
-    tensors["embed_tokens.weight"] = tensor("BF16", [VOCAB, HIDDEN], 8)
-    tensors["verifier_norm.weight"] = tensor("BF16", [HIDDEN])
-    return config, tensors
-
-
+LAYER = LayerSpec(
+    mixer=AttentionSpec(
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        has_qk_norm=True,
+        inv_freq=default_rope(1e6, HEAD_DIM).inv_freq,
+    ),
+    mlp=DenseMlpSpec(intermediate_size=INTERMEDIATE),
+)
 WINDOW = {"use_sliding_window": True, "sliding_window": 2048}
 SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -159,10 +73,14 @@ def sliding(**changes: Any) -> Checkpoint:
 FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
     "zlab": (zlab, "dflash"),
     "jetspec": (jetspec, "dflash"),
-    "deepspec": (deepspec, "dflash"),
+    "deepspec": (block_deepspec, "dflash"),
     "dspark": (dspark, "dspark"),
-    "speculators": (speculators, "dflash"),
+    "speculators": (block_speculators, "dflash"),
 }
+
+
+def windows(model: DraftModel) -> list[int]:
+    return [layer.mixer.window for layer in model.head.layers]
 
 
 def config_of(
@@ -226,17 +144,11 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
     make, method = FORMATS[name]
     model = read(target, make(), method)
     common = {
-        "capture_layers": "1,9,17,25,33",
+        "capture_layers": (1, 9, 17, 25, 33),
         "mask_token": MASK,
-        "num_layers": NUM_LAYERS,
-        "num_q_heads": Q_HEADS,
-        "num_kv_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": INTERMEDIATE,
-        "inv_freq": default_rope(1e6, HEAD_DIM).inv_freq,
-        "rope_scale": 1.0,
+        "layers": (LAYER,) * NUM_LAYERS,
     }
-    assert {key: model.options[key] for key in common | expected} == common | expected
+    assert {name: getattr(model.head, name) for name in common | expected} == common | expected
     assert all(inner == outer for outer, inner in model.tensor_names.items())
     shown = "\n".join((model.description, *model.details))
     assert "outputs of 1, 9, 17, 25, 33 = entering 2, 10, 18, 26, 34" in shown
@@ -247,41 +159,41 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
 def test_names_of_causal_blocks(target: ModelConfig, name: str) -> None:
     config, tensors = zlab()
     config["dflash_config"] |= {name: True}
-    assert read(target, (config, tensors)).options["is_causal"] is True
+    assert read(target, (config, tensors)).head.is_causal is True
     config["dflash_config"] |= {name: False}
-    assert read(target, (config, tensors)).options["is_causal"] is False
+    assert read(target, (config, tensors)).head.is_causal is False
 
 
 def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
     """The target ties its head, so a copy of the embedding is a copy of the head."""
-    model = read(target, deepspec())
+    model = read(target, block_deepspec())
     assert {"embed_tokens.weight", "lm_head.weight"} <= set(model.ignored_tensors)
     assert not {"embed_tokens.weight", "lm_head.weight"} & set(model.tensor_names)
-    config, tensors = deepspec()
+    config, tensors = block_deepspec()
     tensors["lm_head.weight"] = tensor("BF16", [VOCAB, HIDDEN], 9)
-    assert read(target, (config, tensors)).options["has_head"] is True
+    assert read(target, (config, tensors)).head.has_head is True
 
 
 def test_a_last_state_that_only_training_reads(target: ModelConfig) -> None:
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config["aux_hidden_state_layer_ids"] = [*config["aux_hidden_state_layer_ids"], LAYERS]
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 9, 17, 25, 33)
     tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 6 * HIDDEN])}
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33,35"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 9, 17, 25, 33, 35)
 
 
 def test_default_layers(target: ModelConfig) -> None:
     config, tensors = zlab()
     del config["dflash_config"]["target_layer_ids"]
     tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 2 * HIDDEN])}
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,33"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 33)
 
 
 def test_default_block_size(target: ModelConfig) -> None:
     """The speculators format has one; z-lab's and DeepSpec's have not (see the refused blocks)."""
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     del config["block_size"]
-    assert read(target, (config, tensors)).options["block_size"] == 8
+    assert read(target, (config, tensors)).head.block_size == 8
     assert config_of(target, target.folder.parent / "draft", "dflash").draft_depth == 7
 
 
@@ -298,51 +210,47 @@ def test_default_block_size(target: ModelConfig) -> None:
 def test_harmless_keys(target: ModelConfig, outer: dict[str, Any], inner: dict[str, Any]) -> None:
     config, tensors = zlab()
     config["dflash_config"] |= inner
-    assert read(target, (config | outer, tensors)).options == read(target, zlab()).options
+    assert read(target, (config | outer, tensors)).head == read(target, zlab()).head
 
 
 @pytest.mark.parametrize(
-    ("changes", "window", "sights"),
+    ("changes", "expected"),
     [
-        ({}, 2048, "sf"),
-        ({"layer_types": ["sliding_attention"] * 2}, 2048, "ss"),
-        ({"use_sliding_window": False}, 0, ""),  # transformers' Qwen3Config drops it
-        ({"use_sliding_window": None}, 0, ""),
-        ({"use_sliding_window": None, "model_type": "llama"}, 2048, "sf"),
-        ({"sliding_window": None}, 0, ""),
-        ({"layer_types": None}, 0, ""),  # layers from max_window_layers on, which is 28
-        ({"layer_types": None, "max_window_layers": 1}, 2048, "fs"),
-        ({"layer_types": ["full_attention"] * 2}, 0, ""),
+        ({}, [2048, 0]),
+        ({"layer_types": ["sliding_attention"] * 2}, [2048, 2048]),
+        ({"use_sliding_window": False}, [0, 0]),  # transformers' Qwen3Config drops it
+        ({"use_sliding_window": None}, [0, 0]),
+        ({"use_sliding_window": None, "model_type": "llama"}, [2048, 0]),
+        ({"sliding_window": None}, [0, 0]),
+        ({"layer_types": None}, [0, 0]),  # layers from max_window_layers on, which is 28
+        ({"layer_types": None, "max_window_layers": 1}, [0, 2048]),
+        ({"layer_types": ["full_attention"] * 2}, [0, 0]),
     ],
 )
 def test_which_layers_slide(
-    target: ModelConfig, changes: dict[str, Any], window: int, sights: str
+    target: ModelConfig, changes: dict[str, Any], expected: list[int]
 ) -> None:
-    options = read(target, sliding(**changes)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
-    config, tensors = speculators()
+    assert windows(read(target, sliding(**changes))) == expected
+    config, tensors = block_speculators()
     config["transformer_layer_config"] |= WINDOW | SLIDES | changes
-    options = read(target, (config, tensors)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
+    assert windows(read(target, (config, tensors))) == expected
 
 
 def test_windows_that_stand_elsewhere(target: ModelConfig) -> None:
     config, tensors = sliding()
     del config["sliding_window"]  # what equals the class's default is not written
-    assert read(target, (config, tensors)).options["sliding_window"] == 4096
-    for inner, sights in (
-        ({"use_swa": True, "swa_window_size": 64}, "ss"),
-        ({"use_swa": False, "swa_window_size": 64}, ""),
+    assert windows(read(target, (config, tensors))) == [4096, 0]
+    for inner, window in (
+        ({"use_swa": True, "swa_window_size": 64}, 64),
+        ({"use_swa": False, "swa_window_size": 64}, 0),
     ):
         config, tensors = zlab()
         config["dflash_config"] |= inner
         config["layer_types"] = None
-        options = read(target, (config, tensors)).options
-        assert (options["sliding_window"], options["layer_sights"]) == (64 if sights else 0, sights)
+        assert windows(read(target, (config, tensors))) == [window, window]
     config, tensors = zlab()
     config["dflash_config"]["sliding_window"] = 64
-    options = read(target, (config | SLIDES, tensors)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (64, "sf")
+    assert windows(read(target, (config | SLIDES, tensors))) == [64, 0]
 
 
 @pytest.mark.parametrize(
@@ -370,8 +278,8 @@ def test_causality_of_layers(
     config, tensors = sliding(**outer)
     config["dflash_config"] |= inner
     model = read(target, (config, tensors), draft_attention=attention)
-    assert model.options["is_causal"] is full
-    assert model.options["sliding_is_causal"] is sliding_is_causal
+    assert model.head.is_causal is full
+    assert model.head.sliding_is_causal is sliding_is_causal
     sight = next(line for line in model.details if line.startswith("sight: "))
     assert "layer 0 sees the last 2048 tokens" in sight and f"({reason}" in sight
 
@@ -384,8 +292,8 @@ def test_what_the_user_says_counts(target: ModelConfig) -> None:
         draft_anchor="first",
         draft_attention="causal",
     )
-    assert model.options["capture_layers"] == "0,8,16,24,32"
-    assert model.options["anchor_drafts"] is True and model.options["is_causal"] is True
+    assert model.head.capture_layers == (0, 8, 16, 24, 32)
+    assert model.head.anchor_drafts is True and model.head.is_causal is True
 
 
 def test_drafts_by_default_are_those_of_a_block(target: ModelConfig, tmp_path: Path) -> None:
@@ -494,15 +402,15 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
     with pytest.raises(ConfigError, match=r"markov_rank.*--method dspark"):
         read(target, dspark(), "dflash")
     with pytest.raises(ConfigError, match=r"markov_rank.*--method dflash"):
-        read(target, deepspec(), "dspark")
+        read(target, block_deepspec(), "dspark")
 
 
 def test_a_markov_head_may_know_tokens_of_its_own(target: ModelConfig) -> None:
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
-    model = read(target, (config, tensors | markov_tensors()), "dspark")
-    assert model.options["draft_vocab_size"] == DRAFT_VOCAB and model.options["has_token_map"]
-    assert model.options["anchor_drafts"] is True  # DSpark's default in that format
+    model = read(target, (config, tensors | filled(markov_tensors(SIZES, RANK))), "dspark")
+    assert model.head.draft_vocab_size == DRAFT_VOCAB and model.head.has_token_map
+    assert model.head.anchor_drafts is True  # DSpark's default in that format
 
 
 @pytest.mark.parametrize("rank", [12, 264])
@@ -517,7 +425,7 @@ def test_refused_tensors(target: ModelConfig) -> None:
     wrong = {"confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + 1])}
     with pytest.raises(ConfigError, match=r"\[1, 64\] or \[1, 72\] .*found \[1, 65\]"):
         read(target, (config, tensors | wrong), "dspark")
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     del tensors["d2t"]
     with pytest.raises(ConfigError, match="missing tensor d2t: the head knows 40"):
         read(target, (config, tensors))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FOLDERS = ("csrc", "python", "tests", "bench", "docs", "third_party")
 PAGES = sorted({*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))})
-METHODS = sorted(path.stem for path in (ROOT / "csrc" / "runtime" / "drafters").glob("*.cpp"))
+METHODS = sorted(path.stem for path in ROOT.glob("csrc/runtime/drafting/methods/*.cpp"))
 
 
 def relative(path: Path) -> str:

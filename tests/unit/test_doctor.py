@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
+from openspec.specs import HeadSpec
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
-from tests.unit.draft_checkpoints import tensor, write_draft, write_target
+from tests.heads.stubs import tensor, write_draft, write_target
 
 CHECKUP = Checkup(
     usual=(0.6, 0.4),
@@ -30,6 +30,16 @@ CHECKUP = Checkup(
 )
 
 
+HEAD = HeadSpec(
+    layers=(),
+    rms_norm_eps=1e-6,
+    capture_layers=(),
+    draft_vocab_size=8,
+    has_embedding=False,
+    has_token_map=False,
+)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[EngineConfig]:
     write_target(tmp_path / "target")
@@ -39,7 +49,7 @@ def config(tmp_path: Path) -> Iterator[EngineConfig]:
         return DraftModel(
             folder=folder,
             description="a guesser",
-            options={},
+            head=HEAD,
             tensor_names={},
             ignored_tensors={"verifier": "only training needs it"},
             details=("format: of its own", "layers: outputs of 1 = entering 2"),
@@ -180,19 +190,12 @@ def test_sample_adds_up() -> None:
     assert Sample().first == 0.0
 
 
-needs_engine = pytest.mark.skipif(
-    importlib.util.find_spec("openspec._C") is None, reason="needs the core"
-)
-
-
-@needs_engine
 def test_the_other_feedback_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded model's head reads its outputs before the final norm."""
     assert doctor.main(["--method", "eagle3", "--draft-feedback", "normed"]) == 1
     assert "use --draft-feedback raw" in capsys.readouterr().out
 
 
-@needs_engine
 @pytest.mark.parametrize(("layers", "status"), [("0,1,2", 0), ("1,2,3", 1)])
 def test_layers_off_by_one_are_found(
     layers: str, status: int, capsys: pytest.CaptureFixture[str]
@@ -205,7 +208,6 @@ def test_layers_off_by_one_are_found(
 
 
 @pytest.mark.slow
-@needs_engine
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
@@ -226,7 +228,6 @@ def test_a_wrong_layout_is_found(
 
 
 @pytest.mark.slow
-@needs_engine
 def test_a_layout_with_fewer_drafts_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded head has 15 rows, which all draft; in the other layout it is one fewer."""
     flags = ["--num-speculative-tokens", "15", "--doctor-tokens", "48"]
@@ -235,13 +236,11 @@ def test_a_layout_with_fewer_drafts_is_tried(capsys: pytest.CaptureFixture[str])
     assert tried.partition(" by position")[0].count("%") == 14
 
 
-@needs_engine
 def test_texts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--method", "ngram", "--max-model-len", "16"]) == 2
     assert "error: the prompt has" in capsys.readouterr().err
 
 
-@needs_engine
 def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--method", "ngram", "--ngram-min", "1", "--doctor-tokens", "48"]) == 0
     shown = capsys.readouterr().out

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,6 @@ def test_the_two_roles() -> None:
     assert default_method() in available_drafters() and default_method() != plain_method()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
 def test_core_and_package_agree() -> None:
     from openspec import _C
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from openspec.bench.client import Address
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, check_is_built
 from openspec.settings import ENV_PREFIX, Raw
 
 READY_TIMEOUT_S = 300.0
@@ -63,6 +63,7 @@ def started_server(settings: Mapping[str, Raw]) -> Iterator[ServerUnderTest]:
     Raises:
         ConfigError: it did not come up; the message holds the end of its log.
     """
+    check_is_built()
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="openspec-") as folder:
         config = Path(folder) / "config.yaml"

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openspec.errors import ConfigError, check_is_built, out_of_memory
+
 try:
     from openspec import _C
 except ImportError as error:
-    raise ImportError(
+    check_is_built()
+    if out_of_memory(error) is not None:
+        raise
+    raise ConfigError(
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install openspec again"
     ) from error
@@ -38,7 +43,6 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
-from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
 from openspec.specs import RunnerConfig
 

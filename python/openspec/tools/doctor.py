@@ -21,7 +21,7 @@ from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, 
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import DrafterSpec, Options, Variant
-from openspec.errors import ConfigError, RequestError
+from openspec.errors import ConfigError, RequestError, check_is_built
 from openspec.messages import (
     SamplingParams,
     SpecDecodeStats,
@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         own = build(DoctorConfig, values)
         check_ranges(own)
+        check_is_built()
         config = config.with_folders()
         has_problem = False
         for line in examine(config, lambda one: measure(one, own.doctor_tokens)):
