@@ -143,7 +143,7 @@ inline RunnerConfig running_config(Device device, int max_draft_tokens) {
   config.dtype = device == Device::kCuda ? DType::kBF16 : DType::kF32;
   config.page_size = device == Device::kCuda ? 8 : 4;
   config.max_model_len = 320;
-  config.max_num_batched_tokens = 512;
+  config.max_num_batched_tokens = 1024;
   if (device == Device::kCuda) config.max_num_logits_rows = 64;
   config.max_draft_tokens = max_draft_tokens;
   config.adaptive = false;
