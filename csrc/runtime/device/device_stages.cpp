@@ -145,10 +145,11 @@ void DeviceStep::lay_out(const StepShape& shape, int num_samples) {
 }
 
 void DeviceStep::score(const RowBatch& rows) {
-  context_.target.forward(
-      exec_, rows,
-      {{arrays_.table.pages, arrays_.table.max_pages_per_seq}, context_.kv_layers, context_.records},
-      capture_layers_, captured_.data());
+  context_.target.forward(exec_, rows,
+                          {{arrays_.table.pages, arrays_.table.max_pages_per_seq},
+                           context_.kv_layers,
+                           context_.records},
+                          capture_layers_, captured_.data());
 }
 
 void DeviceStep::choose(const RowBatch& rows, int num_samples, bool has_masks) {
