@@ -85,7 +85,7 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
                                 const std::string& dtype, int page_size, int max_num_seqs,
                                 int max_model_len, int max_num_batched_tokens,
                                 int max_num_logits_rows, int num_threads, int max_draft_tokens,
-                                int max_forced_tokens, int draft_depth, const std::string& method,
+                                int max_grammar_drafts, int draft_depth, const std::string& method,
                                 const std::map<std::string, DrafterOption>& method_options,
                                 const std::string& acceptance, bool adaptive,
                                 bool enable_prefix_caching, const std::string& cache_key) {
@@ -101,7 +101,7 @@ RunnerConfig make_runner_config(const TargetConfig& target, const std::string& d
   config.max_num_logits_rows = max_num_logits_rows;
   config.num_threads = num_threads;
   config.max_draft_tokens = max_draft_tokens;
-  config.max_forced_tokens = max_forced_tokens;
+  config.max_grammar_drafts = max_grammar_drafts;
   config.draft_depth = draft_depth;
   config.method = method;
   config.method_options = method_options;
@@ -243,7 +243,7 @@ void bind_values(py::module_& m) {
            py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),
            py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
            py::arg("max_num_logits_rows"), py::arg("num_threads"), py::arg("max_draft_tokens"),
-           py::arg("max_forced_tokens"), py::arg("draft_depth"), py::arg("method"),
+           py::arg("max_grammar_drafts"), py::arg("draft_depth"), py::arg("method"),
            py::arg("method_options"), py::arg("acceptance"), py::arg("adaptive"),
            py::arg("enable_prefix_caching"), py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
@@ -281,8 +281,7 @@ void bind_values(py::module_& m) {
           [](const SpanResult& result) { return kFinishNames[static_cast<size_t>(result.finish)]; })
       .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
-      .def_readonly("num_forced_tokens", &SpanResult::num_forced_tokens)
-      .def_readonly("num_accepted_forced_tokens", &SpanResult::num_accepted_forced_tokens)
+      .def_property_readonly("drafts_by_source", &drafts_by_source)
       .def_property_readonly("logprobs",
                              [](const SpanResult& result) { return tuples_of(result.logprobs); })
       .def_property_readonly(

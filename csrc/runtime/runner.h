@@ -136,7 +136,7 @@ class Runner {
   int num_rows_behind() const { return drafter_->needs().kv_layers.empty() ? 0 : 1; }
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
-  /// What a result tells about the drafter, if that was asked.
+  /// What a result tells about the sources of its drafts.
   void observe_acceptance(const SpanResult& result, bool has_proposed);
   /// Full pages, the drafter's entries included: it has yet to learn from the last `num_waiting`
   /// tokens.
@@ -155,10 +155,10 @@ class Runner {
   RunnerStats stats_;
   std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
-  AcceptanceEstimate acceptance_, forced_acceptance_;  // over all sequences: where a new one starts
-  int64_t cache_queries_ = 0, cache_hits_ = 0;         // tokens
-  std::unique_ptr<PageEventLog> page_events_;          // if somebody follows the prefix cache
-  std::vector<std::string> cache_salts_;               // by slot, then
+  BySource<AcceptanceEstimate> acceptance_;     // over all sequences: where a new one starts
+  int64_t cache_queries_ = 0, cache_hits_ = 0;  // tokens
+  std::unique_ptr<PageEventLog> page_events_;   // if somebody follows the prefix cache
+  std::vector<std::string> cache_salts_;        // by slot, then
 };
 
 }  // namespace openspec

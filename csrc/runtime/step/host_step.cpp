@@ -29,6 +29,15 @@ HostStep::HostStep(StepContext context)
       context_(std::move(context)),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_},
+      drafter_(context_.drafter, context_.table, exec_, context_.config.max_draft_tokens,
+               context_.config.max_num_batched_tokens),
+      grammars_(
+          context_.table,
+          [this](int slot) {
+            const std::span<const int32_t> tokens = context_.table.tokens(slot);
+            return std::vector<int32_t>(tokens.begin(), tokens.end());
+          },
+          [this]() -> ThreadPool& { return threads_; }),
       masks_(context_.config.target.vocab_size, Memory::kHost) {
   const RunnerConfig& config = context_.config;
   logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
@@ -81,8 +90,6 @@ void HostStep::launch(StepLease& lease) {
 void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
   offer_drafts(lease);
-  last_drafts_ = lease.offered;
-  apply_grammars(lease);
   grant_drafts(lease);
   lay_out(lease);
   fill_masks(lease);
@@ -208,10 +215,6 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   SpanResult result;
   result.slot = span.slot;
   result.num_computed = span.num_new_tokens;
-  result.num_draft_tokens = span.draft.size() + lease.num_refused[index];
-  const int first_forced = lease.first_forced[index];
-  result.is_forced = first_forced == 0 && lease.offered[index].size() > 0;
-  result.num_forced_tokens = std::max(0, span.draft.size() - first_forced);
 
   const auto logprobs_of = [&](int sample, int num_best) {
     const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
@@ -228,7 +231,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
 
   const int first = layout.first_choice[index];
   if (first < 0) return result;
-  int num_output = span.num_tokens - context_.table.prompt_len(span.slot);
+  int num_output = span.num_tokens - context_.table.prompt_len(span.slot), num_accepted = 0;
   const auto choices = std::span(lease.chosen).subspan(static_cast<size_t>(first));
   // The token chosen at the last known token, then at each accepted draft: each but the last is
   // the next draft on the path.
@@ -236,7 +239,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
     const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
     const int32_t token = lease.chosen[static_cast<size_t>(sample)];
     result.token_ids.push_back(token);
-    result.num_accepted_tokens += i < path.size();
+    num_accepted += i < path.size();
     if (params.num_logprobs >= 0) {
       result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
     }
@@ -251,16 +254,18 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
       result.finish = FinishReason::kLength;
     }
   }
-  result.num_accepted_forced_tokens = std::max(0, result.num_accepted_tokens - first_forced);
   // The last chosen token has no KV yet; the drafts before it have.
   result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
 
   // What was not granted is judged as far as it can be: so a sequence without drafts is probed at
   // every step at no cost.
-  const DraftJudgement judgement = judge_drafts(lease.offered[index], span.draft.size(), choices);
-  result.num_offered = lease.offered[index].size();
-  result.num_judged = judgement.num_judged;
-  result.num_right = judgement.num_right;
+  const MergedDraft& offers = lease.offers[index];
+  const DraftJudgement judgement = judge_drafts(offers.draft, span.draft.size(), choices);
+  result.count_drafts(offers.deal({.num_offered = offers.draft.size(),
+                                   .num_drafts = span.draft.size(),
+                                   .num_accepted = num_accepted,
+                                   .num_judged = judgement.num_judged,
+                                   .num_right = judgement.num_right}));
   if (params.reports_steps) {
     SpanDetail& detail = result.detail.emplace();
     detail.draft = span.draft;
@@ -395,7 +400,10 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   }
   lay_out(lease);
   const auto begin = Clock::now();
-  if (kind.proposes) proposals(wanted);
+  if (kind.proposes) {
+    std::vector<Draft> drafts(wanted.size());
+    drafter_.offer(wanted, drafts);
+  }
   score(lease);
   choose(lease);
   const std::vector<int32_t> num_computed(lease.spans.size(), 1);

@@ -8,6 +8,8 @@
 
 #include "core/thread_pool.h"
 #include "kernels/drafts/kept_rows.h"
+#include "runtime/drafting/drafter_source.h"
+#include "runtime/drafting/grammar_source.h"
 #include "runtime/drafting/row_masks.h"
 #include "runtime/step/step_backend.h"
 
@@ -39,18 +41,13 @@ class HostStep final : public StepBackend {
  private:
   void propose(StepLease& lease);
   void offer_drafts(StepLease& lease);
-  bool drafts_pay(StepLease& lease);
-  bool certain_drafts_pay(StepLease& lease);
-  bool has_forced(StepLease& lease);
-  /// The sequence's grammar behind its known tokens; null: it has none.
-  GrammarState* grammar_at_end(int slot);
-  std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
+  std::vector<size_t> ask(DraftSource& source, StepLease& lease);
+  bool drafter_works(StepLease& lease);
+  void grant_drafts(StepLease& lease);
   void teach(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);
   void teach_kept();
   KeptRows kept_rows();
-  void apply_grammars(StepLease& lease);
-  void grant_drafts(StepLease& lease);
   void lay_out(StepLease& lease);
   void fill_masks(const StepLease& lease);
   void score(StepLease& lease);
@@ -67,9 +64,8 @@ class HostStep final : public StepBackend {
   ExecContext exec_;
   Buffer logits_, choose_workspace_;
   int num_last_logits_ = 0;
-  // Of a drafter on arrays.
-  std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
-  std::vector<float> scores_;
+  DrafterSource drafter_;
+  GrammarSource grammars_;
   // Of drafts by whose probabilities the choice is made, by span.
   std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
   std::vector<std::byte> captured_;
