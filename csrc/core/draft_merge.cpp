@@ -20,7 +20,7 @@ void MergedDraft::add(DraftSourceId source, Draft offered) {
                     has_scores ? offered.scores.data() : nullptr, count);
   offered.truncate(count);
   draft = std::move(offered);
-  num_offered[source] = count - num_lead;
+  num_offered[source] += count - num_lead;
 }
 
 BySource<DraftCounts> MergedDraft::deal(const DraftCounts& all) const {

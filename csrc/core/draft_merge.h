@@ -27,6 +27,7 @@ OPENSPEC_HD int put_first(const int32_t* lead, int num_lead, int32_t* tokens, in
   int end = -1, depth = 0;
   for (int i = 0; i < num_drafts && depth < num_lead; ++i) {
     const int parent = parents != nullptr ? parents[i] : i - 1;
+    if (parent >= i) break;
     if (parent != end || tokens[i] != lead[depth]) continue;
     end = i;
     ++depth;
@@ -42,7 +43,8 @@ OPENSPEC_HD int put_first(const int32_t* lead, int num_lead, int32_t* tokens, in
       return parent > end && parents[parent] >= kShift ? parents[parent] / kShift : -1;
     };
     for (int i = end + 1; parents != nullptr && i < num_drafts; ++i) {
-      const int parent = parents[i] < i ? new_parent(parents[i]) : -1;
+      if (parents[i] >= i) num_drafts = i;  // there the drafts end
+      const int parent = i < num_drafts ? new_parent(parents[i]) : -1;
       parents[i] = parent < 0 ? -1 : kShift * count++ + parent;
     }
     count = num_lead;

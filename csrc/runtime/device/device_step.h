@@ -74,6 +74,7 @@ class DeviceStep final : public StepBackend {
   DeviceProbe probe_;
   DrafterSource host_drafter_;  // of a drafter that works on the host
   StepGraphs graphs_;
+  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 };
 
 }  // namespace openspec

@@ -84,7 +84,6 @@ class StepBackend {
 
   DraftPlanner planner_;
   std::vector<int> capture_layers_;
-  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 };
 
 }  // namespace openspec

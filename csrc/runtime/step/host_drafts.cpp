@@ -1,9 +1,7 @@
-// What the host's step does with a drafter before there are rows.
+#include "runtime/step/host_drafts.h"
 
 #include <algorithm>
-#include <numeric>
-
-#include "runtime/step/host_step.h"
+#include <utility>
 
 namespace openspec {
 
@@ -27,32 +25,40 @@ int num_valid(const Draft& draft, int most, int vocab_size) {
 
 }  // namespace
 
-/// Asks the sources in their order: grammars, whose offers cost nothing, then the drafter where it
-/// pays beside these.
-void HostStep::offer_drafts(StepLease& lease) {
+HostDrafts::HostDrafts(const StepContext& context, DraftPlanner& planner, HostTeacher& teacher,
+                       const ExecContext& exec, ThreadPool& threads)
+    : context_(context),
+      planner_(planner),
+      teacher_(teacher),
+      drafter_(context.drafter, context.table, exec, context.config.max_draft_tokens,
+               context.config.max_num_batched_tokens),
+      grammars_(
+          context.table,
+          [&table = context.table](int slot) {
+            const std::span<const int32_t> tokens = table.tokens(slot);
+            return std::vector<int32_t>(tokens.begin(), tokens.end());
+          },
+          [&threads]() -> ThreadPool& { return threads; }) {}
+
+void HostDrafts::offer(StepLease& lease, double host_seconds) {
   lease.offers.assign(lease.requests.size(), {});
   drawn_rows_.assign(lease.requests.size(), -1);
   ask(grammars_, lease);
-  lease.has_proposed = drafter_works(lease);
-  if (lease.has_proposed) {
-    try {
-      teach_kept();
-      const std::vector<size_t> spans = ask(drafter_, lease);
-      const DraftLogits logits = context_.drafter.draft_logits();
-      for (size_t i = 0; i < spans.size() && logits.values != nullptr; ++i) {
-        drawn_rows_[spans[i]] = logits.row[i];
-      }
-    } catch (const std::exception& error) {
-      context_.report_drafter_failure(error);
+  lease.has_proposed = drafter_works(lease, host_seconds);
+  if (!lease.has_proposed) return;
+  try {
+    teacher_.learn_kept();
+    const std::vector<size_t> spans = ask(drafter_, lease);
+    const DraftLogits logits = context_.drafter.draft_logits();
+    for (size_t i = 0; i < spans.size() && logits.values != nullptr; ++i) {
+      drawn_rows_[spans[i]] = logits.row[i];
     }
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
   }
-  last_drafts_.clear();
-  for (const MergedDraft& merged : lease.offers) last_drafts_.push_back(merged.draft);
 }
 
-/// Takes what a source offers, less what cannot have rows and what grammars cannot let pass, for no
-/// row is to be spent on it. Returns the spans that were asked for.
-std::vector<size_t> HostStep::ask(DraftSource& source, StepLease& lease) {
+std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
   std::vector<ProposeRequest> wanted;
   std::vector<size_t> spans;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -74,17 +80,17 @@ std::vector<size_t> HostStep::ask(DraftSource& source, StepLease& lease) {
   return spans;
 }
 
-bool HostStep::drafter_works(StepLease& lease) {
+bool HostDrafts::drafter_works(StepLease& lease, double host_seconds) {
   const bool is_wanted =
       std::any_of(lease.requests.begin(), lease.requests.end(),
                   [](const SpanRequest& request) { return request.max_drafts > 0; });
   if (!is_wanted || context_.config.max_draft_tokens == 0) return false;
   if (!context_.drafter.needs().is_costly || !planner_.is_adaptive()) return true;
-  return planner_.drafter_pays(lease, /*may_be_absent=*/false, host_seconds_);
+  return planner_.drafter_pays(lease, /*may_be_absent=*/false, host_seconds);
 }
 
-void HostStep::grant_drafts(StepLease& lease) {
-  const std::vector<int> counts = planner_.grant(lease, host_seconds_);
+void HostDrafts::grant(StepLease& lease, double host_seconds) {
+  const std::vector<int> counts = planner_.grant(lease, host_seconds);
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
     lease.spans.push_back({.slot = request.slot,
@@ -94,18 +100,9 @@ void HostStep::grant_drafts(StepLease& lease) {
                            .draft = lease.offers[i].draft});
     lease.spans.back().draft.truncate(counts[i]);
   }
-  // A drafter that learns later does so from steps without drafts.
-  const bool has_drafts = std::accumulate(counts.begin(), counts.end(), 0) > 0;
-  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(context_, lease);
-  try {
-    if (!keeps_rows_ || num_kept_steps_ == most_kept_steps(context_.config)) teach_kept();
-  } catch (const std::exception& error) {
-    context_.report_drafter_failure(error);
-  }
-  lease.num_waiting = keeps_rows_ ? num_kept_steps_ + 1 : 0;
 }
 
-DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
+DrawnDrafts HostDrafts::drawn(const StepLease& lease) {
   DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
   if (drawn.logits.values == nullptr || lease.offers.empty()) return {};
   drawn.max_drafts = context_.config.max_draft_tokens;
@@ -120,19 +117,6 @@ DrawnDrafts HostStep::drawn_drafts(const StepLease& lease) {
   drawn.counts = drawn_counts_.data();
   drawn.logits.row = drawn_rows_.data();
   return drawn;
-}
-
-/// Masks of the rows that are laid out.
-void HostStep::fill_masks(const StepLease& lease) {
-  masks_.begin(lease.layout.sample_row.size());
-  for (size_t i = 0; i < lease.spans.size(); ++i) {
-    const Span& span = lease.spans[i];
-    const int first = lease.layout.first_choice[i];
-    if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
-    const std::span<const int32_t> known = context_.table.tokens(span.slot);
-    masks_.add(span.slot, {known.begin(), known.end()}, span.draft, static_cast<size_t>(first));
-  }
-  masks_.fill(context_.table, threads_);
 }
 
 }  // namespace openspec
