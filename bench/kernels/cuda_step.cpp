@@ -37,13 +37,13 @@ struct Shape {
   int hidden_size, num_layers, num_q_heads, num_kv_heads, head_dim, intermediate_size, vocab_size;
   bool is_tied, has_qk_norm, has_qkv_bias;
   double rope_theta;
-  const char* capture_layers;  // of its EAGLE-3 head
+  int capture_layers[3];  // of its EAGLE-3 head
 };
 constexpr Shape kShapes[] = {
-    {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, "1,17,32"},
-    {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, "1,15,28"},
-    {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, "1,7,12"},
-    {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, "1,13,24"},
+    {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, {1, 17, 32}},
+    {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, {1, 15, 28}},
+    {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, {1, 7, 12}},
+    {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
 
 // Drafts as trees of depth 5, four children to a node.
@@ -75,22 +75,21 @@ RunnerConfig config_of(const Shape& shape, const std::string& method) {
     return config;
   }
   RunnerConfig config;
-  TargetConfig& target = config.target;
-  target.hidden_size = shape.hidden_size;
-  target.num_layers = shape.num_layers;
-  target.num_q_heads = shape.num_q_heads;
-  target.num_kv_heads = shape.num_kv_heads;
-  target.head_dim = shape.head_dim;
-  target.intermediate_size = shape.intermediate_size;
-  target.vocab_size = shape.vocab_size;
-  target.tie_word_embeddings = shape.is_tied;
-  target.has_qk_norm = shape.has_qk_norm;
-  target.has_qkv_bias = shape.has_qkv_bias;
-  std::vector<double> inv_freq;
+  AttentionSpec attention;
+  attention.num_q_heads = shape.num_q_heads;
+  attention.num_kv_heads = shape.num_kv_heads;
+  attention.head_dim = shape.head_dim;
+  attention.has_qk_norm = shape.has_qk_norm;
+  attention.has_qkv_bias = shape.has_qkv_bias;
   for (int i = 0; i < shape.head_dim / 2; ++i) {
-    inv_freq.push_back(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim));
+    attention.inv_freq.push_back(
+        static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim)));
   }
-  target.inv_freq.assign(inv_freq.begin(), inv_freq.end());
+  config.target.hidden_size = shape.hidden_size;
+  config.target.vocab_size = shape.vocab_size;
+  config.target.tie_word_embeddings = shape.is_tied;
+  config.target.layers.assign(static_cast<size_t>(shape.num_layers),
+                              {attention, DenseMlpSpec{shape.intermediate_size}});
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -102,21 +101,25 @@ RunnerConfig config_of(const Shape& shape, const std::string& method) {
   config.enable_prefix_caching = false;
   if (method == "eagle3") {  // of the published size: a layer as the target's
     config.max_draft_tokens = 3;
-    config.method_options = {{"capture_layers", std::string(shape.capture_layers)},
-                             {"draft_vocab_size", int64_t{32000}},
-                             {"inv_freq", inv_freq},
-                             {"has_token_map", true}};
+    attention.has_qk_norm = attention.has_qkv_bias = false;
+    HeadSpec& head = config.head.emplace();
+    head.layers = {{attention, DenseMlpSpec{shape.intermediate_size}}};
+    head.capture_layers.assign(shape.capture_layers, shape.capture_layers + 3);
+    head.draft_vocab_size = 32000;
+    head.has_token_map = true;
   }
   if (method == "dflash" || method == "dspark") {  // published heads for Qwen3-4B
     const bool has_markov = method == "dspark";
     config.max_draft_tokens = has_markov ? 7 : 15;
-    config.method_options = {{"capture_layers", std::string("1,9,17,25,33")},
-                             {"inv_freq", inv_freq},
-                             {"num_layers", int64_t{5}},
-                             {"block_size", int64_t{has_markov ? 7 : 16}},
-                             {"mask_token", int64_t{151669}},
-                             {"anchor_drafts", has_markov},
-                             {"markov_rank", int64_t{has_markov ? 256 : 0}}};
+    HeadSpec& head = config.head.emplace();
+    head.layers.assign(5, config.target.layers[0]);
+    head.capture_layers = {1, 9, 17, 25, 33};
+    head.draft_vocab_size = shape.vocab_size;
+    head.has_head = false;
+    head.block_size = has_markov ? 7 : 16;
+    head.mask_token = 151669;
+    head.anchor_drafts = has_markov;
+    head.markov_rank = has_markov ? 256 : 0;
   }
   return config;
 }

@@ -383,10 +383,8 @@ def compare(folder: Path, target: Qwen3ForCausalLM, head: Head, kind: Kind) -> s
     import torch
 
     method = "dflash" if kind.markov is None else "dspark"
-    has_trees = kind.markov not in ("gated", "rnn")
     run = functools.partial(make_runner, folder / "target", folder / "head", method=method)
-    chains = run()
-    trees = run(draft_top_k=TOP_K, draft_tree_size=NUM_NODES) if has_trees else None
+    chains, trees = run(), run(draft_top_k=TOP_K, draft_tree_size=NUM_NODES)
     random = torch.Generator().manual_seed(SEED)
     for index in range(NUM_CONTEXTS):
         prompt = torch.randint(2, VOCAB - 2, (3 + 4 * index,), generator=random)
@@ -399,16 +397,13 @@ def compare(folder: Path, target: Qwen3ForCausalLM, head: Head, kind: Kind) -> s
             raise DiffersError(f"prompt {index}: the authors' walk is not that of their biases")
         if found != expected:
             raise DiffersError(f"prompt {index}: chain {found}, theirs {expected}")
-        if trees is None:
-            continue
         again, nodes, parents = drafts_after(trees, prompt.tolist(), NUM_NODES)
         paths: list[tuple[int, ...]] = []
         for node, parent in zip(nodes, parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), node))
         if again != token or set(paths) != grow(head, rows, token, kind.markov is not None):
             raise DiffersError(f"prompt {index}: another tree")
-    shown = "chains and trees" if has_trees else "chains"
-    return f"{NUM_CONTEXTS} of {NUM_CONTEXTS} {shown} equal"
+    return f"{NUM_CONTEXTS} of {NUM_CONTEXTS} chains and trees equal"
 
 
 def speculators(name: str, kind: Kind) -> Case:
@@ -461,8 +456,4 @@ CASES = (
     published("DSpark, DeepSpec", "DeepSpec", Kind(markov="vanilla"), DeepSpecHead),
     speculators("DSpark with its own vocabulary", Kind(markov="vanilla", has_own_tokens=True)),
     speculators("DSpark, sliding layers", Kind(markov="vanilla", slides=True)),
-    published("DSpark, gated Markov head", "DeepSpec", Kind(markov="gated"), DeepSpecHead),
-    published("DSpark, RNN Markov head", "DeepSpec", Kind(markov="rnn"), DeepSpecHead),
-    speculators("DSpark, gated Markov head, speculators", Kind(markov="gated")),
-    speculators("DSpark, RNN Markov head, speculators", Kind(markov="rnn")),
 )

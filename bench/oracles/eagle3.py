@@ -269,7 +269,7 @@ def compare(
         if found != expected:
             raise DiffersError(f"behind {len(context.captured)} tokens: {found}, not {expected}")
         num_drafts += len(expected)
-    return f"{num_drafts} drafts in chains behind {len(contexts)} contexts are equal"
+    return f"{num_drafts} drafts in chains after {len(contexts)} contexts are equal"
 
 
 def speculators(

@@ -62,9 +62,10 @@ def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor
     from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import load_weights
     from openspec.messages import SamplingParams
+    from openspec.specs import RunnerConfig
 
-    config = _C.RunnerConfig(
-        target=ModelConfig.from_folder(folder).target_config(),
+    config = RunnerConfig(
+        target=ModelConfig.from_folder(folder).spec,
         device="cpu",
         dtype=dtype,
         page_size=16,
@@ -135,7 +136,7 @@ def refused_case(name: str, model_type: str, **changes: Any) -> Case:
         from transformers import AutoConfig
 
         from openspec.checkpoint.targets.config import ModelConfig
-        from openspec.checkpoint.targets.families import SUPPORTED
+        from openspec.checkpoint.targets.refusals import SUPPORTED
         from openspec.errors import ConfigError
 
         AutoConfig.for_model(model_type, **changes).save_pretrained(folder)

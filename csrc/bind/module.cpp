@@ -4,13 +4,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <bit>
 #include <cstring>
-#include <initializer_list>
 #include <optional>
 
 #include "bind/packed.h"
 #include "bind/sampling_params.h"
+#include "bind/specs.h"
 #include "bind/step_results.h"
 #include "core/check.h"
 #include "runtime/runner.h"
@@ -19,18 +18,6 @@ namespace py = pybind11;
 
 namespace openspec {
 namespace {
-
-/// The value of `name` among `choices`; `what` says of what.
-template <typename T>
-T parse(const char* what, const std::string& name,
-        std::initializer_list<std::pair<const char*, T>> choices) {
-  std::string names;
-  for (const auto& [choice, value] : choices) {
-    if (name == choice) return value;
-    names += (names.empty() ? "" : " or ") + std::string(choice);
-  }
-  detail::fail<ArgumentError>(what, " must be ", names, ", got ", name);
-}
 
 /// What a drafter written in Python derives from; Python calls it through PythonDrafter.
 struct PythonDrafterBase {};
@@ -80,42 +67,6 @@ class PythonDrafter final : public Drafter {
   DrafterNeeds needs_;
   py::object drafter_;
 };
-
-RunnerConfig make_runner_config(const TargetConfig& target, const std::string& device,
-                                const std::string& dtype, int page_size, int max_num_seqs,
-                                int max_model_len, int max_num_batched_tokens,
-                                int max_num_logits_rows, int num_threads, int max_draft_tokens,
-                                int max_grammar_drafts, int draft_depth, const std::string& method,
-                                const std::map<std::string, DrafterOption>& method_options,
-                                const std::string& acceptance, bool adaptive,
-                                bool enable_prefix_caching, const std::string& cache_key) {
-  RunnerConfig config;
-  config.target = target;
-  config.device = parse<Device>("device", device, {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}});
-  config.dtype =
-      parse<DType>("dtype", dtype, {{"float32", DType::kF32}, {"bfloat16", DType::kBF16}});
-  config.page_size = page_size;
-  config.max_num_seqs = max_num_seqs;
-  config.max_model_len = max_model_len;
-  config.max_num_batched_tokens = max_num_batched_tokens;
-  config.max_num_logits_rows = max_num_logits_rows;
-  config.num_threads = num_threads;
-  config.max_draft_tokens = max_draft_tokens;
-  config.max_grammar_drafts = max_grammar_drafts;
-  config.draft_depth = draft_depth;
-  config.method = method;
-  config.method_options = method_options;
-  config.acceptance =
-      parse<Acceptance>("acceptance", acceptance,
-                        {{"match", Acceptance::kMatch}, {"rejection", Acceptance::kRejection}});
-  config.adaptive = adaptive;
-  config.enable_prefix_caching = enable_prefix_caching;
-  OPENSPEC_CHECK_ARG(cache_key.size() == sizeof(config.cache_key), "cache_key must have ",
-                     sizeof(config.cache_key), " bytes, has ", cache_key.size());
-  std::memcpy(config.cache_key.data(), cache_key.data(), cache_key.size());
-  config.validate();
-  return config;
-}
 
 std::vector<std::vector<float>> rows_of(const std::vector<float>& values, size_t width) {
   std::vector<std::vector<float>> rows;
@@ -212,40 +163,6 @@ std::vector<uint64_t> short_hashes(const std::vector<PageHash>& hashes) {
 }
 
 void bind_values(py::module_& m) {
-  py::class_<TargetConfig>(m, "TargetConfig")
-      .def(py::init([](int hidden_size, int num_layers, int num_q_heads, int num_kv_heads,
-                       int head_dim, int intermediate_size, int vocab_size, float rms_norm_eps,
-                       bool tie_word_embeddings, bool has_qk_norm, bool has_qkv_bias,
-                       std::vector<float> inv_freq, float rope_scale) {
-             TargetConfig config{{.hidden_size = hidden_size,
-                                  .num_q_heads = num_q_heads,
-                                  .num_kv_heads = num_kv_heads,
-                                  .head_dim = head_dim,
-                                  .intermediate_size = intermediate_size,
-                                  .has_qk_norm = has_qk_norm,
-                                  .has_qkv_bias = has_qkv_bias,
-                                  .rms_norm_eps = rms_norm_eps,
-                                  .inv_freq = std::move(inv_freq),
-                                  .rope_scale = rope_scale},
-                                 num_layers,
-                                 vocab_size,
-                                 tie_word_embeddings};
-             config.validate();
-             return config;
-           }),
-           py::kw_only(), py::arg("hidden_size"), py::arg("num_layers"), py::arg("num_q_heads"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("intermediate_size"),
-           py::arg("vocab_size"), py::arg("rms_norm_eps"), py::arg("tie_word_embeddings"),
-           py::arg("has_qk_norm"), py::arg("has_qkv_bias"), py::arg("inv_freq"),
-           py::arg("rope_scale"));
-  py::class_<RunnerConfig>(m, "RunnerConfig")
-      .def(py::init(&make_runner_config), py::kw_only(), py::arg("target"), py::arg("device"),
-           py::arg("dtype"), py::arg("page_size"), py::arg("max_num_seqs"),
-           py::arg("max_model_len"), py::arg("max_num_batched_tokens"),
-           py::arg("max_num_logits_rows"), py::arg("num_threads"), py::arg("max_draft_tokens"),
-           py::arg("max_grammar_drafts"), py::arg("draft_depth"), py::arg("method"),
-           py::arg("method_options"), py::arg("acceptance"), py::arg("adaptive"),
-           py::arg("enable_prefix_caching"), py::arg("cache_key"));
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)

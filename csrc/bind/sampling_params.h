@@ -12,24 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "bind/fields.h"
 #include "core/check.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
 
-/// One of its fields, by name.
-struct SamplingField {
-  const char* name;
-  void (*read)(SequenceParams& params, const pybind11::handle& value);
-};
-
-template <auto kMember>
-void read_as(SequenceParams& params, const pybind11::handle& value) {
-  auto& member = params.*kMember;
-  member = value.cast<std::remove_reference_t<decltype(member)>>();
-}
-
-inline constexpr SamplingField kSamplingFields[] = {
+inline constexpr Field<SequenceParams> kSamplingFields[] = {
     {"temperature", read_as<&SequenceParams::temperature>},
     {"top_k", [](SequenceParams& params,
                  const pybind11::handle& value) { params.top_k = std::max(value.cast<int>(), 0); }},
@@ -91,7 +80,7 @@ inline SequenceParams make_sequence_params(const pybind11::object& sampling, int
                                            const std::optional<PythonGrammar>& grammar) {
   SequenceParams params;
   if (grammar) params.grammar = grammar->grammar;
-  for (const SamplingField& field : kSamplingFields) field.read(params, sampling.attr(field.name));
+  read_fields(params, sampling, kSamplingFields);
   params.max_tokens = max_tokens;
   params.num_prompt_logprobs = num_prompt_logprobs;
   params.reports_steps = reports_steps;

@@ -21,7 +21,7 @@ void RowLayout::append(const Span& item, std::span<const int32_t> tokens,
                  "a span of ", item.num_new_tokens, " tokens after ", item.kv_len, " of ",
                  item.num_tokens);
   OPENSPEC_CHECK(item.draft.size() == 0 || item.is_sampled(),
-                 "drafts behind a span that does not reach the last token");
+                 "drafts after a span that does not reach the last token");
   const int first_row = num_rows();
   const int32_t index = static_cast<int32_t>(span_seq.size());
   const auto add_row = [&](int32_t token_id, int32_t at, int32_t parent_row) {

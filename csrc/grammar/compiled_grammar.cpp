@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kLengthRule = "text_of_length";
 
 /// Rules with attributes that make a mask depend on how the text came about, or change more than
-/// the mask. The library prints them behind a rule's name, at the beginning of a line, and line
+/// the mask. The library prints them after a rule's name, at the beginning of a line, and line
 /// breaks within strings as escapes.
 void check_attributes(const xgrammar::Grammar& grammar) {
   std::istringstream lines(grammar.ToString());

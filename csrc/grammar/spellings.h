@@ -16,7 +16,7 @@ class Vocabulary;
 /// seen, not known. May be used by several threads.
 class Spellings {
  public:
-  /// Empty: not seen yet. The last token may go on behind the bytes.
+  /// Empty: not seen yet. The last token may go on after the bytes.
   std::vector<int32_t> of(const std::string& bytes) const;
   /// Tokens that were chosen where the bytes had to come, and the ends of both. Returns false until
   /// they cover the bytes.

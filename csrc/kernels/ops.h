@@ -9,7 +9,6 @@
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/drafts/ngram_lookup.h"
-#include "kernels/drafts/pair_states.h"
 #include "kernels/drafts/token_pairs.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
@@ -59,7 +58,6 @@ OPENSPEC_DEFINE_OP(pick_drafts, PickDraftsParams)
 OPENSPEC_DEFINE_OP(move_kv, MoveKvParams)
 OPENSPEC_DEFINE_OP(block_rows, BlockRowsParams)
 OPENSPEC_DEFINE_OP(block_conv, BlockConvParams)
-OPENSPEC_DEFINE_OP(pair_states, PairStatesParams)
 OPENSPEC_DEFINE_OP(block_step, BlockStepParams)
 OPENSPEC_DEFINE_OP(block_confidence, BlockConfidenceParams)
 OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)

@@ -20,11 +20,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::vector<KvLayerSpec> kv_layers_of(const RunnerConfig& config, const DrafterNeeds& needs) {
-  std::vector<KvLayerSpec> layers(static_cast<size_t>(config.target.num_layers),
-                                  KvLayerSpec{config.target.num_kv_heads, config.target.head_dim});
-  layers.insert(layers.end(), needs.kv_layers.begin(), needs.kv_layers.end());
-  return layers;
+const TargetKind& kind_of(const RunnerConfig& config) { return target_kind(config.target.kind); }
+
+TargetSetup setup_of(const RunnerConfig& config) {
+  return {config.target, config.dtype, config.device, config.limits(), config.num_threads};
 }
 
 size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
@@ -47,7 +46,7 @@ int longest_context(const RunnerConfig& config) {
 }  // namespace
 
 void RunnerConfig::validate() const {
-  target.validate();
+  target_kind(target.kind).state_needs(target);
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };
@@ -76,7 +75,8 @@ DrafterConfig RunnerConfig::drafter() const {
           .page_size = page_size,
           .num_threads = num_threads,
           .acceptance = acceptance,
-          .options = method_options};
+          .options = method_options,
+          .head = head};
 }
 
 ForwardLimits RunnerConfig::limits() const {
@@ -94,9 +94,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
   MemoryPlan plan;
-  plan.weight_bytes = TargetModel::weight_bytes(config.target, config.device);
-  plan.scratch_bytes = TargetModel::scratch_bytes(config.target, config.dtype, config.device,
-                                                  config.limits(), config.num_threads) +
+  plan.weight_bytes = kind_of(config).weight_bytes(setup_of(config));
+  plan.scratch_bytes = kind_of(config).scratch_bytes(setup_of(config)) +
                        (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
@@ -107,8 +106,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
-  for (const KvLayerSpec& layer : kv_layers_of(config, needs)) {
-    plan.page_bytes += kv_page_bytes(config, layer);
+  for (const StateNeeds& state : {kind_of(config).state_needs(config.target), needs.state}) {
+    for (const KvLayerSpec& layer : state.kv_layers) {
+      plan.page_bytes += kv_page_bytes(config, layer);
+    }
   }
   return plan;
 }
@@ -117,7 +118,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
     : config_((config.validate(), config)),
       hasher_(config.cache_key),
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
-      target_(config.target, config.dtype, config.device, config.limits(), config.num_threads),
+      target_(kind_of(config).make(setup_of(config_))),
       pool_(num_pages),
       table_(config.max_num_seqs, config.max_model_len, config.page_size,
              config.num_lookahead(drafter_->needs()),
@@ -127,17 +128,23 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
       "acceptance by rejection needs the probabilities of chains of drafts, which this "
       "drafter does not know; accept by match");
-  for (const KvLayerSpec& layer : kv_layers_of(config_, drafter_->needs())) {
-    kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
-                             memory_of(config_.device));
-    kv_layers_.push_back(
-        {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
-  }
+  const auto take_pages = [&](const StateNeeds& needs) {
+    std::vector<KvLayerView> views;
+    for (const KvLayerSpec& layer : needs.kv_layers) {
+      kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
+                               memory_of(config_.device));
+      views.push_back(
+          {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
+    }
+    return views;
+  };
+  kv_layers_ = take_pages(kind_of(config_).state_needs(config_.target));
   StepContext context{.config = config_,
                       .table = table_,
-                      .target = target_,
+                      .target = *target_,
                       .drafter = *drafter_,
                       .kv_layers = kv_layers_,
+                      .records = {},
                       .enter = [this](const char* stage) { enter(stage); },
                       .report_drafter_failure =
                           [this](const std::exception& error) {
@@ -146,7 +153,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                             ++stats_.num_drafter_failures;
                             stats_.last_drafter_failure = error.what();
                           }};
-  drafter_->attach(target_, std::span(kv_layers_).subspan(size_t(config_.target.num_layers)));
+  drafter_->attach(*target_, take_pages(drafter_->needs().state));
   if (is_cuda) {
     // A drafter's layer has a place that is never written, which attention multiplies by zero; and
     // what the target makes of places that were never written (time_steps) must not be NaN, or the
@@ -167,15 +174,15 @@ Runner::~Runner() {
 }
 
 void Runner::finish_loading() {
-  target_.weights().finish_loading();
+  target_->weights().finish_loading();
   if (drafter_->weights() != nullptr) drafter_->weights()->finish_loading();
   backend_->prepare();
 }
 
 void Runner::set_capture(std::vector<int> layers) {
   for (int layer : layers) {
-    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers, "layer ", layer,
-                       " is outside the model's ", config_.target.num_layers);
+    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers(), "layer ", layer,
+                       " is outside the model's ", config_.target.num_layers());
   }
   OPENSPEC_CHECK_ARG(std::is_sorted(layers.begin(), layers.end()), "layers must rise");
   backend_->set_capture(std::move(layers));

@@ -65,7 +65,7 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  TargetModel& target() { return target_; }
+  TargetModel& target() { return *target_; }
   Drafter& drafter() { return *drafter_; }
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
@@ -133,7 +133,7 @@ class Runner {
   void attach_prefix(int slot);
   /// Rows whose KV a step may write behind those that it lays: the drafter's entry of the token
   /// that the step chooses.
-  int num_rows_behind() const { return drafter_->needs().kv_layers.empty() ? 0 : 1; }
+  int num_rows_behind() const { return drafter_->needs().state.kv_layers.empty() ? 0 : 1; }
   bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
   /// What a result tells about the sources of its drafts.
@@ -145,11 +145,11 @@ class Runner {
   RunnerConfig config_;
   PrefixHasher hasher_;
   std::unique_ptr<Drafter> drafter_;
-  TargetModel target_;
+  std::unique_ptr<TargetModel> target_;
   PagePool pool_;
   SequenceTable table_;
-  std::vector<Buffer> kv_buffers_;  // by layer: the target's, then the drafter's
-  std::vector<KvLayerView> kv_layers_;
+  std::vector<Buffer> kv_buffers_;      // by layer: the target's, then the drafter's
+  std::vector<KvLayerView> kv_layers_;  // the target's
   StageHook stage_hook_;
   mutable std::mutex stats_mutex_;
   RunnerStats stats_;

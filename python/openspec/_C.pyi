@@ -6,6 +6,7 @@ from typing import final
 from typing_extensions import Buffer
 
 from openspec.messages import SamplingParams
+from openspec.specs import RunnerConfig
 
 def has_cuda() -> bool:
     """Whether a runner can use CUDA, in this build and on this machine."""
@@ -23,59 +24,6 @@ def cuda_memory() -> tuple[int, int]:
     """(free, total) bytes of the CUDA device."""
 
 def cuda_device_name() -> str: ...
-
-@final
-class TargetConfig:
-    """Geometry of a target. `inv_freq` has head_dim / 2 entries, any RoPE scaling applied."""
-
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        num_layers: int,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        intermediate_size: int,
-        vocab_size: int,
-        rms_norm_eps: float,
-        tie_word_embeddings: bool,
-        has_qk_norm: bool,
-        has_qkv_bias: bool,
-        inv_freq: Sequence[float],
-        rope_scale: float,
-    ) -> None: ...
-
-@final
-class RunnerConfig:
-    """Sizes of one runner.
-
-    `device` is "cpu" or "cuda"; `dtype` (activations and KV) is "float32" or "bfloat16", on cuda
-    "bfloat16" only.
-    """
-
-    def __init__(
-        self,
-        *,
-        target: TargetConfig,
-        device: str,
-        dtype: str,
-        page_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        max_num_logits_rows: int,
-        num_threads: int,
-        max_draft_tokens: int,
-        max_grammar_drafts: int,
-        draft_depth: int,
-        method: str,
-        method_options: dict[str, bool | int | float | str | Sequence[float]],
-        acceptance: str,
-        adaptive: bool,
-        enable_prefix_caching: bool,
-        cache_key: bytes,
-    ) -> None: ...
 
 @final
 class MemoryPlan:

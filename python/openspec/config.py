@@ -188,7 +188,7 @@ class EngineConfig:
                 raise ConfigError(f"revision {revision} is of no {kind}: none is named; drop it")
 
     def with_folders(self) -> EngineConfig:
-        """The same with folders in place of the hub's ids, downloaded as far as they lack.
+        """This configuration, the hub's ids replaced by folders, downloaded as far as they lack.
 
         Raises:
             ConfigError: a model of the hub cannot be had, or no path of this process can be.

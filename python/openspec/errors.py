@@ -16,7 +16,7 @@ def cut(message: str) -> str:
 
 
 class _Said(Exception):
-    """Its message is for people, and not longer than they read."""
+    """An error whose message is for people, and not longer than they read."""
 
     def __init__(self, message: str) -> None:
         super().__init__(cut(message))

@@ -51,17 +51,19 @@ def folder(method: str) -> Path:
     def norm(name: str, size: int) -> None:
         tensors[name] = ("F32", [size], np.ones(size, "<f4").tobytes())
 
-    hidden, head_dim = target.hidden_size, target.head_dim
-    q_rows, kv_rows = target.num_q_heads * head_dim, target.num_kv_heads * head_dim
+    layer = target.spec.layers[0]
+    attention, intermediate = layer.mixer, layer.mlp.intermediate_size
+    hidden, head_dim = target.hidden_size, attention.head_dim
+    q_rows, kv_rows = attention.num_q_heads * head_dim, attention.num_kv_heads * head_dim
     for i in range(NUM_LAYERS):
         layer = f"layers.{i}."
         matrix(f"{layer}self_attn.q_proj.weight", q_rows, hidden)
         matrix(f"{layer}self_attn.k_proj.weight", kv_rows, hidden)
         matrix(f"{layer}self_attn.v_proj.weight", kv_rows, hidden)
         matrix(f"{layer}self_attn.o_proj.weight", hidden, q_rows, GAIN)
-        matrix(f"{layer}mlp.gate_proj.weight", target.intermediate_size, hidden)
-        matrix(f"{layer}mlp.up_proj.weight", target.intermediate_size, hidden)
-        matrix(f"{layer}mlp.down_proj.weight", hidden, target.intermediate_size, GAIN)
+        matrix(f"{layer}mlp.gate_proj.weight", intermediate, hidden)
+        matrix(f"{layer}mlp.up_proj.weight", intermediate, hidden)
+        matrix(f"{layer}mlp.down_proj.weight", hidden, intermediate, GAIN)
         norm(f"{layer}input_layernorm.weight", hidden)
         norm(f"{layer}post_attention_layernorm.weight", hidden)
         norm(f"{layer}self_attn.q_norm.weight", head_dim)
@@ -74,12 +76,12 @@ def folder(method: str) -> Path:
         "block_size": BLOCK,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2]},
         "hidden_size": hidden,
-        "intermediate_size": target.intermediate_size,
-        "num_attention_heads": target.num_q_heads,
+        "intermediate_size": intermediate,
+        "num_attention_heads": attention.num_q_heads,
         "num_hidden_layers": NUM_LAYERS,
-        "num_key_value_heads": target.num_kv_heads,
+        "num_key_value_heads": attention.num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": target.rms_norm_eps,
+        "rms_norm_eps": target.spec.rms_norm_eps,
         "rope_theta": 1e6,
         "vocab_size": target.vocab_size,
     }

@@ -123,8 +123,8 @@ def test_config_as_transformers_writes_it(tmp_path: Path, name: str) -> None:
     config = ModelConfig.from_folder(folder)
     theirs = transformers.AutoConfig.from_pretrained(folder)
     assert config.hidden_size == theirs.hidden_size
-    assert config.num_kv_heads == theirs.num_key_value_heads
-    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.spec.layers[0].mixer.num_kv_heads == theirs.num_key_value_heads
+    assert config.spec.tie_word_embeddings == theirs.tie_word_embeddings
     assert config.rope.kind == theirs.rope_parameters["rope_type"]
 
 

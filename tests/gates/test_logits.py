@@ -21,6 +21,7 @@ from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
 from openspec.messages import SamplingParams
+from openspec.specs import RunnerConfig
 from openspec.text.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch")
@@ -207,8 +208,8 @@ class Subject:
         config = ModelConfig.from_folder(folder)
         self.num_layers = config.num_layers
         self.runner = _C.Runner(
-            _C.RunnerConfig(
-                target=config.target_config(),
+            RunnerConfig(
+                target=config.spec,
                 device=device,
                 dtype=dtype,
                 page_size=16,

@@ -32,9 +32,9 @@ SLIDING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Heads whose layers slide -> their dialect, and what their config.json says more at top level and
 in dflash_config. Without a key the window's layers are causal."""
-MARKOV = ("dspark_vocabulary", "dspark_gated", "dspark_rnn")
-"""Heads with another Markov head; the first as speculators writes it, with tokens of its own."""
-KINDS = (*DIALECTS, *SLIDING, *MARKOV)
+OWN_VOCABULARY = "dspark_vocabulary"
+"""A head with a Markov head as speculators writes it, with tokens of its own."""
+KINDS = (*DIALECTS, *SLIDING, OWN_VOCABULARY)
 NUM_DRAFT_LAYERS, BLOCK, MASK, MARKOV_RANK = 3, 8, VOCAB - 1, 16
 CAPTURED = [0, 2, 5]  # what leaves these layers
 
@@ -52,8 +52,8 @@ def head(kind: str, seed: int = 2) -> Checkpoint:
             layer = config.get("transformer_layer_config", config)
             layer |= {"layer_types": types, "use_sliding_window": True, "sliding_window": WINDOW}
         return config, tensors
-    if kind in MARKOV:
-        return _markov_head(kind, seed)
+    if kind == OWN_VOCABULARY:
+        return _with_own_vocabulary(seed)
     dialect = kind
     weights = Weights(seed)
     for layer in range(NUM_DRAFT_LAYERS):
@@ -74,28 +74,18 @@ def head(kind: str, seed: int = 2) -> Checkpoint:
     return _config(dialect, layers), weights.tensors
 
 
-def _markov_head(kind: str, seed: int) -> Checkpoint:
-    config, tensors = head("dspark", seed)
-    weights = Weights(seed + 1)
-    if kind == "dspark_vocabulary":
-        config, _ = head("speculators")
-        config |= {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
-        config |= {"sample_from_anchor": True, "block_size": BLOCK - 1, "markov_rank": MARKOV_RANK}
-        config |= {"draft_vocab_size": DRAFT_VOCAB, "markov_head_type": "vanilla"}
-        known = torch.from_numpy(weights.random.permutation(VOCAB)[:DRAFT_VOCAB]).sort().values
-        for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
-            tensors[name] = tensors[name][known].contiguous()
-        tensors["d2t"] = known - torch.arange(DRAFT_VOCAB)
-        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, known, True)
-        return config, tensors
-    config["markov_head_type"] = kind.removeprefix("dspark_")
-    name, rows, inputs = "gate_proj", MARKOV_RANK, HIDDEN + MARKOV_RANK
-    if kind == "dspark_rnn":
-        name, rows, inputs = "joint_proj", 3 * MARKOV_RANK, HIDDEN + 2 * MARKOV_RANK
-    weights.matrix(f"markov_head.{name}", rows, inputs, gain=2)
-    weights.matrix("bias", 1, rows, gain=4)
-    tensors |= weights.tensors
-    tensors[f"markov_head.{name}.bias"] = tensors.pop("bias.weight")[0].contiguous()
+def _with_own_vocabulary(seed: int) -> Checkpoint:
+    _, tensors = head("dspark", seed)
+    config, _ = head("speculators")
+    config |= {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
+    config |= {"sample_from_anchor": True, "block_size": BLOCK - 1, "markov_rank": MARKOV_RANK}
+    config |= {"draft_vocab_size": DRAFT_VOCAB, "markov_head_type": "vanilla"}
+    random = Weights(seed + 1).random
+    known = torch.from_numpy(random.permutation(VOCAB)[:DRAFT_VOCAB]).sort().values
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        tensors[name] = tensors[name][known].contiguous()
+    tensors["d2t"] = known - torch.arange(DRAFT_VOCAB)
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, known, True)
     return config, tensors
 
 

@@ -131,9 +131,6 @@ class DFlashReference:
             self.lm_head = self.weights["lm_head.weight"]
             self.token_of = (torch.arange(len(self.lm_head)) + weights["d2t"]).tolist()
         self.has_markov = "markov_head.markov_w1.weight" in self.weights
-        self.has_pairs_alone = not {
-            "markov_head.gate_proj.weight", "markov_head.joint_proj.weight"
-        } & self.weights.keys()  # fmt: skip
         self.num_layers = layer["num_hidden_layers"]
         self.head_dim = layer["head_dim"]
         self.eps = layer["rms_norm_eps"]
@@ -242,29 +239,6 @@ class DFlashReference:
         row = self.weights["markov_head.markov_w1.weight"][before]
         return self.weights["markov_head.markov_w2.weight"] @ row
 
-    def affine(self, name: str, x: Tensor) -> Tensor:
-        """W x + b."""
-        return self.weights[f"{name}.weight"] @ x + self.weights[f"{name}.bias"]
-
-    def bent(self, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of a place, and what a Markov head that remembers keeps for the next one.
-
-        A gated head weighs the token's row by what it sees; one that remembers makes of row, state
-        and memory a gate, a candidate for the memory and what it says of the scores.
-        """
-        logits = self.lm_head @ state
-        if not self.has_markov:
-            return logits, memory
-        row = self.weights["markov_head.markov_w1.weight"][before]
-        if "markov_head.gate_proj.weight" in self.weights:
-            row = self.affine("markov_head.gate_proj", torch.cat((state, row))).sigmoid() * row
-        elif "markov_head.joint_proj.weight" in self.weights:
-            joint = self.affine("markov_head.joint_proj", torch.cat((memory, row, state)))
-            gate, candidate, said = joint.chunk(3)
-            memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
-            row = said.tanh()
-        return logits + self.weights["markov_head.markov_w2.weight"] @ row, memory
-
     def confidence(self, state: Tensor, before: int) -> float:
         """The chance that the draft of this place is accepted if those before it are."""
         x = state
@@ -283,13 +257,10 @@ class DFlashReference:
         stands before, and of `num_successors` that the draft before raises most.
         """
         tokens, logits, confidences = [token], [], []
-        memory = torch.zeros(0)
-        if self.has_markov:
-            memory = torch.zeros(self.weights["markov_head.markov_w1.weight"].shape[1])
         for place, state in enumerate(self.block(context, token, num_drafts)):
             if "confidence_head.proj.weight" in self.weights:
                 confidences.append(self.confidence(state, tokens[-1]))
-            here, memory = self.bent(state, tokens[-1], memory)
+            here = self.logits(state, tokens[-1])
             logits.append(here)
             column = int(here.argmax())
             if num_candidates is not None and place > 0:

@@ -12,9 +12,9 @@ case, n being the tokens at the end:
     chain_tokens [2, 7]    drafted by a block of seven
     chain_logprobs [2, 7]
     confidences [2, 7]     where there is a confidence head
-    path_tokens [2, 7]     where a Markov head knows pairs alone: behind the first of 64 candidates
-                           and 32 successors each
-    tree_tokens [2, 15]    of a block of seven, top_k 4; not where a Markov head knows more
+    path_tokens [2, 7]     where there is a Markov head: after the first draft, each of 64
+                           candidates and 32 successors
+    tree_tokens [2, 15]    of a block of seven, top_k 4
     tree_parents [2, 15]   -1: the last committed token
     tree_scores [2, 15]    sums of log-probabilities, falling
 """
@@ -67,14 +67,13 @@ def drafted(reference: DFlashReference, context: Context, token: int) -> dict[st
         "chain_tokens": torch.tensor(chain.tokens),
         "chain_logprobs": chain.logits.log_softmax(-1).amax(-1),
     }
-    if reference.has_pairs_alone:
-        tree = reference.tree(context, token, CHAIN, TOP_K, NODES)
-        made["tree_tokens"] = torch.tensor(tree.tokens)
-        made["tree_parents"] = torch.tensor(tree.parents)
-        made["tree_scores"] = torch.tensor(tree.scores)
+    tree = reference.tree(context, token, CHAIN, TOP_K, NODES)
+    made["tree_tokens"] = torch.tensor(tree.tokens)
+    made["tree_parents"] = torch.tensor(tree.parents)
+    made["tree_scores"] = torch.tensor(tree.scores)
     if chain.confidences:
         made["confidences"] = torch.tensor(chain.confidences)
-    if reference.has_markov and reference.has_pairs_alone:
+    if reference.has_markov:
         path = reference.chain(context, token, CHAIN, CANDIDATES, SUCCESSORS)
         made["path_tokens"] = torch.tensor(path.tokens)
     return made

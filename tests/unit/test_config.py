@@ -75,7 +75,10 @@ def test_values() -> None:
         (["--method", "ngran"], "unknown method 'ngran'; did you mean 'ngram'"),
         (["--method", "none", "--ngram-min", "2"], "ngram_min is an option of method 'ngram'"),
         (["--ngram-min", "0"], "ngram_min must be at least 1, got 0"),
-        (["--match", "newest"], "match must be one of recent, earliest; got 'newest'"),
+        (
+            ["--method", "dflash", "--draft-anchor", "last"],
+            "draft_anchor must be one of auto, first, drop; got 'last'",
+        ),
         (["--device", "tpu"], "--device: 'tpu' does not fit: Invalid enum value"),
         (["--acceptance", "typical"], "--acceptance: 'typical' does not fit: Invalid enum value"),
         (["--gpu-memory-utilization", "0"], "must be above 0 and at most 1, got 0.0"),

@@ -73,8 +73,8 @@ def of_speculators(**changes: Any) -> Checkpoint:
 @pytest.mark.parametrize("make", [of_zlab, of_speculators])
 def test_formats(target: ModelConfig, make: Any) -> None:
     model = read(target, make())
-    assert {name: model.options[name] for name in PARTS} == PARTS
-    assert model.options["anchor_drafts"] is False
+    assert {name: getattr(model.head, name) for name in PARTS} == PARTS
+    assert model.head.anchor_drafts is False
     assert set(parts()) <= set(model.tensor_names)
     shown = "\n".join((model.description, *model.details))
     name = "speculators" if make is of_speculators else "z-lab"
@@ -89,9 +89,9 @@ def test_what_absent_keys_mean(target: ModelConfig) -> None:
     for key in KEYS:
         del config[key]
     model = read(target, (config, tensors | parts(rank=256)))
-    assert model.options["selector_rank"] == 256 and model.options["conv_group"] == 16
+    assert model.head.selector_rank == 256 and model.head.conv_group == 16
     plain = read(target, zlab())
-    assert {plain.options[name] for name in PARTS} == {0}
+    assert {getattr(plain.head, name) for name in PARTS} == {0}
     assert plain.description.startswith("DFlash head")
 
 
@@ -99,9 +99,9 @@ def test_convolutions_or_a_selector_alone(target: ModelConfig) -> None:
     config, tensors = of_zlab(selector_rank=0, selector_top_k=None)
     config["architectures"] = ["DFlashDraftModel"]
     model = read(target, (config, tensors))
-    assert model.options["conv_group"] == GROUP and model.options["selector_rank"] == 0
+    assert model.head.conv_group == GROUP and model.head.selector_rank == 0
     model = read(target, of_zlab(conv_kernel_size=0, conv_group_size=0))
-    assert model.options["conv_group"] == 0 and model.options["selector_rank"] == RANK
+    assert model.head.conv_group == 0 and model.head.selector_rank == RANK
 
 
 def test_blocks_of_layers_that_slide(target: ModelConfig) -> None:
@@ -113,11 +113,11 @@ def test_blocks_of_layers_that_slide(target: ModelConfig) -> None:
     }
     config, tensors = of_speculators()
     config["transformer_layer_config"] |= window
-    assert read(target, (config, tensors)).options["sliding_is_causal"] is False
+    assert read(target, (config, tensors)).head.sliding_is_causal is False
     config["sliding_window_non_causal"] = False
-    assert read(target, (config, tensors)).options["sliding_is_causal"] is True
+    assert read(target, (config, tensors)).head.sliding_is_causal is True
     config, tensors = of_zlab()
-    assert read(target, (config | window, tensors)).options["sliding_is_causal"] is True
+    assert read(target, (config | window, tensors)).head.sliding_is_causal is True
 
 
 def test_names_of_the_method(target: ModelConfig, tmp_path: Path) -> None:

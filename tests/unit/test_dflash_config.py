@@ -15,6 +15,7 @@ from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import Checkup, OptionValue
 from openspec.errors import ConfigError
+from openspec.specs import AttentionSpec, DenseMlpSpec, LayerSpec
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
     HEAD_DIM,
@@ -41,6 +42,18 @@ Checkpoint = tuple[dict[str, Any], Tensors]
 @pytest.fixture
 def target(tmp_path: Path) -> ModelConfig:
     return write_target(tmp_path / "target")
+
+
+LAYER = LayerSpec(
+    mixer=AttentionSpec(
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        has_qk_norm=True,
+        inv_freq=default_rope(1e6, HEAD_DIM).inv_freq,
+    ),
+    mlp=DenseMlpSpec(intermediate_size=INTERMEDIATE),
+)
 
 
 def block_tensors(num_captures: int = len(OUTPUTS)) -> Tensors:
@@ -165,6 +178,10 @@ FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
 }
 
 
+def windows(model: DraftModel) -> list[int]:
+    return [layer.mixer.window for layer in model.head.layers]
+
+
 def config_of(
     target: ModelConfig, folder: Path, method: str, **options: OptionValue
 ) -> EngineConfig:
@@ -226,17 +243,11 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
     make, method = FORMATS[name]
     model = read(target, make(), method)
     common = {
-        "capture_layers": "1,9,17,25,33",
+        "capture_layers": (1, 9, 17, 25, 33),
         "mask_token": MASK,
-        "num_layers": NUM_LAYERS,
-        "num_q_heads": Q_HEADS,
-        "num_kv_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": INTERMEDIATE,
-        "inv_freq": default_rope(1e6, HEAD_DIM).inv_freq,
-        "rope_scale": 1.0,
+        "layers": (LAYER,) * NUM_LAYERS,
     }
-    assert {key: model.options[key] for key in common | expected} == common | expected
+    assert {name: getattr(model.head, name) for name in common | expected} == common | expected
     assert all(inner == outer for outer, inner in model.tensor_names.items())
     shown = "\n".join((model.description, *model.details))
     assert "outputs of 1, 9, 17, 25, 33 = entering 2, 10, 18, 26, 34" in shown
@@ -247,9 +258,9 @@ def test_formats(target: ModelConfig, name: str, expected: dict[str, OptionValue
 def test_names_of_causal_blocks(target: ModelConfig, name: str) -> None:
     config, tensors = zlab()
     config["dflash_config"] |= {name: True}
-    assert read(target, (config, tensors)).options["is_causal"] is True
+    assert read(target, (config, tensors)).head.is_causal is True
     config["dflash_config"] |= {name: False}
-    assert read(target, (config, tensors)).options["is_causal"] is False
+    assert read(target, (config, tensors)).head.is_causal is False
 
 
 def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
@@ -259,29 +270,29 @@ def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> No
     assert not {"embed_tokens.weight", "lm_head.weight"} & set(model.tensor_names)
     config, tensors = deepspec()
     tensors["lm_head.weight"] = tensor("BF16", [VOCAB, HIDDEN], 9)
-    assert read(target, (config, tensors)).options["has_head"] is True
+    assert read(target, (config, tensors)).head.has_head is True
 
 
 def test_a_last_state_that_only_training_reads(target: ModelConfig) -> None:
     config, tensors = speculators()
     config["aux_hidden_state_layer_ids"] = [*config["aux_hidden_state_layer_ids"], LAYERS]
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 9, 17, 25, 33)
     tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 6 * HIDDEN])}
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,9,17,25,33,35"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 9, 17, 25, 33, 35)
 
 
 def test_default_layers(target: ModelConfig) -> None:
     config, tensors = zlab()
     del config["dflash_config"]["target_layer_ids"]
     tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 2 * HIDDEN])}
-    assert read(target, (config, tensors)).options["capture_layers"] == "1,33"
+    assert read(target, (config, tensors)).head.capture_layers == (1, 33)
 
 
 def test_default_block_size(target: ModelConfig) -> None:
     """The speculators format has one; z-lab's and DeepSpec's have not (see the refused blocks)."""
     config, tensors = speculators()
     del config["block_size"]
-    assert read(target, (config, tensors)).options["block_size"] == 8
+    assert read(target, (config, tensors)).head.block_size == 8
     assert config_of(target, target.folder.parent / "draft", "dflash").draft_depth == 7
 
 
@@ -298,51 +309,47 @@ def test_default_block_size(target: ModelConfig) -> None:
 def test_harmless_keys(target: ModelConfig, outer: dict[str, Any], inner: dict[str, Any]) -> None:
     config, tensors = zlab()
     config["dflash_config"] |= inner
-    assert read(target, (config | outer, tensors)).options == read(target, zlab()).options
+    assert read(target, (config | outer, tensors)).head == read(target, zlab()).head
 
 
 @pytest.mark.parametrize(
-    ("changes", "window", "sights"),
+    ("changes", "expected"),
     [
-        ({}, 2048, "sf"),
-        ({"layer_types": ["sliding_attention"] * 2}, 2048, "ss"),
-        ({"use_sliding_window": False}, 0, ""),  # transformers' Qwen3Config drops it
-        ({"use_sliding_window": None}, 0, ""),
-        ({"use_sliding_window": None, "model_type": "llama"}, 2048, "sf"),
-        ({"sliding_window": None}, 0, ""),
-        ({"layer_types": None}, 0, ""),  # layers from max_window_layers on, which is 28
-        ({"layer_types": None, "max_window_layers": 1}, 2048, "fs"),
-        ({"layer_types": ["full_attention"] * 2}, 0, ""),
+        ({}, [2048, 0]),
+        ({"layer_types": ["sliding_attention"] * 2}, [2048, 2048]),
+        ({"use_sliding_window": False}, [0, 0]),  # transformers' Qwen3Config drops it
+        ({"use_sliding_window": None}, [0, 0]),
+        ({"use_sliding_window": None, "model_type": "llama"}, [2048, 0]),
+        ({"sliding_window": None}, [0, 0]),
+        ({"layer_types": None}, [0, 0]),  # layers from max_window_layers on, which is 28
+        ({"layer_types": None, "max_window_layers": 1}, [0, 2048]),
+        ({"layer_types": ["full_attention"] * 2}, [0, 0]),
     ],
 )
 def test_which_layers_slide(
-    target: ModelConfig, changes: dict[str, Any], window: int, sights: str
+    target: ModelConfig, changes: dict[str, Any], expected: list[int]
 ) -> None:
-    options = read(target, sliding(**changes)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
+    assert windows(read(target, sliding(**changes))) == expected
     config, tensors = speculators()
     config["transformer_layer_config"] |= WINDOW | SLIDES | changes
-    options = read(target, (config, tensors)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (window, sights)
+    assert windows(read(target, (config, tensors))) == expected
 
 
 def test_windows_that_stand_elsewhere(target: ModelConfig) -> None:
     config, tensors = sliding()
     del config["sliding_window"]  # what equals the class's default is not written
-    assert read(target, (config, tensors)).options["sliding_window"] == 4096
-    for inner, sights in (
-        ({"use_swa": True, "swa_window_size": 64}, "ss"),
-        ({"use_swa": False, "swa_window_size": 64}, ""),
+    assert windows(read(target, (config, tensors))) == [4096, 0]
+    for inner, window in (
+        ({"use_swa": True, "swa_window_size": 64}, 64),
+        ({"use_swa": False, "swa_window_size": 64}, 0),
     ):
         config, tensors = zlab()
         config["dflash_config"] |= inner
         config["layer_types"] = None
-        options = read(target, (config, tensors)).options
-        assert (options["sliding_window"], options["layer_sights"]) == (64 if sights else 0, sights)
+        assert windows(read(target, (config, tensors))) == [window, window]
     config, tensors = zlab()
     config["dflash_config"]["sliding_window"] = 64
-    options = read(target, (config | SLIDES, tensors)).options
-    assert (options["sliding_window"], options["layer_sights"]) == (64, "sf")
+    assert windows(read(target, (config | SLIDES, tensors))) == [64, 0]
 
 
 @pytest.mark.parametrize(
@@ -370,8 +377,8 @@ def test_causality_of_layers(
     config, tensors = sliding(**outer)
     config["dflash_config"] |= inner
     model = read(target, (config, tensors), draft_attention=attention)
-    assert model.options["is_causal"] is full
-    assert model.options["sliding_is_causal"] is sliding_is_causal
+    assert model.head.is_causal is full
+    assert model.head.sliding_is_causal is sliding_is_causal
     sight = next(line for line in model.details if line.startswith("sight: "))
     assert "layer 0 sees the last 2048 tokens" in sight and f"({reason}" in sight
 
@@ -384,8 +391,8 @@ def test_what_the_user_says_counts(target: ModelConfig) -> None:
         draft_anchor="first",
         draft_attention="causal",
     )
-    assert model.options["capture_layers"] == "0,8,16,24,32"
-    assert model.options["anchor_drafts"] is True and model.options["is_causal"] is True
+    assert model.head.capture_layers == (0, 8, 16, 24, 32)
+    assert model.head.anchor_drafts is True and model.head.is_causal is True
 
 
 def test_drafts_by_default_are_those_of_a_block(target: ModelConfig, tmp_path: Path) -> None:
@@ -442,7 +449,10 @@ def test_head_beside_the_model(target: ModelConfig) -> None:
         ("zlab", {"mask_token_id": VOCAB}, "mask_token_id"),
         ("zlab", {"target_layer_ids": [1, 9, 17, 25, 36]}, "expected rising ids"),
         ("zlab", {"target_layer_ids": [1, 9, 17]}, r"3 captured layers.*that is 5"),
-        ("dspark", {"markov_head_type": "lstm"}, "markov_head_type.*no other is known"),
+        *(
+            ("dspark", {"markov_head_type": kind}, f'markov_head_type.*"vanilla".*found "{kind}"')
+            for kind in ("gated", "rnn", "lstm")
+        ),
     ],
 )
 def test_refused_blocks(
@@ -498,20 +508,8 @@ def test_a_markov_head_may_know_tokens_of_its_own(target: ModelConfig) -> None:
     config, tensors = speculators()
     config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
     model = read(target, (config, tensors | markov_tensors()), "dspark")
-    assert model.options["draft_vocab_size"] == DRAFT_VOCAB and model.options["has_token_map"]
-    assert model.options["anchor_drafts"] is True  # DSpark's default in that format
-
-
-@pytest.mark.parametrize(("kind", "part"), [("gated", "gate_proj"), ("rnn", "joint_proj")])
-def test_kinds_of_markov_heads(target: ModelConfig, kind: str, part: str) -> None:
-    config, tensors = dspark()
-    model = read(target, (config | {"markov_head_type": kind}, tensors), "dspark")
-    assert model.options["markov_head"] == kind
-    assert {f"markov_head.{part}.weight", f"markov_head.{part}.bias"} <= model.tensor_names.keys()
-    assert f"Markov head: {kind}, rank {RANK}" in "\n".join(model.details)
-    with pytest.raises(ConfigError, match=f'draft_top_k must be 1.*"{kind}".*--draft-top-k 1'):
-        config |= {"markov_head_type": kind}
-        read(target, (config, tensors), "dspark", draft_top_k=4)
+    assert model.head.draft_vocab_size == DRAFT_VOCAB and model.head.has_token_map
+    assert model.head.anchor_drafts is True  # DSpark's default in that format
 
 
 @pytest.mark.parametrize("rank", [12, 264])

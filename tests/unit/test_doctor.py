@@ -14,6 +14,7 @@ from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
+from openspec.specs import HeadSpec
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
 from tests.unit.draft_checkpoints import tensor, write_draft, write_target
@@ -30,6 +31,16 @@ CHECKUP = Checkup(
 )
 
 
+HEAD = HeadSpec(
+    layers=(),
+    rms_norm_eps=1e-6,
+    capture_layers=(),
+    draft_vocab_size=8,
+    has_embedding=False,
+    has_token_map=False,
+)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[EngineConfig]:
     write_target(tmp_path / "target")
@@ -39,7 +50,7 @@ def config(tmp_path: Path) -> Iterator[EngineConfig]:
         return DraftModel(
             folder=folder,
             description="a guesser",
-            options={},
+            head=HEAD,
             tensor_names={},
             ignored_tensors={"verifier": "only training needs it"},
             details=("format: of its own", "layers: outputs of 1 = entering 2"),

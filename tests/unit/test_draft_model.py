@@ -15,6 +15,7 @@ from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
+from openspec.specs import HeadSpec, RunnerConfig
 from tests.unit.draft_checkpoints import (
     Tensors,
     tensor,
@@ -72,11 +73,21 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return target, draft
 
 
+HEAD = HeadSpec(
+    layers=(),
+    rms_norm_eps=1e-6,
+    capture_layers=(),
+    draft_vocab_size=8,
+    has_embedding=False,
+    has_token_map=False,
+)
+
+
 def draft_model(folder: Path, names: dict[str, str] = NAMES) -> DraftModel:
     return DraftModel(
         folder=folder,
         description="a draft",
-        options={"width": 4},
+        head=HEAD,
         tensor_names=names,
         ignored_tensors={"training_only": "only training needs it"},
     )
@@ -160,23 +171,20 @@ def test_engine_loads_it(
 
     write_target(tmp_path / "target")
     folder = write_draft(tmp_path / "target" / "guess", {}, DRAFT)
-    configs: list[dict[str, Any]] = []
+    configs: list[RunnerConfig] = []
     parts: list[object] = []
 
     class Runner(FakeRunner):
-        def __init__(self, config: dict[str, Any], num_pages: int, drafter: object) -> None:
+        def __init__(self, config: RunnerConfig, num_pages: int, drafter: object) -> None:
             super().__init__(num_pages=num_pages)
-            assert config is configs[-1] and drafter is None
+            configs.append(config)
+            assert drafter is None
 
         def non_finite_tensors(self) -> tuple[list[str], list[str]]:
             return [], []
 
         def measure_step_times(self, budget_s: float) -> list[object]:
             return []
-
-    def runner_config(**values: Any) -> dict[str, Any]:
-        configs.append(values)
-        return values
 
     plan = SimpleNamespace(
         weight_bytes=1, scratch_bytes=1, table_bytes=1, draft_fixed_bytes=1, page_bytes=4096
@@ -185,7 +193,6 @@ def test_engine_loads_it(
         why_no_cuda=lambda: "none here",
         drafter_names=lambda: ["guess", "none"],
         memory_plan=lambda config: plan,
-        RunnerConfig=runner_config,
     )
     monkeypatch.setattr(engine_loader, "_C", core)
     monkeypatch.setattr(engine_loader, "CompiledRunner", Runner)
@@ -211,15 +218,15 @@ def test_engine_loads_it(
         )
         with caplog.at_level(logging.INFO):
             engine_loader.load_engine(config)
-        assert configs[-1]["method"] == "guess"
-        assert configs[-1]["method_options"] == {"luck": 0.5, "width": 4}
+        assert (configs[-1].method, configs[-1].head) == ("guess", HEAD)
+        assert configs[-1].method_options == {"luck": 0.5}
         assert parts == [tmp_path / "target", model]
         assert "draft model: a draft" in caplog.text
         assert f"{folder}, which came with the model; --draft-model takes another" in caplog.text
 
         off = EngineConfig(model=str(tmp_path / "target"), method="guess", num_speculative_tokens=0)
         engine_loader.load_engine(off)
-        assert (configs[-1]["method"], configs[-1]["method_options"]) == ("none", {})
+        assert (configs[-1].method, configs[-1].method_options) == ("none", {})
         assert parts[-1] is None  # what drafts nothing needs no draft model
     finally:
         unregister_drafter("guess")

@@ -19,6 +19,7 @@ from openspec.drafters import get_drafter
 from openspec.drafters.eagle3.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
+from openspec.specs import AttentionSpec, DenseMlpSpec, HeadSpec, LayerSpec
 from tests.unit.draft_checkpoints import (
     DRAFT_VOCAB,
     HEAD_DIM,
@@ -77,26 +78,21 @@ def read_format(target: ModelConfig, make: Format, **changes: Any) -> DraftModel
 
 def test_classic(target: ModelConfig) -> None:
     model = read_format(target, classic)
-    assert model.options == {
-        "num_q_heads": Q_HEADS,
-        "num_kv_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": INTERMEDIATE,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "inv_freq": default_rope(1e6, HEAD_DIM).inv_freq,
-        "rope_scale": 1.0,
-        "rms_norm_eps": 1e-6,
-        "capture_layers": "1,17,32",
-        "has_qk_norm": False,
-        "has_embedding": False,
-        "has_token_map": True,
-        "norm_before_residual": False,
-        "num_layers": 1,
-        "layer_sights": "",
-        "sliding_window": 0,
-        "capture_norm": "none",
-        "norm_output": False,
-    }
+    attention = AttentionSpec(
+        num_q_heads=Q_HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        has_qk_norm=False,
+        inv_freq=default_rope(1e6, HEAD_DIM).inv_freq,
+    )
+    assert model.head == HeadSpec(
+        layers=(LayerSpec(mixer=attention, mlp=DenseMlpSpec(intermediate_size=INTERMEDIATE)),),
+        rms_norm_eps=1e-6,
+        capture_layers=(1, 17, 32),
+        draft_vocab_size=DRAFT_VOCAB,
+        has_embedding=False,
+        has_token_map=True,
+    )
     expected = set(layer_tensors("midlayer.")) | {"d2t"}
     assert model.tensor_names == {name: name for name in expected}
     assert set(model.ignored_tensors) == {"t2d"}
@@ -104,45 +100,43 @@ def test_classic(target: ModelConfig) -> None:
     details = "\n".join(model.details)
     assert "outputs of 1, 17, 32 = entering 2, 18, 33 (from the default for 36 layers)" in details
     assert "brings none" in details and "made for 2048, the target for 4096" in details
-    types = {name: type(value) for name, value in model.options.items()}
-    assert types["rope_scale"] is float and types["num_q_heads"] is int
 
 
 def test_specforge(target: ModelConfig) -> None:
     """Ids in `eagle_config` count outputs, as SGLang takes them."""
     model = read_format(target, specforge)
-    assert model.options["capture_layers"] == "2,16,30"
+    assert model.head.capture_layers == (2, 16, 30)
 
 
 def test_speculators(target: ModelConfig) -> None:
     model = read_format(target, speculators)
-    assert model.options["capture_layers"] == "1,17,32"
-    assert model.options["norm_before_residual"] is True
+    assert model.head.capture_layers == (1, 17, 32)
+    assert model.head.norm_before_residual is True
     assert model.tensor_names["layers.0.hidden_norm.weight"] == "midlayer.hidden_norm.weight"
     # The embedding is a copy of the target's, byte for byte.
-    assert model.options["has_embedding"] is False
+    assert model.head.has_embedding is False
     ignored = {"t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"}
     assert set(model.ignored_tensors) == ignored
     assert "trained for: Qwen/Qwen3-8B" in model.details
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 20, LAYERS]}
-    assert read_format(target, speculators, **ids).options["capture_layers"] == "0,19,35"
+    assert read_format(target, speculators, **ids).head.capture_layers == (0, 19, 35)
 
 
 def test_own_embedding(target: ModelConfig, tmp_path: Path) -> None:
     config, tensors = speculators()
     tensors["embed_tokens.weight"] = tensor("BF16", [VOCAB, HIDDEN], 8)
     model = read(target, write_draft(tmp_path / "draft", config, tensors))
-    assert model.options["has_embedding"] is True
+    assert model.head.has_embedding is True
     assert model.tensor_names["embed_tokens.weight"] == "embed_tokens.weight"
     assert "embed_tokens.weight" not in model.ignored_tensors
 
 
 def test_deepspec(target: ModelConfig) -> None:
     model = read_format(target, deepspec)
-    assert model.options["capture_layers"] == "1,9,17,25,33"
-    assert model.options["has_qk_norm"] is True and model.options["has_token_map"] is False
-    assert model.options["draft_vocab_size"] == VOCAB
-    assert model.options["inv_freq"] == default_rope(1e6, HEAD_DIM).inv_freq
+    assert model.head.capture_layers == (1, 9, 17, 25, 33)
+    assert model.head.layers[0].mixer.has_qk_norm is True and model.head.has_token_map is False
+    assert model.head.draft_vocab_size == VOCAB
+    assert model.head.layers[0].mixer.inv_freq == default_rope(1e6, HEAD_DIM).inv_freq
     assert model.tensor_names["layers.0.self_attn.q_norm.weight"] == (
         "midlayer.self_attn.q_norm.weight"
     )
@@ -162,7 +156,7 @@ def test_head_dim_of_old_files_comes_from_the_tensor(target: ModelConfig, tmp_pa
     config, tensors = classic()
     del config["head_dim"]
     model = read(target, write_draft(tmp_path / "draft", config, tensors))
-    assert model.options["head_dim"] == HEAD_DIM
+    assert model.head.layers[0].mixer.head_dim == HEAD_DIM
 
 
 def test_options_of_the_engine_and_of_the_head_are_apart() -> None:
@@ -212,7 +206,7 @@ def test_no_default_for_few_layers() -> None:
 
 def test_layers_of_the_user(target: ModelConfig, tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "draft", *specforge())
-    assert read(target, folder, "0, 3,5").options["capture_layers"] == "0,3,5"
+    assert read(target, folder, "0, 3,5").head.capture_layers == (0, 3, 5)
     for text, message in (("1;2", "must be a list such as"), ("1,2,99", "--capture-layers: expec")):
         with pytest.raises(ConfigError, match=message):
             read(target, folder, text)
@@ -222,7 +216,7 @@ def test_layers_of_the_user(target: ModelConfig, tmp_path: Path) -> None:
 
 def test_ids_in_both_places(target: ModelConfig) -> None:
     same = {"eagle_aux_hidden_state_layer_ids": [3, 17, 31]}
-    assert read_format(target, specforge, **same).options["capture_layers"] == "2,16,30"
+    assert read_format(target, specforge, **same).head.capture_layers == (2, 16, 30)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 16, 30]}
     with pytest.raises(ConfigError, match=r"\[2, 16, 30\] \(output\).*different layers"):
         read_format(target, specforge, **other)
@@ -231,15 +225,15 @@ def test_ids_in_both_places(target: ModelConfig) -> None:
 def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
     """A converter that moved ids from one place to the other without counting anew."""
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}
-    assert read_format(target, speculators, **ids).options["capture_layers"] == "0,16,31"
+    assert read_format(target, speculators, **ids).head.capture_layers == (0, 16, 31)
     assert "all one less than usual (1, 17, 32)" in caplog.text
     assert "--capture-layers 1,17,32" in caplog.text
 
 
 def test_no_ids_are_the_default_ones(target: ModelConfig) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": []}
-    default = read_format(target, speculators).options["capture_layers"]
-    assert read_format(target, speculators, **ids).options["capture_layers"] == default
+    default = read_format(target, speculators).head.capture_layers
+    assert read_format(target, speculators, **ids).head.capture_layers == default
 
 
 def test_a_message_stays_short_and_keeps_its_remedy(target: ModelConfig) -> None:
@@ -346,7 +340,7 @@ def test_token_map_of_short_integers_without_a_mask(target: ModelConfig, tmp_pat
     config, tensors = classic()
     del tensors["t2d"]
     tensors["d2t"] = vector("I32", OFFSETS)
-    assert read(target, write_draft(tmp_path / "d", config, tensors)).options["has_token_map"]
+    assert read(target, write_draft(tmp_path / "d", config, tensors)).head.has_token_map
 
 
 def test_folders_that_are_no_head(target: ModelConfig, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_norms_of_captured_states(target: ModelConfig, flag: str, is_inner: bool
     """SGLang reads a key of eagle_config before the same one beside it."""
     keys = {"eagle_config": {flag: True}, flag: False} if is_inner else {flag: True}
     model = read_format(target, classic, **keys)
-    assert model.options["capture_norm"] == NORM_FLAGS[flag]
+    assert model.head.capture_norm == NORM_FLAGS[flag]
     expected = {f"fc_norm.{i}.weight" for i in range(3)} if flag != "norm_before_fc" else set()
     assert {name for name in model.tensor_names if name.startswith("fc_norm")} == expected
     assert ("input_norm.weight" in model.tensor_names) == (flag == "norm_before_fc")
@@ -72,7 +72,7 @@ def test_legacy_names_of_norms(target: ModelConfig, tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "draft", config, tensors)
     model = read(target, folder)
     assert model.tensor_names["aux_norm_high.weight"] == "fc_norm.2.weight"
-    assert model.options["norm_output"] is True
+    assert model.head.norm_output is True
     assert "each normed (fc_norm), outputs fed back behind" in "\n".join(model.details)
 
 
@@ -91,7 +91,7 @@ def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str)
         f"layers.1.{'hidden_norm' if norm == 'input_layernorm' else 'input_layernorm'}.weight"
     ]
     model = read(target, write_draft(tmp_path / "draft", config, tensors))
-    assert model.options["num_layers"] == 2
+    assert len(model.head.layers) == 2
     assert model.tensor_names[f"layers.1.{norm}.weight"] == "layers.1.input_layernorm.weight"
     assert len(model.tensor_names) == 14 + 9
     for both in ("input_layernorm", "hidden_norm"):
@@ -100,16 +100,19 @@ def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str)
         read(target, write_draft(tmp_path / "both", config, tensors))
 
 
+def windows(model: DraftModel) -> list[int]:
+    return [layer.mixer.window for layer in model.head.layers]
+
+
 def test_layers_that_slide(target: ModelConfig) -> None:
     keys = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
-    options = read_format(target, classic, **keys).options
-    assert (options["layer_sights"], options["sliding_window"]) == ("s", 2048)
+    assert windows(read_format(target, classic, **keys)) == [2048]
     # transformers drops a window of this class of configurations that is not asked for.
     model = read_format(target, classic, **keys, model_type="qwen3")
-    assert (model.options["layer_sights"], model.options["sliding_window"]) == ("", 0)
+    assert windows(model) == [0]
     assert "transformers drops sliding_window" in "\n".join(model.details)
     keys["layer_types"] = ["full_attention"]
-    assert read_format(target, classic, **keys).options["sliding_window"] == 0
+    assert windows(read_format(target, classic, **keys)) == [0]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_the_other_readings_are_named(
     )
     spec, setup = get_drafter("eagle3"), engine.draft_setup(target)
     assert spec.read_draft_model is not None and spec.plan_checkup is not None
-    assert spec.read_draft_model(setup).options["norm_output"] is norm_output
+    assert spec.read_draft_model(setup).head.norm_output is norm_output
     found = [dict(variant.options) for variant in spec.plan_checkup(setup).variants]
     assert [one for one in found if "capture_layers" not in one] == others
 
@@ -182,7 +185,7 @@ def parallel() -> tuple[dict[str, Any], Tensors]:
 def test_masks(target: ModelConfig, tmp_path: Path) -> None:
     config, tensors = parallel()
     model = read(target, write_draft(tmp_path / "draft", config, tensors), "peagle")
-    assert model.options["mask_token"] == 7
+    assert model.head.mask_token == 7
     assert model.tensor_names["mask_hidden"] == "mask_hidden"
     assert "P-EAGLE" in model.description and "masks: token 7" in "\n".join(model.details)
     assert get_drafter("p-eagle").name == "peagle"
@@ -191,7 +194,7 @@ def test_masks(target: ModelConfig, tmp_path: Path) -> None:
     config |= {"parallel_drafting": True, "ptd_token_id": VOCAB - 1}
     tensors["mask_hidden"] = tensor("BF16", [1, 1, 3 * HIDDEN])
     model = read(target, write_draft(tmp_path / "vllm", config, tensors), "p_eagle")
-    assert model.options["mask_token"] == VOCAB - 1
+    assert model.head.mask_token == VOCAB - 1
 
 
 @pytest.mark.parametrize(

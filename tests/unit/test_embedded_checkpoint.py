@@ -31,8 +31,13 @@ def reference() -> Any:
 
 def test_config_and_tensors_agree(tokenizer: Tokenizer) -> None:
     config = ModelConfig.from_folder(FOLDER)
-    assert (config.hidden_size, config.num_layers, config.tie_word_embeddings) == (320, 4, True)
-    assert (config.num_q_heads, config.num_kv_heads, config.head_dim) == (4, 1, 128)
+    assert (config.hidden_size, config.num_layers, config.spec.tie_word_embeddings) == (
+        320,
+        4,
+        True,
+    )
+    attention = config.spec.layers[0].mixer
+    assert (attention.num_q_heads, attention.num_kv_heads, attention.head_dim) == (4, 1, 128)
     assert config.vocab_size == 4096 > tokenizer.num_tokens
     assert tokenizer.eos_token_id in config.eos_token_ids
     (file,) = checkpoint_files(FOLDER)

@@ -44,13 +44,13 @@ def load(folder: Path, name: str, **changes: Any) -> ModelConfig:
 def test_published_models(tmp_path: Path, name: str) -> None:
     count, head_dim, positions = SIZES[name]
     config = load(tmp_path, name)
-    assert (config.head_dim, config.max_model_len) == (head_dim, positions)
+    attention = config.spec.layers[0].mixer
+    assert (attention.head_dim, config.max_model_len) == (head_dim, positions)
     assert sum(math.prod(shape) for _, shape in tensor_shapes(PUBLISHED[name])) == count
-    family = config.family
-    assert family.has_qk_norm is False
-    assert family.has_qkv_bias is name.startswith("qwen2")
-    assert config.tie_word_embeddings is PUBLISHED[name]["tie_word_embeddings"]
-    assert config.rms_norm_eps == (1e-6 if name.startswith("qwen2") else 1e-5)
+    assert attention.has_qk_norm is False
+    assert attention.has_qkv_bias is name.startswith("qwen2")
+    assert config.spec.tie_word_embeddings is PUBLISHED[name]["tie_word_embeddings"]
+    assert config.spec.rms_norm_eps == (1e-6 if name.startswith("qwen2") else 1e-5)
 
 
 def test_llama3_scaling_ends_at_the_positions_named(tmp_path: Path) -> None:
@@ -83,10 +83,14 @@ def test_both_dialects_say_the_same(tmp_path: Path) -> None:
 
 
 def test_head_dim_of_the_config_or_of_the_widths(tmp_path: Path) -> None:
-    assert load(tmp_path, "mistral-nemo-12b").head_dim == 128  # 5120 / 32 is 160
-    assert load(tmp_path, "mistral-nemo-12b", head_dim=None).head_dim == 160
-    assert load(tmp_path, "llama-3.2-1b", head_dim="absent").head_dim == 64
-    assert load(tmp_path, "qwen3-4b", head_dim="absent").head_dim == 128  # 2560 / 32 is 80
+    assert (
+        load(tmp_path, "mistral-nemo-12b").spec.layers[0].mixer.head_dim == 128
+    )  # 5120 / 32 is 160
+    assert load(tmp_path, "mistral-nemo-12b", head_dim=None).spec.layers[0].mixer.head_dim == 160
+    assert load(tmp_path, "llama-3.2-1b", head_dim="absent").spec.layers[0].mixer.head_dim == 64
+    assert (
+        load(tmp_path, "qwen3-4b", head_dim="absent").spec.layers[0].mixer.head_dim == 128
+    )  # 2560 / 32 is 80
     with pytest.raises(ConfigError, match=r"hidden_size: expected a multiple of num_att.*\(32\)"):
         load(tmp_path, "llama-3.1-8b", hidden_size=4100)
     with pytest.raises(ConfigError, match="hidden_size: expected 32 heads of a multiple of 32"):

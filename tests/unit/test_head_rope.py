@@ -63,8 +63,8 @@ def test_a_head_turns_as_its_own_config_says(target: ModelConfig, make: Any, kin
     scaling = {"rope_type": kind, **settings}
     for keys in (BASE | {"rope_scaling": scaling}, {"rope_parameters": BASE | scaling}):
         model = read(target, make, keys)
-        assert model.options["inv_freq"] == expected.inv_freq
-        assert model.options["rope_scale"] == expected.scale
+        assert model.head.layers[0].mixer.inv_freq == expected.inv_freq
+        assert model.head.layers[0].mixer.rope_scale == expected.scale
         shown = "unscaled" if kind == "default" else kind
         assert any(line.endswith(f"RoPE base 500000, {shown}") for line in model.details)
 
@@ -73,8 +73,8 @@ def test_a_head_turns_as_its_own_config_says(target: ModelConfig, make: Any, kin
 def test_without_keys_it_is_the_layer_class_default(target: ModelConfig, make: Any) -> None:
     assert target.rope.theta == 1e6
     model = read(target, make, {})
-    assert model.options["inv_freq"] == default_rope(1e4, HEAD_DIM).inv_freq
-    assert model.options["rope_scale"] == 1.0
+    assert model.head.layers[0].mixer.inv_freq == default_rope(1e4, HEAD_DIM).inv_freq
+    assert model.head.layers[0].mixer.rope_scale == 1.0
     assert any(line.endswith("RoPE base 10000, unscaled") for line in model.details)
 
 

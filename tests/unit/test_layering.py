@@ -37,12 +37,13 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "settings": ("errors",),
     "step_detail": (),
     "messages": ("errors", "step_detail"),
-    "_C": ("messages",),
+    "specs": (),
+    "_C": ("messages", "specs"),
     "_grammar": (),
     "ops": ("_C",),
-    "checkpoint": ("_C", "errors"),
+    "checkpoint": ("_C", "errors", "specs"),
     "grammar": ("_grammar", "errors", "checkpoint"),
-    "drafters": ("_C", "errors", "settings", "checkpoint"),
+    "drafters": ("_C", "errors", "settings", "checkpoint", "specs"),
     "config": ("errors", "settings", "checkpoint", "drafters"),
     "text": ("errors", "step_detail", "messages", "checkpoint", "grammar"),
     "engine": (
@@ -51,6 +52,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "step_detail",
         "settings",
         "messages",
+        "specs",
         "checkpoint",
         "drafters",
         "config",
@@ -84,7 +86,7 @@ CPP_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "weights": (),
         "parts": ("weights",),
         "targets": ("weights", "parts"),
-        "heads": ("weights", "parts"),
+        "heads": ("weights", "parts", "targets"),  # the target that a head reads
     },
     "runtime": {
         "state": (),

@@ -68,16 +68,18 @@ def load(folder: Path, config: object, generation: object = None) -> ModelConfig
 @pytest.mark.parametrize("size", SIZES)
 def test_published_sizes(tmp_path: Path, size: str) -> None:
     config = load(tmp_path, config_json(size))
+    attention = config.spec.layers[0].mixer
     found = (
         config.hidden_size,
         config.num_layers,
-        config.num_q_heads,
-        config.num_kv_heads,
-        config.intermediate_size,
-        config.tie_word_embeddings,
+        attention.num_q_heads,
+        attention.num_kv_heads,
+        config.spec.layers[0].mlp.intermediate_size,
+        config.spec.tie_word_embeddings,
     )
     assert found == SIZES[size]
-    assert (config.head_dim, config.vocab_size, config.rms_norm_eps) == (128, 151936, 1e-6)
+    assert (attention.head_dim, config.vocab_size) == (128, 151936)
+    assert config.spec.rms_norm_eps == 1e-6
     assert config.max_model_len == 40960
     assert config.rope == default_rope(1e6, 128, 40960)
     assert config.eos_token_ids == (151645,)
@@ -370,5 +372,5 @@ def test_fuzz_only_config_errors(
             result = load(tmp_path, variant, generation)
         except ConfigError:
             continue
-        assert len(result.rope.inv_freq) == result.head_dim // 2
+        assert len(result.rope.inv_freq) == result.spec.layers[0].mixer.head_dim // 2
         assert all(0.0 <= freq < 1e30 for freq in result.rope.inv_freq)

@@ -15,7 +15,7 @@
 /// sign of a zero, which finish() clears: so tiles may visit it or not.
 ///
 /// One limit: within a tile a key that a row does not see still meets it with p = 0, so V must be
-/// finite there. Behind the last token that any row of the tile sees nothing is read.
+/// finite there. After the last token that any row of the tile sees nothing is read.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -40,7 +40,7 @@ __device__ __forceinline__ int opaque_thread() {
   return thread;
 }
 
-/// Counts one up in global memory, behind this thread's writes and before its reads.
+/// Counts one up in global memory, after this thread's writes and before its reads.
 __device__ __forceinline__ int add_and_order(int32_t* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
@@ -57,7 +57,7 @@ __device__ __forceinline__ int load_and_order(const int32_t* counter) {
   return value;
 }
 
-/// The same in shared memory, of which a warp tells others of its CTA what they can see.
+/// Reads a counter in shared memory, by which a warp tells others of its CTA what they can see.
 __device__ __forceinline__ int load_from_cta(const int* value) {
   int x;
   asm volatile("ld.acquire.cta.s32 %0, [%1];" : "=r"(x) : "l"(value) : "memory");

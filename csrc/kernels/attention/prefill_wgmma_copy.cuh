@@ -32,7 +32,7 @@ template <int kHeadDim>
 struct WgmmaLayout {
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kStages = kPanels == 2 ? 3 : 6;
-  // K, V and, as a panel behind those of V, ones.
+  // K, V and, as a panel after those of V, ones.
   static constexpr int kStageBytes = (2 * kPanels + 1) * kPanelBytes;
   static constexpr int kQueriesAt = kStages * kStageBytes;
   static constexpr int kKept = kHeadDim / 8 + 1;  // float4 per thread: Sums::keep
@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_blocks(const CUtensorMap& map, const WgmmaA
   const int last_token = (item.end - 1) / box_lines * box_lines;
   // Of the block's box `lane`.
   const auto line_of = [&](int block) {
-    // Behind the end: any lines that exist.
+    // After the end: any lines that exist.
     const int token = min(block * kBlockTokens + lane * box_lines, last_token);
     const int index = args.page_shift >= 0 ? token >> args.page_shift : token / args.page_size;
     return pages[index] * 2 * value_lines + first_line + token - index * args.page_size;

@@ -40,7 +40,7 @@ struct SpanAttentionParams {
   float* workspace = nullptr;  // span_attention_workspace_bytes_cpu(...)
   int max_tokens = 0;          // longest context (prefix + span) the workspace was sized for
   int first_token = 0;  // tokens before it are not seen; at most 32, and below every row's position
-  // False: every row of a span sees all of its rows, before and behind it, as those of a block that
+  // False: every row of a span sees all of its rows, before and after it, as those of a block that
   // is drafted at once. Spans are no trees then.
   bool is_causal = true;
   // A sliding window; 0: none. Rows see the last `window` committed tokens of their span, and of
@@ -49,7 +49,7 @@ struct SpanAttentionParams {
   // that it would see, its own included. The plan does not depend on it.
   int window = 0;
   bool window_follows_rows = false;
-  // CUDA: promises that between the plan and this op, and behind all that wrote the page table and
+  // CUDA: promises that between the plan and this op, and after all that wrote the page table and
   // the prefixes' KV, there was a fence (RopeAnglesParams). These are then read before the previous
   // op is complete.
   bool is_behind_fence = false;

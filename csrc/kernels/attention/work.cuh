@@ -26,7 +26,7 @@ constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
 constexpr int kMaxSpans = 1024;
-/// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all behind the
+/// Lines of K and V that the tail of a tile of 16 num_tiles pairs has room for: all after the
 /// shared blocks up to the tile's last row. Rows of tiles with more have a tail each.
 __host__ __device__ constexpr int tail_lines_of(int num_tiles) {
   return num_tiles == 4 ? 192 : 144;
@@ -69,7 +69,7 @@ constexpr int kPrefillScratch = 32 + 2;
 // Steps with room for fewer rows than this have no prefill tiles beside others, and spare the
 // launch.
 constexpr int kMinRowsForPrefill = 257;
-// The same where the prefill tiles are those of sm_90a.
+// Rows from which steps have prefill tiles beside others where these are sm_90a's.
 constexpr int kMinRowsForWgmma = kMinRowsOfLongSpans;
 
 // Steps with trees and room for so many pairs of a KV head have tiles of a quarter.
@@ -85,7 +85,7 @@ struct alignas(64) WorkItem {
   int32_t tile_rows;      // rows of the tile: whole rows, all q heads of the KV head
   int32_t first_visible;  // tokens that the tile's first row sees; each next one sees one more, but
                           // no more than `end`
-  // Of trees, behind the shared blocks, rows have keys of their own: the rest of the committed
+  // Of trees, after the shared blocks, rows have keys of their own: the rest of the committed
   // prefix, then their ancestors by depth. An item of these is a tail, of one row or of the tile.
   int32_t tail_row;                // -1: not of one row
   int32_t is_tile_tail;            // boolean
@@ -104,7 +104,7 @@ struct alignas(64) WorkItem {
   int32_t arrival;       // this one's place among them
   int32_t tile_index;    // of the counters
   int32_t is_tree;
-  int32_t tail_end;  // of an item with its tile's tail behind its blocks: tokens up to the tile's
+  int32_t tail_end;  // of an item with its tile's tail after its blocks: tokens up to the tile's
                      // last row; else 0
   // For each 8 tokens of the first kDecodeWarps blocks: line of head_dim elements in the layer, KV
   // head 0's K.
@@ -240,7 +240,7 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
 __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 /// Blocks of a segment that come to one partial result: those up to the end of the range that the
-/// segment begins in. Each block behind them has a partial result of its own.
+/// segment begins in. Each block after them has a partial result of its own.
 __host__ __device__ inline int first_run_of(int segment, int range_blocks) {
   const int begin = segment * kSegmentBlocks;
   const int run = (begin / range_blocks + 1) * range_blocks - begin;
@@ -276,7 +276,7 @@ struct SpanCut {
   int num_shared_blocks, num_ranges, range_blocks;  // ranges of the shared blocks, per tile
   int num_slots;                                    // 0: each item is a whole tile
   bool joins_tails;                                 // of the tiles to their only ranges
-  int num_tile_tails, num_tails;  // tails of the first tiles, and in all; behind the other items
+  int num_tile_tails, num_tails;  // tails of the first tiles, and in all; after the other items
 
   __device__ SpanCut(const Strategy& strategy, int num_rows, int kv_len, int flags, int group) {
     const int num_blocks = ceil_div(kv_len + num_rows, kBlockTokens);

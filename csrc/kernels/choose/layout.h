@@ -11,7 +11,7 @@ constexpr int64_t choose_stripe_floats(int64_t vocab_size) {
   return kChooseArrays * choose_array_floats(vocab_size);
 }
 
-/// The same for the op that finds the best drafts.
+/// Elements (4 bytes) of a thread's arrays in the op that finds the best drafts.
 constexpr int64_t top_drafts_stripe_floats(int64_t vocab_size) {
   return 4 * choose_array_floats(vocab_size);
 }

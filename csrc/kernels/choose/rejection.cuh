@@ -9,7 +9,7 @@
 
 namespace openspec::choosing {
 
-/// The draft behind a row, and the distribution that it was drawn from.
+/// The draft after a row, and the distribution that it was drawn from.
 struct DraftRow {
   View view{nullptr, 0, 0.0f};
   const int32_t* column_of = nullptr;

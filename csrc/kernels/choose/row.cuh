@@ -35,11 +35,11 @@ __device__ __forceinline__ uint32_t ordered_bits(float x) {
 __device__ __forceinline__ float float_of_ordered(uint32_t ordered) {
   return sm::float_of((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
-/// And back; -inf for 0, which no number has.
+/// The float that `ordered` stands for; -inf for 0, which no number has.
 __device__ __forceinline__ float value_of_order(uint32_t ordered) {
   return ordered == 0 ? minus_infinity() : float_of_ordered(ordered);
 }
-/// The same with -0 equal to +0. Never 0, which stands for "none".
+/// Order of floats as order of integers, -0 being equal to +0. Never 0, which stands for "none".
 __device__ __forceinline__ uint32_t order_key(float x) { return ordered_bits(x + 0.0f); }
 
 /// A candidate as one number: the larger value first, then the lower id. 0: none, and what -inf
@@ -177,7 +177,7 @@ __device__ __forceinline__ int32_t chunk_id(int chunk, int lane, int word) {
   return chunk * kChunk + (lane & 16) * 4 + (lane & 15) + 16 * word;
 }
 
-/// A group's next chunks, one load behind the other without waiting. Past the row's end: NaN.
+/// A group's next chunks, one load after the other without waiting. Past the row's end: NaN.
 struct Batch {
   static constexpr int kChunks = 5;  // all of a group up to 163840 ids
   float value[kChunks][4];

@@ -270,7 +270,7 @@ struct Measure {
 };
 
 /// The largest key k for which the amounts of the keys >= k reach wanted(total of all amounts); 0
-/// where all of them do not. Keys have `bits` bits; with `first_digit_only`, the digits behind the
+/// where all of them do not. Keys have `bits` bits; with `first_digit_only`, the digits after the
 /// first are 0, so the result is a lower bound. `measure(logit)` gives a logit's key and amount;
 /// what has no amount is as good as absent. Every thread of the source calls.
 template <typename Source, typename MeasureOf, typename Wanted>
@@ -386,8 +386,9 @@ __device__ int best_of(Source& source, Shared& shared, int n, const KeyOf& key) 
   return num_found;
 }
 
-/// The same of the list, which is used up: value_of(id, stored) is what counts, -inf for what is
-/// not a candidate. Every thread of the CTA calls.
+/// Candidate keys of the best n of the list, best first, into shared.best; the list is used up.
+/// value_of(id, stored) is what counts, -inf for what is not a candidate. Every thread of the CTA
+/// calls. Returns how many there are.
 template <typename ValueOf>
 __device__ int best_of_list(Shared& shared, int size, int n, const ValueOf& value_of) {
   constexpr int kMany = 512;  // a rank takes a look at all others

@@ -246,7 +246,8 @@ inline int32_t draw(const Logits& logits, const Noise& noise) {
   return id;
 }
 
-/// The same over a list of (id, logit).
+/// argmax of logit + gumbel over a list of (id, logit), lowest id among equals; 0 where all are
+/// -inf.
 template <bool kHasTable>
 inline int32_t draw_from(const int32_t* ids, const float* logits, int64_t count,
                          const Noise& noise) {

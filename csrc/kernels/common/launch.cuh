@@ -20,7 +20,7 @@ __device__ __forceinline__ void allow_next_kernel() {
 /// Waits until the kernel before this one is complete and its writes are visible. Every thread that
 /// reads what an earlier kernel wrote, or writes at all, calls it first; and every kernel calls it,
 /// so that completion carries over from kernel to kernel. A kernel that allows the next one only
-/// behind its wait is a *fence*: what comes behind it starts when all that came before it is
+/// after its wait is a *fence*: what comes after it starts when all that came before it is
 /// complete, and may read what that wrote without a wait.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
@@ -74,7 +74,7 @@ int launch_clusters(int cluster_size, void (*kernel)(Params...), dim3 grid, dim3
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
 }
 
-/// The same without clusters.
+/// Launches `kernel`, which calls both functions above, without clusters. Returns a cudaError_t.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
            Args&&... args) {
@@ -88,8 +88,8 @@ int allow_shared_bytes(Kernel* kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
-/// And all of the memory as shared memory, or blocks of another kernel would not start beside
-/// these.
+/// Raises a kernel's limit of dynamic shared memory and gives it all of the memory as shared
+/// memory, or blocks of another kernel would not start beside these.
 template <typename Kernel>
 int prepare_shared(Kernel* kernel, size_t bytes) {
   const int raised = allow_shared_bytes(kernel, bytes);

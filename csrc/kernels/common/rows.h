@@ -13,14 +13,14 @@ namespace openspec {
 ///
 /// On CUDA `num_rows` and `num_spans` are what the arrays and the captured graph have room for.
 /// Rows from span_begin[num_spans] on are padding: token 0, position 0, span -1, parent -1, kv_slot
-/// -1; ops may compute anything finite or not for them but touch no KV. Spans behind the last real
+/// -1; ops may compute anything finite or not for them but touch no KV. Spans after the last real
 /// one are empty (span_begin[s] == span_begin[s + 1], kv_len 0, seq 0).
 struct RowBatch {
   int num_rows = 0;
   int num_spans = 0;
   const int32_t* row_token = nullptr;  // [num_rows] token id fed to the embedding
   // [num_rows] kv_len + depth of the row in its span; more, by as much for all of the span, where
-  // its page table begins behind the sequence's first tokens (draft_rows.h)
+  // its page table begins after the sequence's first tokens (draft_rows.h)
   const int32_t* row_position = nullptr;
   const int32_t* row_span = nullptr;    // [num_rows] index of the span; -1: padding
   const int32_t* row_parent = nullptr;  // [num_rows] row this one follows; -1: the committed prefix
@@ -33,7 +33,7 @@ struct RowBatch {
   bool may_have_trees = true;
   // About the longest committed prefix; 0: unknown. It may choose a kernel, never a result.
   int expected_kv_len = 0;
-  // About the most rows of a span; 0: unknown. Likewise.
+  // About the most rows of a span; 0: unknown. It may choose a kernel, never a result.
   int expected_span_rows = 0;
 };
 

@@ -68,7 +68,7 @@ OPENSPEC_INLINE Vf fma(Vf a, Vf b, Vf c) {
 #endif
 }
 
-/// The same for one element.
+/// a * b + c of single numbers, fused as that of vectors is.
 OPENSPEC_INLINE float fma(float a, float b, float c) {
 #if defined(__AVX2__) || defined(__ARM_NEON)
   return __builtin_fmaf(a, b, c);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The instructions of sm_90a behind linear_wgmma: barriers in shared memory, tensor copies, matrix
-/// products of a warpgroup. Everything here is device code and only compiled there.
+/// The instructions of sm_90a that linear_wgmma uses: barriers in shared memory, tensor copies,
+/// matrix products of a warpgroup. Everything here is device code and only compiled there.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -162,7 +162,7 @@ __device__ __forceinline__ void end_products() {
 }
 
 /// Shows the thread's writes to shared memory to products and tensor copies that come after it, or
-/// after a barrier behind it.
+/// after a barrier that follows it.
 __device__ __forceinline__ void publish_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -34,7 +34,7 @@ struct BlockConvParams {
 };
 
 void block_conv_cpu(const ExecContext& exec, const BlockConvParams& params);
-/// bf16. The same result, bit for bit. Returns a cudaError_t.
+/// bf16. The CPU's result, bit for bit. Returns a cudaError_t.
 int block_conv_cuda(const BlockConvParams& params, void* stream);
 
 }  // namespace openspec

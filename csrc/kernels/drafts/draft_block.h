@@ -6,16 +6,16 @@
 #include "kernels/common/rows.h"
 #include "kernels/drafts/draft_rows.h"
 
-/// The rows of a drafter that drafts a whole block at once: behind the context that it keeps in the
-/// page pool stand the last known token and masks, and every row's output tells a draft.
+/// The rows of a drafter that drafts a whole block at once: after the context that it keeps in the
+/// page pool stand the last known token and masks, and every row's output gives a draft.
 ///
 /// A *sample* is a row whose output is asked for: one for each draft, those of a sequence one after
 /// another.
 namespace openspec {
 
 /// A block for every sequence that wants drafts: the last known token at its own position, then
-/// masks, each keeping its KV at the token index that is its position. Draft d (from 0) is told by
-/// row d + first_draft_row of the block; its place in the sequence is one behind row d's, by which
+/// masks, each keeping its KV at the token index that is its position. Draft d (from 0) comes from
+/// row d + first_draft_row of the block; its place in the sequence is one after row d's, by which
 /// its noise is drawn.
 ///
 /// A sequence gets as many drafts as it wants, but no more than `max_depth`, and where the blocks
@@ -95,13 +95,13 @@ inline constexpr int kMaxBlockTreeNodes = 256;
 /// the best `num_children` of them, as children: falling in score, of equal ones the one that came
 /// up first, a node's next sibling and then its first child coming up with the node itself. So a
 /// parent comes before its children and every beginning is a tree. Tokens at -inf have no node.
-/// Where it is known how likely tokens are behind each of those before them (token_pairs.h), these
+/// Where it is known how likely tokens are after each of those before them (token_pairs.h), these
 /// are the scores that are added up.
 struct BlockTreesParams {
   const int32_t* tokens = nullptr;  // [num_samples, top_k] best first
-  const float* scores = nullptr;    // the same: log-probabilities, falling, at most 0
-  // [num_samples, top_k (token before), top_k] tokens and scores behind each token before, best
-  // first; a first position has the entries of token 0 alone. Null: `scores` behind all of them.
+  const float* scores = nullptr;    // [num_samples, top_k] log-probabilities, falling, at most 0
+  // [num_samples, top_k (token before), top_k] tokens and scores after each token before, best
+  // first; a first position has the entries of token 0 alone. Null: `scores` after all of them.
   const int32_t* pair_ranks = nullptr;
   const float* pair_scores = nullptr;
   int top_k = 0;

@@ -41,8 +41,8 @@ struct TopDraftsParams {
 
 size_t top_drafts_workspace_bytes_cpu(int num_threads, int vocab_size);
 void top_drafts_cpu(const ExecContext& exec, const TopDraftsParams& params);
-/// The same result. What the workspace holds before a call does not matter; it begins at a multiple
-/// of 128 bytes.
+/// The CPU's result. What the workspace holds before a call does not matter; it begins at a
+/// multiple of 128 bytes.
 size_t top_drafts_workspace_bytes_cuda(int max_num_samples, int vocab_size);
 int top_drafts_cuda(const TopDraftsParams& params, void* stream);
 
@@ -72,7 +72,7 @@ struct DraftTrees {
 /// One level more: `tokens` and `scores` are the best drafts after the rows of the frontier before
 /// (level 1: after the last known token) and become nodes. Below the last level the frontier's
 /// nodes become rows. Out are all rows so far, a span for each tree: row i of a span keeps its KV
-/// at token index num_tokens + i, behind what is known, its position follows from its depth.
+/// at token index num_tokens + i, after what is known, its position follows from its depth.
 struct GrowTreesParams {
   TableView table;
   const int32_t* seq = nullptr;         // [num_seqs] slots

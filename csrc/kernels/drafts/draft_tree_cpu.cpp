@@ -65,7 +65,7 @@ void Tree::choose_frontier(int level) {
   }
 }
 
-/// The tree's rows of all levels up to `level`, behind those of the trees before it.
+/// The tree's rows of all levels up to `level`, after those of the trees before it.
 void lay_out_rows(const GrowTreesParams& params, const Tree& tree, int index, int slot) {
   const TableView& table = params.table;
   const DraftRows& out = params.out;

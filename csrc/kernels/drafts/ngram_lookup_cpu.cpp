@@ -9,7 +9,7 @@ namespace {
 
 struct Match {
   int length = 0;
-  int end = 0;  // index in the window just behind the occurrence
+  int end = 0;  // index in the window just after the occurrence
 };
 
 // The longest suffix of `window` (at most ngram_max tokens) that also ends at an earlier place.

@@ -185,7 +185,7 @@ __device__ __forceinline__ float worth_of(const cuda::FloatPack<8>& first, const
 
 constexpr int kPathWarps = 16;
 constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
-constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // likewise
+constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // successors of a warp
 
 /// A sequence. Which rows of the tables its drafts may need is known before the first of them is
 /// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
@@ -426,8 +426,7 @@ bool can_run(const TokenPairs& pairs, int top_k = 1, const PairTerms& terms = {}
 }  // namespace
 
 int block_step_cuda(const BlockStepParams& params, void* stream) {
-  if (!can_run(params.pairs) || (params.states != nullptr && (params.dtype != DType::kBF16 ||
-                                                              !cuda::are_aligned(params.states)))) {
+  if (!can_run(params.pairs) || !cuda::are_aligned(params.states)) {
     return cudaErrorInvalidValue;
   }
   if (params.num_seqs == 0) return cudaSuccess;

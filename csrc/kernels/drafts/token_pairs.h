@@ -6,7 +6,7 @@
 #include "kernels/common/exec.h"
 #include "kernels/drafts/draft_rows.h"
 
-/// Drafts of a block that know the token before them: a *pair* of tokens, a and b behind it, is
+/// Drafts of a block that know the token before them: a *pair* of tokens, a and b after it, is
 /// worth second[b] . first[a], which is added to b's logit.
 ///
 /// Where a position says which terms of a pair count for it (PairTerms), its drafts are chosen
@@ -64,9 +64,8 @@ struct BlockStepParams {
   int depth = 0;
   const int32_t* chosen = nullptr;  // [num_samples] tokens of the drafts before
   TokenPairs pairs;
-  // [num_seqs, rank] `dtype` (CUDA: bf16) what stands in for the rows of `first`; null: these.
+  // [num_seqs, rank] bf16 rows in the place of those of `first`; null: these.
   const void* states = nullptr;
-  DType dtype = DType::kF32;
   float* logits = nullptr;    // in and out [num_samples, vocab_size]
   int32_t* sample = nullptr;  // out [num_seqs] whose logits these are; -1: no draft at this depth
 };
@@ -75,7 +74,7 @@ void block_step_cpu(const ExecContext& exec, const BlockStepParams& params);
 /// Sums in another order than the CPU's; a logit's depends on nothing but its own pair.
 int block_step_cuda(const BlockStepParams& params, void* stream);
 
-/// The drafts of blocks, one after another, from the candidates of every position: behind the draft
+/// The drafts of blocks, one after another, from the candidates of every position: after the draft
 /// a before it the candidate b with the highest
 ///
 ///   s_b + pair(a, b) / temperature    (greedy: temperature 1),
@@ -86,7 +85,7 @@ int block_step_cuda(const BlockStepParams& params, void* stream);
 ///
 /// Candidates are also the *successors* of the draft before, where they are given: the
 /// kNumSuccessors tokens that pairs with it are worth most with. So the best of all tokens is found
-/// unless it is far down both by itself and behind that draft.
+/// unless it is far down both by itself and after that draft.
 ///
 /// With `terms` all positions take the candidate with the highest (s_b + pair(a, b)) / temperature
 /// + noise; greedy ones without noise.
@@ -105,17 +104,17 @@ struct BlockPathParams {
   // rows that begin with -1 are not known yet, and filled in where they are needed.
   int32_t* successors = nullptr;
   const float* logits = nullptr;  // with successors: [num_samples, pairs.vocab_size]
-  TableView table = {};           // likewise
+  TableView table = {};           // with successors: lengths, for the noise
   int32_t* chosen = nullptr;      // out [num_samples] tokens
 };
 
 void block_path_cpu(const ExecContext& exec, const BlockPathParams& params);
-/// The same result.
+/// The CPU's result.
 int block_path_cuda(const BlockPathParams& params, void* stream);
 
-/// How likely the best tokens of every position are behind each of those before it, for trees. Of
+/// How likely the best tokens of every position are after each of those before it, for trees. Of
 /// the candidates b of a position, scores s_b being their log-probabilities without a pair, the
-/// score behind a is
+/// score after a is
 ///
 ///   v_b - log(sum over the candidates of e^v + 1 - sum over the candidates of e^s),
 ///   v_b = s_b + pair(a, b) / temperature    (greedy: temperature 1),
@@ -145,7 +144,7 @@ struct BlockPairsParams {
 };
 
 void block_pairs_cpu(const ExecContext& exec, const BlockPairsParams& params);
-/// The same result, bit for bit.
+/// The CPU's result, bit for bit.
 int block_pairs_cuda(const BlockPairsParams& params, void* stream);
 
 }  // namespace openspec

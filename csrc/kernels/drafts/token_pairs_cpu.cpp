@@ -53,19 +53,16 @@ void block_step(const ExecContext& exec, const BlockStepParams& params) {
     if (params.depth >= params.num_drafts[i]) continue;
     const int sample = params.first_sample[i] + params.depth;
     params.sample[i] = sample;
-    const bool has_state = params.states != nullptr;
-    const int32_t before = has_state          ? 0
-                           : params.depth > 0 ? params.chosen[sample - 1]
-                                              : last_token(params.table, params.seq[i]);
-    State state;
-    if (params.states == nullptr) {
-      bf16_to_float(row_of(pairs.first, before, pairs.rank), state.values, pairs.rank);
-    } else if (params.dtype == DType::kF32) {
-      const float* from = static_cast<const float*>(params.states) + int64_t{i} * pairs.rank;
-      std::copy_n(from, pairs.rank, state.values);
+    const uint16_t* from;
+    if (params.states != nullptr) {
+      from = row_of(params.states, i, pairs.rank);
     } else {
-      bf16_to_float(row_of(params.states, i, pairs.rank), state.values, pairs.rank);
+      const int32_t before =
+          params.depth > 0 ? params.chosen[sample - 1] : last_token(params.table, params.seq[i]);
+      from = row_of(pairs.first, before, pairs.rank);
     }
+    State state;
+    bf16_to_float(from, state.values, pairs.rank);
     float* logits = params.logits + int64_t{sample} * pairs.vocab_size;
     constexpr int64_t kColumns = 1024;  // of a task, a multiple of every kLanes
     exec.pool->parallel_for(ceil_div(pairs.vocab_size, kColumns), [&](int64_t task) {
@@ -119,7 +116,7 @@ float worth_of(const State& first, const uint16_t* second, int rank) {
   return sums[0];
 }
 
-/// What candidates of one position count for behind one token.
+/// What candidates of one position count for after one token.
 template <typename Params>
 class Candidates {
  public:
@@ -159,7 +156,7 @@ class Candidates {
   bool has_noise_ = false;
 };
 
-/// The candidates of one position behind the token in place `before` of those before it.
+/// The candidates of one position after the token in place `before` of those before it.
 void score_behind(const BlockPairsParams& params, int seq, int depth, int before, int32_t token) {
   const int top_k = params.top_k;
   const Candidates<BlockPairsParams> candidates(params, seq, depth);
@@ -200,7 +197,7 @@ void score_behind(const BlockPairsParams& params, int seq, int depth, int before
 
 namespace {
 
-/// The tokens that are worth most behind one, of equal ones the lower column first.
+/// The tokens that are worth most after one, of equal ones the lower column first.
 void find_successors(const TokenPairs& pairs, int32_t token, int32_t* out) {
   State first;
   bf16_to_float(row_of(pairs.first, token, pairs.rank), first.values, pairs.rank);

@@ -103,7 +103,8 @@ class RowDrafter {
     }
   }
 
-  /// The same with the very bound, which only equal values pass in numbers.
+  /// Writes what reaches the top_k-th largest value itself, which only equal values pass in
+  /// numbers.
   __device__ void take_kth(RowSource& row, const View& view, float maximum, uint64_t total) {
     const float bound = value_of_order(
         select_kth(row, shared_, args_.top_k, [&](float stored) { return view.at(stored); }));
@@ -175,7 +176,7 @@ class RowDrafter {
     }
   }
 
-  /// By one warp; behind the `num_found` in shared memory the first columns that are not there.
+  /// By one warp; after the `num_found` in shared memory the first columns that are not there.
   __device__ void write(int num_found, float maximum, uint64_t total) const {
     if (cluster_rank() != 0 || warp_index() != 0) return;
     const int lane = lane_index();

@@ -47,7 +47,7 @@ class RegisterActivations {
   /// never written, and no other row's depend on it.
   __device__ __forceinline__ void load(const ActivationRows& rows, int first_step, int lane) {
     // A chain that begins within a line shares its first line and its last with its neighbours. The
-    // lanes that have nothing of the first load what is there of the one behind the others.
+    // lanes that have nothing of the first load what is there of the one after the others.
     const int skipped = kIsAligned ? 0 : first_step % 4 * 2;  // octets of the first line
     is_late_ = lane % 8 < skipped;
     const int octet = lane % 8 - skipped;

@@ -96,7 +96,7 @@ class WeightFeed {
     unit_ += items.unit_stride;
   }
 
-  /// At the current item or, a chain without steps having no weights, behind it.
+  /// At the current item or, a chain without steps having no weights, after it.
   __device__ __forceinline__ void find_weights(const PackedLinear& weight,
                                                const BlockItems& items) {
     for (; unit_ < items.num_units; next(items)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the kernels behind linear_cuda share: the packed layout, the order of summation and the
+/// What the kernels of linear_cuda share: the packed layout, the order of summation and the
 /// rounding at the end. The contract is linear_cuda's (linear.h); whatever decides bits is here, so
 /// that the kernels agree.
 

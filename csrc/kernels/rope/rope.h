@@ -14,7 +14,7 @@ struct RopeAnglesParams {
   int num_rows = 0;
   int head_dim = 0;
   float scale = 1.0f;  // YaRN's attention factor; 1 without scaling
-  // CUDA: ops behind this one start when all before it are complete, see
+  // CUDA: ops after this one start when all before it are complete, see
   // SpanAttentionParams::is_behind_fence.
   bool is_fence = false;
 };

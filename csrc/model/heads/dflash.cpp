@@ -27,14 +27,13 @@ BlockConv add_conv(Weights& weights, const DFlashConfig& config, const std::stri
 
 void DFlashConfig::validate() const {
   DraftModelConfig::validate();
-  check_size("num_layers", num_layers);
   OPENSPEC_CHECK_ARG(num_layers <= kMaxContextLayers, "at most ", kMaxContextLayers,
                      " draft layers are supported, got ", num_layers);
   OPENSPEC_CHECK_ARG(head_dim % 32 == 0, "head_dim must be a multiple of 32, got ", head_dim);
   OPENSPEC_CHECK_ARG(sliding_is_causal || !window_follows_rows,
                      "a window that follows the rows is for layers that are causal");
-  OPENSPEC_CHECK_ARG(slides.empty() || static_cast<int>(slides.size()) == num_layers, slides.size(),
-                     " layers slide or do not, there are ", num_layers);
+  OPENSPEC_CHECK_ARG(mask_token >= 0 && mask_token < vocab_size, "mask_token must be in [0, ",
+                     vocab_size, "), got ", mask_token);
   OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
                      " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
@@ -87,17 +86,6 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
     selector_out = weights.add_table(name + "successor_codebook", c.vocab_size, c.selector_rank);
     selector_hidden = weights.add_linear(name, {"hidden_projection.weight"}, {c.selector_rank},
                                          c.hidden_size, LinearEpilogue::kNone);
-  }
-  if (c.markov_kind == MarkovKind::kGated) {
-    const std::string gate = "markov_head.gate_proj.";
-    markov_weight =
-        weights.add_table(gate + "weight", c.markov_rank, c.hidden_size + c.markov_rank);
-    markov_bias = weights.add_norm(gate + "bias", c.markov_rank);
-  } else if (c.markov_kind == MarkovKind::kRecurrent) {
-    const std::string joint = "markov_head.joint_proj.";
-    markov_weight =
-        weights.add_table(joint + "weight", 3 * c.markov_rank, 2 * c.markov_rank + c.hidden_size);
-    markov_bias = weights.add_norm(joint + "bias", 3 * c.markov_rank);
   }
   if (c.has_confidence) {
     confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());

@@ -11,26 +11,10 @@
 
 namespace openspec {
 
-/// What a draft's bias is made of: the row of the token before it, that row weighed by a gate that
-/// sees the draft's output as well, or a state that runs along the drafts.
-enum class MarkovKind : uint8_t { kPlain, kGated, kRecurrent };
-
 /// Geometry of a DFlash or DSpark draft model.
 struct DFlashConfig : DraftModelConfig {
-  int num_layers = 0;
-  bool is_causal = false;            // block rows do not see those behind them
-  bool sliding_is_causal = false;    // the same in layers that slide
-  bool window_follows_rows = false;  // these are causal, and their window ends with each row
-  std::vector<bool> slides = {};     // by layer: sees the last tokens of the context only; or empty
-  bool has_head = false;             // its own; else the target's
-  int markov_rank = 0;               // 0: no Markov head
-  MarkovKind markov_kind = MarkovKind::kPlain;
-  int conv_group = 0;     // columns that share a coefficient; 0: no convolutions
-  int selector_rank = 0;  // 0: no selector of candidates
-  bool has_confidence = false;
-  bool confidence_sees_token = false;  // the Markov head's state of the token before, too
+  using DraftModelConfig::DraftModelConfig;
 
-  bool slides_at(size_t layer) const { return !slides.empty() && slides[layer]; }
   int confidence_inputs() const { return hidden_size + (confidence_sees_token ? markov_rank : 0); }
   void validate() const;
   ForwardLimits pass_limits(ForwardLimits limits) const;
@@ -42,8 +26,6 @@ struct DFlashTensors : DraftTensors {
   std::vector<DecoderLayer> layers;
   PackedLinear context;  // k_proj and v_proj of all layers, once more: a context has no queries
   const void *markov_in = nullptr, *markov_out = nullptr;
-  const void* markov_weight = nullptr;  // of PairStatesParams, as the next
-  const float* markov_bias = nullptr;
   struct Convs {
     BlockConv attention, mlp;
   };

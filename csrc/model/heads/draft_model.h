@@ -2,19 +2,25 @@
 
 #include <string>
 
+#include "model/heads/head_spec.h"
 #include "model/parts/decoder_layer.h"
+#include "model/targets/target_spec.h"
 
 namespace openspec {
 
-/// What the geometries of draft models that read captured states of the target have in common.
-/// hidden_size is the target's too. Source: config.json and tensors.
-struct DraftModelConfig : LayerGeometry {
-  int num_captures = 0;
-  int vocab_size = 0;          // of the target
-  int draft_vocab_size = 0;    // of the head
-  bool has_embedding = false;  // its own; else the target's
-  bool has_token_map = false;  // d2t
+/// A draft head that reads captured states of a target: what its checkpoint says, and the geometry
+/// that all its layers have.
+struct DraftModelConfig : HeadSpec, LayerGeometry {
+  /// Throws ArgumentError for layers that differ in more than their window.
+  DraftModelConfig(const HeadSpec& head, const TargetSpec& target);
 
+  using LayerGeometry::rms_norm_eps;
+  int num_layers = 0;
+  int num_captures = 0;
+  int vocab_size = 0;  // of the target
+
+  /// Whether the layer sees the last tokens of the context only.
+  bool slides_at(size_t layer) const { return std::get<AttentionSpec>(layers[layer].mixer).window; }
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
   /// With room for the linear over captured states.

@@ -18,11 +18,8 @@ constexpr int kFirstToken = 1;
 
 void Eagle3Config::validate() const {
   DraftModelConfig::validate();
-  check_size("num_layers", num_layers);
   OPENSPEC_CHECK_ARG(num_layers <= kMostLayers, "at most ", kMostLayers,
                      " draft layers are supported, got ", num_layers);
-  OPENSPEC_CHECK_ARG(slides.empty() || slides.size() == static_cast<size_t>(num_layers),
-                     "layer_sights tell of ", slides.size(), " layers of ", num_layers);
 }
 
 Eagle3Tensors::Eagle3Tensors(Weights& weights, const Eagle3Config& config)

@@ -10,26 +10,13 @@
 
 namespace openspec {
 
-/// What captured states pass on their way to fc.
-enum class CaptureNorm : uint8_t {
-  kNone,
-  kSlices,  // a norm of each layer's state: fc_norm
-  kWhole,   // one norm of them side by side: input_norm
-};
-
 /// Geometry of an EAGLE-3 head, or of a P-EAGLE head.
 struct Eagle3Config : DraftModelConfig {
-  explicit Eagle3Config(const DraftModelConfig& config = {}) : DraftModelConfig(config) {
+  Eagle3Config(const HeadSpec& head, const TargetSpec& target) : DraftModelConfig(head, target) {
     num_inputs = 2;  // the token's embedding and the feature
   }
-  int num_layers = 1;
-  std::vector<bool> slides = {};  // by layer: sees the last tokens only; or empty
-  CaptureNorm capture_norm = CaptureNorm::kNone;
-  bool norm_before_residual = false;  // the stream begins with the normed feature
-  bool norm_output = false;           // a row's feature is the normed output of the one before
-  bool has_mask_hidden = false;       // captured states of rows whose token is not known
+  bool has_mask_hidden = false;  // captured states of rows whose token is not known
 
-  bool slides_at(size_t layer) const { return !slides.empty() && slides[layer]; }
   void validate() const;
 };
 

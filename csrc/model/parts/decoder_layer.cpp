@@ -34,6 +34,27 @@ void LayerGeometry::validate() const {
                      inv_freq.size(), " entries, expected ", head_dim / 2);
 }
 
+LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
+                          float rms_norm_eps) {
+  OPENSPEC_CHECK_ARG(!layers.empty(), "a model needs layers");
+  LayerGeometry geometry;
+  AttentionSpec &attention = geometry, without_window;
+  DenseMlpSpec& mlp = geometry;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    without_window = std::get<AttentionSpec>(layers[i].mixer);
+    without_window.window = 0;
+    if (i == 0) {
+      attention = without_window;
+      mlp = std::get<DenseMlpSpec>(layers[i].mlp);
+    }
+    OPENSPEC_CHECK_ARG(attention == without_window && mlp == std::get<DenseMlpSpec>(layers[i].mlp),
+                       "layer ", i, " differs from layer 0; layers of one model must be alike");
+  }
+  geometry.hidden_size = hidden_size;
+  geometry.rms_norm_eps = rms_norm_eps;
+  return geometry;
+}
+
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
                                const std::string& prefix) {
   const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";

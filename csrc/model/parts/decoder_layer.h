@@ -9,6 +9,7 @@
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
 #include "kernels/linear/linear.h"
+#include "model/parts/layer_spec.h"
 #include "model/weights/buffer.h"
 #include "model/weights/weights.h"
 
@@ -16,18 +17,10 @@ namespace openspec {
 
 /// What a decoder layer of targets and heads is made of: pre-norm attention over paged KV,
 /// then a SwiGLU MLP, both added to a residual stream.
-struct LayerGeometry {
+struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   int hidden_size = 0;
-  int num_q_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
-  int intermediate_size = 0;
-  int num_inputs = 1;         // states side by side that attention reads
-  bool has_qk_norm = true;    // norms of each q and k head
-  bool has_qkv_bias = false;  // of q_proj, k_proj and v_proj
+  int num_inputs = 1;  // states side by side that attention reads
   float rms_norm_eps = 1e-6f;
-  std::vector<float> inv_freq;  // [head_dim / 2] of RoPE, scaling applied
-  float rope_scale = 1.0f;      // multiplies cos and sin
 
   int attention_inputs() const { return num_inputs * hidden_size; }
   int q_width() const { return num_q_heads * head_dim; }
@@ -36,6 +29,11 @@ struct LayerGeometry {
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
 };
+
+/// The one geometry of all layers, whose windows may differ. Throws ArgumentError naming the first
+/// layer that is not like the others.
+LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
+                          float rms_norm_eps);
 
 /// Throws ArgumentError unless it is a size of something.
 void check_size(const char* name, int value);

@@ -1,50 +1,76 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
-#include "model/parts/decoder_model.h"
+#include "model/parts/decoder_layer.h"
+#include "model/targets/state_needs.h"
+#include "model/targets/target_spec.h"
+#include "model/weights/weights.h"
 
 namespace openspec {
 
-/// Geometry of a target model. Source: its config.json.
-struct TargetConfig : LayerGeometry {
-  int num_layers = 0;
-  int vocab_size = 0;
-  bool tie_word_embeddings = false;
-
-  /// Throws ArgumentError naming the field that cannot be.
-  void validate() const;
-  ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
-};
-
-struct TargetTensors {
-  TargetTensors(Weights& weights, const TargetConfig& config);
-
-  std::vector<DecoderLayer> layers;
-  PackedLinear head;  // hidden states, normed, to logits
-  const float* final_norm = nullptr;
+/// What heads may share with their target.
+struct SharedTensors {
   const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16
+  PackedLinear head;                // hidden states, normed, to logits
 };
 
-/// The decoder of all targets: weights and one forward pass over ragged rows.
-class TargetModel : public DecoderModel<TargetConfig, TargetTensors> {
- public:
-  using DecoderModel::DecoderModel;
+/// What a target is built from; `spec` is the caller's.
+struct TargetSetup {
+  const TargetSpec& spec;
+  DType dtype = DType::kF32;
+  Device device = Device::kCpu;
+  ForwardLimits limits;
+  int num_threads = 1;  // of the CPU ops
+};
 
-  /// Runs all layers over `rows`, writing K and V to `kv[layer]`. Afterwards `logits` may be asked
-  /// for any of the rows. `capture_layers` (rising) names layers whose output, the residual stream
-  /// after the layer, is copied to `captured` [num_rows, num_captures * hidden_size] in the
-  /// activation type.
-  void forward(const ExecContext& exec, const RowBatch& rows, const PageTableView& page_table,
-               const std::vector<KvLayerView>& kv, const std::vector<int>& capture_layers,
-               void* captured);
+/// Where the sequences of a forward pass keep what the target declared.
+struct TargetMemory {
+  PageTableView page_table;
+  const std::vector<KvLayerView>& kv;  // by layer of StateNeeds::kv_layers
+  RecordView records;
+};
+
+/// A target: weights and one forward pass over ragged rows.
+class TargetModel {
+ public:
+  virtual ~TargetModel() = default;
+  virtual Weights& weights() = 0;
+  virtual SharedTensors shared() const = 0;
+
+  /// Runs all layers over `rows`, which leave their KV and records in `memory`. Afterwards `logits`
+  /// may be asked for any of the rows. `capture_layers` (rising) names layers whose output, the
+  /// residual stream after the layer, is copied to `captured` [num_rows, num_captures *
+  /// hidden_size] in the activation type. On CUDA it is recorded in graphs.
+  virtual void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
+                       const std::vector<int>& capture_layers, void* captured) = 0;
 
   /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
   /// lies on the device; what stands at a row of -1 is left undefined.
-  void logits(const ExecContext& exec, const int32_t* row, int count, float* out);
+  virtual void logits(const ExecContext& exec, const int32_t* row, int count, float* out) = 0;
 };
+
+/// A kind of target: how to make one, and what it takes, known before anything is allocated.
+struct TargetKind {
+  std::unique_ptr<TargetModel> (*make)(const TargetSetup& setup) = nullptr;
+  size_t (*weight_bytes)(const TargetSetup& setup) = nullptr;
+  size_t (*scratch_bytes)(const TargetSetup& setup) = nullptr;
+  /// Throws ArgumentError naming what of the description it does not compute.
+  StateNeeds (*state_needs)(const TargetSpec& spec) = nullptr;
+};
+
+/// Makes a kind known under a name; its source file holds one of these at namespace scope.
+struct TargetRegistration {
+  TargetRegistration(const std::string& name, const TargetKind& kind);
+};
+
+/// Throws ArgumentError naming the known kinds if there is none of this name.
+const TargetKind& target_kind(const std::string& name);
 
 }  // namespace openspec

@@ -56,7 +56,7 @@ void MaskedSteps::offer(StepLease& lease) {
     first_two.push_back({request.slot, 2});
   }
   if (spans.empty()) return;
-  // The host is a step ahead, and what a grammar offers behind a step that runs is not known. To
+  // The host is a step ahead, and what a grammar offers after a step that runs is not known. To
   // wait for it leaves the device without work for some tens of microseconds, which a step that is
   // saved is worth, and a step of sequences whose grammars seldom have any is not.
   const auto expects_to_save = [&](std::span<const Draft> seen) {

@@ -13,8 +13,7 @@ DeviceStages::DeviceStages(const StepContext& context, const DeviceBuffers& arra
     : context_(context),
       arrays_(arrays),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream} {
-  const auto layers =
-      std::span(context.kv_layers).first(as_index(context.config.target.num_layers));
+  const auto layers = std::span(context.kv_layers);
   kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
   device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream);
   device::synchronize(stream);
@@ -180,8 +179,10 @@ void DeviceStages::lay_out(const StepShape& shape, int num_samples) {
 
 void DeviceStages::score(const StepShape& shape) {
   context_.target.forward(exec_, row_batch(shape),
-                          {arrays_.table.pages, arrays_.table.max_pages_per_seq},
-                          context_.kv_layers, capture_layers_, captured_.data());
+                          {{arrays_.table.pages, arrays_.table.max_pages_per_seq},
+                           context_.kv_layers,
+                           context_.records},
+                          capture_layers_, captured_.data());
 }
 
 void DeviceStages::choose(const RowBatch& rows, int num_samples, const Masks* masks) {
@@ -252,7 +253,7 @@ void DeviceStages::commit(const StepShape& shape) {
 
 void DeviceStages::move_kv(const RowBatch& rows) {
   ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
-                       .num_layers = context_.config.target.num_layers,
+                       .num_layers = static_cast<int>(context_.kv_layers.size()),
                        .page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
                        .rows = rows,
                        .num_computed = arrays_.num_computed,

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -10,17 +11,12 @@
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
 #include "kernels/drafts/draft_rows.h"
+#include "model/heads/head_spec.h"
 #include "model/targets/target.h"
 #include "runtime/drafting/draft_source.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
-
-/// A layer that a drafter keeps in the page pool beside the target's.
-struct KvLayerSpec {
-  int num_kv_heads = 0;
-  int head_dim = 0;
-};
 
 /// What makes of a draft an accepted one.
 enum class Acceptance : uint8_t {
@@ -31,11 +27,10 @@ enum class Acceptance : uint8_t {
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
 struct DrafterNeeds {
-  bool makes_trees = false;            // with parents and scores; else chains
-  bool has_scores = false;             // of chains; trees always have them
-  std::vector<int> capture_layers;     // target layers whose output it reads, rising
-  std::vector<KvLayerSpec> kv_layers;  // layers it keeps in the page pool, with an entry for the
-                                       // last known token too
+  bool makes_trees = false;         // with parents and scores; else chains
+  bool has_scores = false;          // of chains; trees always have them
+  std::vector<int> capture_layers;  // target layers whose output it reads, rising
+  StateNeeds state;                 // its KV has an entry for the last known token too
   int num_draft_entries = 0;  // entries behind that one that proposing writes for a sequence, at
                               // most; 0: not beyond its drafts
   size_t fixed_bytes = 0;     // memory of its own: weights and scratch
@@ -126,13 +121,13 @@ class Drafter {
                                std::span<Draft>) {}
 };
 
-using DrafterOption = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
+using DrafterOption = std::variant<bool, int64_t, double, std::string>;
 
 /// What a drafter is built from.
 struct DrafterConfig {
   Device device = Device::kCpu;
   DType dtype = DType::kF32;
-  TargetConfig target;
+  TargetSpec target;
   ForwardLimits limits;
   int max_draft_tokens = 0;
   int draft_depth = 0;  // drafts one after another: fewer than max_draft_tokens for trees
@@ -141,18 +136,15 @@ struct DrafterConfig {
   int page_size = 0;
   int num_threads = 1;
   Acceptance acceptance = Acceptance::kMatch;
-  std::map<std::string, DrafterOption> options;  // the method's own; unknown names are refused
+  std::map<std::string, DrafterOption> options;  // what users set of the method
+  std::optional<HeadSpec> head;
 
   /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside
   /// [low, high].
   int integer(const std::string& name, int fallback, int low, int high) const;
-  std::string text(const std::string& name, const std::string& fallback) const;
-  double number(const std::string& name, double fallback) const;
   bool flag(const std::string& name, bool fallback) const;
-  /// Empty if there is none of this name.
-  std::vector<float> numbers(const std::string& name) const;
-  /// Layers of the target, rising, written as "1,17,32".
-  std::vector<int> layers(const std::string& name) const;
+  /// Throws ArgumentError if there is none.
+  const HeadSpec& the_head() const;
 };
 
 using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);

@@ -22,7 +22,8 @@ class GrammarSource final : public DraftSource {
       : table_(table), known_(std::move(known)), threads_(std::move(threads)) {}
 
   DraftSourceId id() const override { return kGrammarDrafts; }
-  /// Leaves the grammars behind the known tokens. Sequences without one are offered nothing.
+  /// Leaves the states of the grammars after the known tokens. Sequences without one are offered
+  /// nothing.
   void offer(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) override;
 
  private:

@@ -7,41 +7,34 @@
 
 namespace openspec {
 
+namespace {
+
+/// The window of the head's layers that slide; 0: none does.
+int window_of(const HeadSpec& head) {
+  int found = 0;
+  for (const LayerSpec& layer : head.layers) {
+    const int window = std::get<AttentionSpec>(layer.mixer).window;
+    OPENSPEC_CHECK_ARG(window >= 0 && (window == 0 || found == 0 || window == found),
+                       "layers of a head slide over one window, not ", found, " and ", window);
+    found = std::max(found, window);
+  }
+  return found;
+}
+
+}  // namespace
+
 NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
-    : config_(config), has_noise_(config.flag("draft_noise", true)) {
-  const auto window = [&](const char* name) {
-    return std::min(config.integer(name, 0, 0, 1 << 24), config.max_model_len);
-  };
-  whole_.tokens = window("draft_window");
-  sliding_.tokens = sliding_window_ = window("sliding_window");
+    : config_(config),
+      has_noise_(config.flag("draft_noise", true)),
+      head_window_(window_of(config.the_head())) {
+  whole_.tokens = std::min(config.integer("draft_window", 0, 0, 1 << 24), config.max_model_len);
+  sliding_.tokens = sliding_window_ = std::min(head_window_, config.max_model_len);
   if (sliding_window_ == config.max_model_len) sliding_ = whole_, sliding_window_ = 0;
   if (0 < whole_.tokens && whole_.tokens < sliding_.tokens) sliding_.tokens = whole_.tokens;
   needs_.is_costly = true;
   needs_.keeps_logits = config.acceptance == Acceptance::kRejection;
   OPENSPEC_CHECK_ARG(!keeps_logits() || has_noise_,
                      "acceptance by rejection needs drafts that are drawn: set draft_noise");
-}
-
-DraftModelConfig NetworkDrafter::draft_model_config() {
-  constexpr int kMost = 1 << 24;
-  const TargetConfig& target = config_.target;
-  const auto size = [&](const char* name, int of_target) {
-    return config_.integer(name, of_target, 1, kMost);
-  };
-  needs_.capture_layers = config_.layers("capture_layers");
-  return {{.hidden_size = target.hidden_size,
-           .num_q_heads = size("num_q_heads", target.num_q_heads),
-           .num_kv_heads = size("num_kv_heads", target.num_kv_heads),
-           .head_dim = size("head_dim", target.head_dim),
-           .intermediate_size = size("intermediate_size", target.intermediate_size),
-           .rms_norm_eps = static_cast<float>(config_.number("rms_norm_eps", 1e-6)),
-           .inv_freq = config_.numbers("inv_freq"),
-           .rope_scale = static_cast<float>(config_.number("rope_scale", 1.0))},
-          /*num_captures=*/static_cast<int>(needs_.capture_layers.size()),
-          /*vocab_size=*/target.vocab_size,
-          /*draft_vocab_size=*/size("draft_vocab_size", target.vocab_size),
-          /*has_embedding=*/config_.flag("has_embedding", false),
-          /*has_token_map=*/config_.flag("has_token_map", false)};
 }
 
 void NetworkDrafter::declare_trees(int top_k, const DraftModelConfig& model) {

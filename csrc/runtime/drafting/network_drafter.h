@@ -19,9 +19,8 @@ namespace openspec {
 /// device of the step: memory, the arrays of the rows, how far rows see, how drafts are drawn.
 ///
 /// Options: `draft_noise` (drafts are drawn as the request is, with the noise of the choice to be
-/// guessed; off: always the best), `draft_window` (tokens of the context that draft rows see, the
-/// last ones; 0: all) and, of networks with layers that slide, `sliding_window` (the same for
-/// those).
+/// guessed; off: always the best) and `draft_window` (tokens of the context that draft rows see,
+/// the last ones; 0: all).
 class NetworkDrafter : public Drafter {
  public:
   const DrafterNeeds& needs() const final { return needs_; }
@@ -30,8 +29,6 @@ class NetworkDrafter : public Drafter {
  protected:
   explicit NetworkDrafter(const DrafterConfig& config);
 
-  /// The geometry that the options give; declares the layers to capture.
-  DraftModelConfig draft_model_config();
   /// Declares what is drafted from the best `top_k` tokens; 1: chains.
   void declare_trees(int top_k, const DraftModelConfig& model);
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
@@ -74,6 +71,9 @@ class NetworkDrafter : public Drafter {
                  int num_rows, int width) const;
   int64_t row_bytes(int width) const;
 
+  /// Tokens that layers which slide see, as the head was trained; 0: none slides.
+  int head_window() const { return head_window_; }
+
   /// How drafts are drawn; see draft_noise.
   const SamplingParams* sampling(const TableView& table);
   /// Whether the logits of all drafts are to be kept, for acceptance by rejection.
@@ -107,6 +107,7 @@ class NetworkDrafter : public Drafter {
              int expected_kv_len, bool may_have_trees, const Window& window);
 
   bool has_noise_;
+  int head_window_;
   Window whole_, sliding_;
   int sliding_window_ = 0;
   int max_span_rows_ = 0;
@@ -121,7 +122,7 @@ class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
   void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
-    target_ = &target.tensors();
+    target_ = target.shared();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
     allocate();
@@ -131,12 +132,15 @@ class HeadDrafter : public NetworkDrafter {
   }
 
  protected:
-  using NetworkDrafter::NetworkDrafter;
+  explicit HeadDrafter(const DrafterConfig& config)
+      : NetworkDrafter(config), head_(config.the_head(), config.target) {
+    needs_.capture_layers = head_.capture_layers;
+  }
 
-  /// Declares `num_layers` of the head's geometry, and memory: once all else is planned.
-  void declare_head(int num_layers, const ForwardLimits& limits) {
+  /// Declares the head's layers and memory: once all else is planned.
+  void declare_head(const ForwardLimits& limits) {
     limits_ = limits;
-    needs_.kv_layers.assign(static_cast<size_t>(num_layers), {head_.num_kv_heads, head_.head_dim});
+    needs_.state.kv_layers.assign(head_.layers.size(), {head_.num_kv_heads, head_.head_dim});
     needs_.fixed_bytes =
         Model::weight_bytes(head_, config_.device) +
         Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
@@ -166,7 +170,7 @@ class HeadDrafter : public NetworkDrafter {
   ForwardLimits limits_;
   std::optional<Model> model_;
   std::vector<KvLayerView> kv_;
-  const TargetTensors* target_ = nullptr;
+  SharedTensors target_;
 
  private:
   std::span<const float> last_logits_;

@@ -142,8 +142,9 @@ RowBatch HostStep::row_batch(const RowLayout& layout) const {
 
 void HostStep::score(StepLease& lease) {
   context_.enter("score");
-  context_.target.forward(exec_, row_batch(lease.layout), context_.table.page_table(),
-                          context_.kv_layers, capture_layers_, teacher_.features());
+  context_.target.forward(exec_, row_batch(lease.layout),
+                          {context_.table.page_table(), context_.kv_layers, context_.records},
+                          capture_layers_, teacher_.features());
   num_captured_rows_ = lease.layout.num_rows();
 }
 
@@ -220,7 +221,7 @@ void HostStep::move_kv(const StepLease& lease) {
   std::vector<int32_t> num_computed;
   for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
   ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
-                       .num_layers = context_.config.target.num_layers,
+                       .num_layers = static_cast<int>(context_.kv_layers.size()),
                        .page_table = context_.table.page_table(),
                        .rows = row_batch(lease.layout),
                        .num_computed = num_computed.data(),

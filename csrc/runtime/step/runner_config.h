@@ -1,16 +1,18 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "core/prefix_hash.h"
+#include "model/heads/head_spec.h"
 #include "model/targets/target.h"
 #include "runtime/drafting/drafter.h"
 
 namespace openspec {
 
 struct RunnerConfig {
-  TargetConfig target;
+  TargetSpec target;
   Device device = Device::kCpu;
   DType dtype = DType::kF32;  // activations and KV
   int page_size = 16;         // tokens
@@ -25,6 +27,7 @@ struct RunnerConfig {
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;
+  std::optional<HeadSpec> head;  // of methods that have one
   Acceptance acceptance = Acceptance::kMatch;
   bool adaptive = true;
   bool enable_prefix_caching = true;

@@ -21,7 +21,8 @@ struct StepContext {
   SequenceTable& table;
   TargetModel& target;
   Drafter& drafter;
-  const std::vector<KvLayerView>& kv_layers;  // the target's, then the drafter's
+  const std::vector<KvLayerView>& kv_layers;  // the target's
+  RecordView records;                         // the target's
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
 };

@@ -41,7 +41,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The server's base URL, with the prefix."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}{self.prefix}"
 
@@ -119,7 +119,7 @@ class Connection:
         self._ends_with_connection = False
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's file descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, path: str, body: bytes) -> None:
@@ -228,7 +228,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same, as newer servers call it; some send both."""
+    """`reasoning_content`, as newer servers call it; some send both."""
 
 
 class _Choice(msgspec.Struct):

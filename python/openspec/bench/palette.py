@@ -21,7 +21,7 @@ class Tint:
     label: str
     colour: str
     xterm: int
-    """The same colour's number among a terminal's 256."""
+    """The number of `colour` among a terminal's 256."""
 
 
 POSITIONS = (

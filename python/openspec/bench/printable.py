@@ -8,7 +8,7 @@ _TURNS_LINES = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u20
 
 
 def printable(text: str) -> str:
-    """The same; what would steer a terminal, or turn lines around, shows as U+FFFD."""
+    """The text; what would steer a terminal, or turn lines around, shows as U+FFFD."""
     return "".join("\ufffd" if _steers(character) else character for character in text)
 
 

@@ -92,7 +92,10 @@ def _speculation_of_runs(
 
 
 def _time_per_token(completion: Completion) -> float | None:
-    """Where the server sends no ids, the first chunk counts as one token."""
+    """Seconds per token from the first chunk to the last; None: there are no later tokens.
+
+    Where the server sends no ids, the first chunk counts as one token.
+    """
     later = sum(completion.chunk_tokens[1:])
     if not completion.token_ids and len(completion.chunk_s) > 1:
         later = completion.num_tokens - 1

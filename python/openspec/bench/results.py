@@ -69,7 +69,7 @@ _ASIDE = re.compile(r"</?think>|\s+")
 
 
 def _digest(text: str) -> str:
-    """Of the text less thinking tags and white space.
+    """A digest of the text less thinking tags and white space.
 
     Some servers give the thinking as a field of its own, with or without the space around it.
     """

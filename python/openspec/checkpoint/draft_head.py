@@ -11,15 +11,18 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
 from openspec.checkpoint.strict_json import JsonKeys
-from openspec.checkpoint.targets.config import ModelConfig, check_layers
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.dense import check_layers
 from openspec.checkpoint.targets.rope import read_rope
-from openspec.checkpoint.weights import DraftModel, DraftOption
+from openspec.checkpoint.targets.sliding_layers import SlidingLayers
+from openspec.checkpoint.weights import DraftModel
 from openspec.errors import ConfigError
+from openspec.specs import AttentionSpec, DenseMlpSpec, HeadSpec, LayerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class LayerIds:
     """Where they stand, for messages."""
 
     def outputs(self) -> tuple[int, ...]:
-        """The same layers by their outputs; see `captured_layers`."""
+        """The layers by their outputs; see `captured_layers`."""
         return tuple(i - self.shift for i in self.ids)
 
     @property
@@ -107,7 +110,7 @@ def speculators_layer(keys: JsonKeys) -> JsonKeys:
 def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     """The target's layers, from 0, whose outputs the head reads, in rising order.
 
-    An output is the residual stream behind a layer, before the next layer's norm. Code bases count
+    An output is the residual stream after a layer, before the next layer's norm. Code bases count
     in two ways: "output of layer i", and "state that enters layer i", which is the output of layer
     i - 1 (so that entering L, the number of layers, is the output of the last one). For a head that
     reads the outputs of layers 1, 17 and 32 of a target with 36 layers:
@@ -168,7 +171,7 @@ class DraftHead:
         _check_target(dialect.keys, dialect.layer, target)
         self._checkpoint, self._dialect, self._target = checkpoint, dialect, target
         self._layer_ids = layer_ids
-        self._attention = ""  # these two as `geometry` finds them
+        self._attention = ""  # these two as `spec` finds them
         self._length: int | None = None
         self.layers = _read_captures(checkpoint, layer_ids, target)
         _warn_of_last_layer(checkpoint, self.layers, target.num_layers)
@@ -193,8 +196,15 @@ class DraftHead:
     def _whose(self, name: str) -> str:
         return "own" if self.has(name) else "the target's"
 
-    def geometry(self, prefix: str, draft_vocab: int) -> dict[str, DraftOption]:
-        """Options of the compiled drafter that every head has; `prefix`: of a layer's tensors.
+    def spec(
+        self,
+        prefix: str,
+        draft_vocab: int,
+        num_layers: int,
+        sliding: SlidingLayers,
+        has_qk_norm: bool = True,
+    ) -> HeadSpec:
+        """What every head has, for the compiled drafter; `prefix`: of a layer's tensors.
 
         Raises:
             ConfigError: keys and tensors contradict each other.
@@ -215,25 +225,33 @@ class DraftHead:
         )
         self._length = rope.length
         _check_token_map(self._checkpoint, draft_vocab, self._target.vocab_size)
-        return {
-            "num_q_heads": num_q_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "intermediate_size": layer.integer("intermediate_size", 1, 1 << 20),
-            "inv_freq": rope.inv_freq,
-            "rope_scale": rope.scale,
-            "rms_norm_eps": layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-            "draft_vocab_size": draft_vocab,
-            CAPTURE_LAYERS: ",".join(map(str, self.layers)),
-            "has_embedding": self.has(EMBEDDING),
-            "has_token_map": self.has(TOKEN_MAP),
-        }
+        attention = AttentionSpec(
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            has_qk_norm=has_qk_norm,
+            inv_freq=rope.inv_freq,
+            rope_scale=rope.scale,
+        )
+        mlp = DenseMlpSpec(intermediate_size=layer.integer("intermediate_size", 1, 1 << 20))
+        slides = replace(attention, window=sliding.window)
+        return HeadSpec(
+            layers=tuple(
+                LayerSpec(mixer=slides if i in sliding.layers else attention, mlp=mlp)
+                for i in range(num_layers)
+            ),
+            rms_norm_eps=layer.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
+            capture_layers=self.layers,
+            draft_vocab_size=draft_vocab,
+            has_embedding=self.has(EMBEDDING),
+            has_token_map=self.has(TOKEN_MAP),
+        )
 
     def model(
         self,
         kind: str,
         summary: str,
-        options: Mapping[str, DraftOption],
+        spec: HeadSpec,
         tensor_names: Mapping[str, str],
         details: Iterable[str],
     ) -> DraftModel:
@@ -256,7 +274,7 @@ class DraftHead:
             f"{target.hidden_size}",
             self._attention,
             f"embedding: {self._whose(EMBEDDING)}; head: {self._whose(HEAD)}, "
-            f"{options['draft_vocab_size']} of {target.vocab_size} tokens"
+            f"{spec.draft_vocab_size} of {target.vocab_size} tokens"
             f"{f', mapped by {TOKEN_MAP}' if self.has(TOKEN_MAP) else ''}",
             *details,
             check_same_tokenizer(checkpoint.folder, target.folder),
@@ -274,7 +292,7 @@ class DraftHead:
             description=f"{kind} head {checkpoint.folder.name}, format {self._dialect.name}, "
             f"{num_parameters / 1e6:.1f} M parameters, {summary}, reads the outputs of layers "
             f"{listed(layers)} of {target.num_layers}",
-            options=options,
+            head=spec,
             tensor_names=tensor_names,
             ignored_tensors=self.ignored,
             details=tuple(lines),

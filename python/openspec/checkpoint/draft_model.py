@@ -125,7 +125,7 @@ def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: 
 def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     """Compares the tokenizers, if the draft folder brings one; returns a line that says so.
 
-    Training may have added tokens behind the target's, such as a mask for blocks.
+    Training may have added tokens after the target's, such as a mask for blocks.
 
     Raises:
         ConfigError: tokens are missing or new among the target's, or an id is a different token.

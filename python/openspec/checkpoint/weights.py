@@ -6,10 +6,10 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -22,6 +22,7 @@ from openspec.checkpoint.strict_json import (
     read_json_object,
 )
 from openspec.errors import ConfigError, EngineError
+from openspec.specs import HeadSpec
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,6 @@ LOADABLE_DTYPES = ("BF16", FLOAT16, "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
 MAX_NAMED = 8  # tensors that one message lists
-
-DraftOption: TypeAlias = int | float | bool | str | Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,8 @@ class DraftModel:
     folder: Path
     description: str
     """One line for the log: format, size, what it reads of the target."""
-    options: Mapping[str, DraftOption]
-    """Its geometry, for the compiled drafter, beside the method's options and over them."""
+    head: HeadSpec
+    """What it computes, for the compiled drafter."""
     tensor_names: Mapping[str, str]
     """Tensor in the files -> the name under which the runner expects it. All have to be there."""
     ignored_tensors: Mapping[str, str]

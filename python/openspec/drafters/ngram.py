@@ -51,12 +51,6 @@ SPEC = DrafterSpec(
             maximum=1 << 20,
             help="How far back, in tokens, matches are sought.",
         ),
-        DrafterOption(
-            name="match",
-            default="recent",
-            choices=("recent", "earliest"),
-            help="Which of several matches of the same length is copied.",
-        ),
     ),
     adjust_defaults=_adjust_defaults,
     check=_check,

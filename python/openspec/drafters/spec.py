@@ -62,6 +62,7 @@ DRAFT_TOP_K = "draft_top_k"
 DRAFT_TREE_SIZE = "draft_tree_size"
 DRAFT_NOISE = "draft_noise"
 DRAFT_WINDOW = "draft_window"
+MAX_ONE_PASS_TREE_SIZE = 256
 
 
 def head_options(
@@ -99,6 +100,26 @@ def head_options(
             help=f"Drafts of a tree, the most likely ones. Default: {tree_size_help}.",
         ),
     )
+
+
+def one_pass_options() -> tuple[DrafterOption, ...]:
+    """The options of a head that drafts all depths in one pass."""
+    return head_options(
+        max_top_k=64,
+        top_k_help="Above 1 a tree is drafted from the best so many tokens of every position.",
+        max_tree_size=MAX_ONE_PASS_TREE_SIZE,
+        tree_size_help="K, at least 15",
+    )
+
+
+def num_one_pass_nodes(depth: int, options: Options) -> int:
+    """Nodes of the tree that a head grows from one pass over `depth` positions."""
+    num_nodes, level = 0, 1
+    for _ in range(depth):
+        level = min(level * int(options[DRAFT_TOP_K]), MAX_ONE_PASS_TREE_SIZE)
+        num_nodes += level
+    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
+    return min(wanted, num_nodes, MAX_ONE_PASS_TREE_SIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +163,7 @@ HEAD_CAUSES = (
 
 def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...]:
     """The head with its layer ids read in the other numbering."""
-    layers = tuple(map(int, str(model.options[CAPTURE_LAYERS]).split(",")))
+    layers = model.head.capture_layers
     variants = []
     for moved in ([layer - 1 for layer in layers], [layer + 1 for layer in layers]):
         if moved[0] >= 0 and moved[-1] < target.num_layers:

@@ -32,7 +32,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role(self) -> str:
-        """Its name in the log."""
+        """The engine's name in the log."""
         return "engine" if self.num_replicas == 1 else f"engine {self.replica}"
 
 
@@ -46,7 +46,7 @@ class Place:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What its environment has of its own."""
+        """The variables that the engine's environment has of its own."""
         return {} if self.device is None else {VISIBLE_DEVICES: self.device}
 
 

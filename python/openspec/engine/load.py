@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,10 +19,10 @@ except ImportError as error:
         "with: pip install torch, then pip install openspec again"
     ) from error
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import DraftModel, DraftOption, load_weights
+from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.config import EngineConfig
-from openspec.drafters import get_drafter, plain_method
-from openspec.drafters.spec import DrafterSpec, DraftSetup
+from openspec.drafters import plain_method
+from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.core.planner import SchedulerConfig
@@ -39,6 +40,7 @@ from openspec.engine.memory import (
 )
 from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
+from openspec.specs import RunnerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -111,35 +113,15 @@ def load_engine(
     config = _shared(config, device, share)
     kv_events = _kv_events_config(config)
     model_config = ModelConfig.from_folder(config.model_path)
-    spec = get_drafter(config.method)
-    setup = config.draft_setup(model_config)
-    spec.validate(setup)
-    method, options, draft_model = plain_method(), dict[str, DraftOption](), None
-    if config.draft_depth > 0:
-        options = {**setup.options}
-        if drafter is None and spec.build is not None:
-            drafter = spec.build(config.draft_depth, setup.options)
-        if drafter is not None or spec.build is not None:
-            _check_drafter(drafter)
-            options = {}
-        elif spec.name not in _C.drafter_names():
-            raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
-        else:
-            method = spec.name
-            draft_model = _read_draft_model(spec, setup, is_given=config.draft_model is not None)
-            if draft_model is not None:
-                options |= draft_model.options
-
+    chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
     max_model_len = _max_model_len(config, model_config)
-    wanted = _runner_config(config, device, model_config, max_model_len, method, options)
+    wanted = _runner_config(config, device, model_config, max_model_len, chosen)
     memory = _device_memory(config, device, share)
     plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, device, memory)
     logger.info("memory: %s", plan.describe())
-    runner_config = _runner_config(
-        config, device, model_config, plan.max_model_len, method, options
-    )
-    runner = CompiledRunner(runner_config, plan.num_pages, drafter)
-    load_weights(runner, config.model_path, draft_model=draft_model)
+    runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
+    runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
+    load_weights(runner, config.model_path, draft_model=chosen.draft_model)
     num_non_finite = _check_weights(runner) if config.check_weights else 0
     step_times = []
     if config.adaptive_speculation:
@@ -235,6 +217,34 @@ def _step_times(runner: CompiledRunner, known: list[StepTime] | None) -> list[St
     return known
 
 
+@dataclass(frozen=True, slots=True)
+class _ChosenDrafter:
+    """Who drafts: one of the compiled methods, or a drafter of this process."""
+
+    method: str
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    draft_model: DraftModel | None = None
+    drafter: _C.Drafter | None = None
+
+
+def _choose_drafter(
+    config: EngineConfig, setup: DraftSetup, drafter: _C.Drafter | None
+) -> _ChosenDrafter:
+    spec = setup.spec
+    spec.validate(setup)
+    if config.draft_depth == 0:
+        return _ChosenDrafter(plain_method(), drafter=drafter)
+    if drafter is None and spec.build is not None:
+        drafter = spec.build(config.draft_depth, setup.options)
+    if drafter is not None or spec.build is not None:
+        _check_drafter(drafter)
+        return _ChosenDrafter(plain_method(), drafter=drafter)
+    if spec.name not in _C.drafter_names():
+        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
+    draft_model = _read_draft_model(spec, setup, is_given=config.draft_model is not None)
+    return _ChosenDrafter(spec.name, setup.options, draft_model)
+
+
 def _read_draft_model(spec: DrafterSpec, setup: DraftSetup, is_given: bool) -> DraftModel | None:
     if spec.read_draft_model is None:
         return None
@@ -306,15 +316,14 @@ def _runner_config(
     device: DeviceTraits,
     model_config: ModelConfig,
     max_model_len: int,
-    method: str,
-    options: dict[str, DraftOption],
-) -> _C.RunnerConfig:
+    chosen: _ChosenDrafter,
+) -> RunnerConfig:
     max_num_batched_tokens = _max_num_batched_tokens(config, device)
     num_logits_rows = device.choose_num_logits_rows(
         config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
     )
-    return _C.RunnerConfig(
-        target=model_config.target_config(),
+    return RunnerConfig(
+        target=model_config.spec,
         device=device.name,
         dtype=device.choose_dtype(config.dtype),
         page_size=config.page_size,
@@ -326,8 +335,9 @@ def _runner_config(
         max_draft_tokens=config.max_draft_tokens,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
         draft_depth=config.draft_depth,
-        method=method,
-        method_options=options,
+        method=chosen.method,
+        method_options=dict(chosen.options),
+        head=chosen.draft_model.head if chosen.draft_model is not None else None,
         acceptance=config.acceptance if config.draft_depth > 0 else "match",
         adaptive=config.adaptive_speculation,
         enable_prefix_caching=config.enable_prefix_caching,

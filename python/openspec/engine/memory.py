@@ -171,7 +171,7 @@ class MemoryPlan:
         return self.weight_bytes + self.scratch_bytes + self.drafter_bytes + self.kv_bytes
 
     def as_dict(self) -> dict[str, int]:
-        """For messages and metrics."""
+        """The parts by name, in bytes, for messages and metrics."""
         return {
             "weight_bytes": self.weight_bytes,
             "scratch_bytes": self.scratch_bytes,

@@ -86,7 +86,7 @@ class GrammarCompiler:
 
     @property
     def num_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the compiled grammars in memory."""
         return self._num_bytes
 
     def compile(self, source: str, param: str = "structured_outputs") -> CompiledGrammar:
@@ -103,7 +103,9 @@ class GrammarCompiler:
             ticket.leave()
 
     def submit(self, source: str) -> Ticket:
-        """The same without waiting. Requests for the same source share one compilation.
+        """Begins to compile a source and does not wait for it.
+
+        Requests for the same source share one compilation.
 
         Raises:
             EngineError: too many wait, or the compiler is closed.

@@ -291,7 +291,7 @@ class _Reader:
         return [(name, self._at[key][name]) for name in given]
 
     def items(self) -> tuple[tuple[Parts, ...], Parts]:
-        """Those at the front, and the others."""
+        """The schemas of the items at the front, and the one of all others."""
         schema, at = self._schema, self._at
         front, rest = "prefixItems", "items"
         if isinstance(schema.get("items"), (list, tuple)):  # until draft 2019-09

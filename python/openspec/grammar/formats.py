@@ -57,12 +57,12 @@ def choice(*options: Format) -> Format:
 
 
 def optional(content: Format) -> Format:
-    """It, or nothing."""
+    """The content, or nothing."""
     return {"type": "optional", "content": content}
 
 
 def any_number(content: Format) -> Format:
-    """It, any number of times."""
+    """The content, any number of times."""
     return {"type": "star", "content": content}
 
 

@@ -24,7 +24,7 @@ LAYOUTS = {
     # Spelled out: the library would write a repetition as rules that do not know what follows.
     "indented": (*_LINE, *('"\\n"' + " [ \\t]" * count for count in range(MAX_INDENT + 1))),
 }
-"""White space behind a bracket or comma and before a closing bracket, by the name of a layout."""
+"""White space after a bracket or comma and before a closing bracket, by the name of a layout."""
 _FOLLOWS = r'(=(["\[{}\]\-0-9tfn]))'
 """What begins a value, a name or an end: with it most tokens are decided when compiling."""
 
@@ -46,7 +46,7 @@ _PIECE = re.compile(
 
 
 def chars_behind_quote(tokens: Iterable[bytes]) -> int:
-    """The most characters of a token behind its first quote: what it can add to a text it opens."""
+    """The most characters of a token after its first quote: what it can add to a text it opens."""
     found = (token.partition(b'"')[2] for token in tokens)
     return max((sum(byte & 0xC0 != 0x80 for byte in behind) for behind in found), default=0)
 

@@ -280,7 +280,7 @@ def lengths(node: Node) -> tuple[int, int]:
 
 
 def sequence_lengths(nodes: Sequence[Node]) -> tuple[int, int]:
-    """The same of a sequence."""
+    """The fewest and the most characters of what a sequence matches."""
     ends = [lengths(node) for node in nodes]
     return sum(low for low, _ in ends), min(sum(high for _, high in ends), ENDLESS)
 

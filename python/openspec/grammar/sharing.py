@@ -12,7 +12,7 @@ MIN_SHARED_CHARS = 64
 
 
 def shared(root: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The same schema, whose definitions hold what stands in several places."""
+    """An equal schema, whose definitions hold what stands in several places."""
     given = root.get("$defs", {})
     assert isinstance(given, Mapping)
     places = Counter[str]()

@@ -328,7 +328,7 @@ class RequestOutputProcessor:
         return "".join(texts), None
 
     def _read_plain(self, token_ids: Sequence[int]) -> str:
-        """The same where nothing but text is wanted and nothing ends here: most of all tokens."""
+        """Text of tokens where nothing else is wanted and nothing ends here: most of all tokens."""
         append, offsets, num_chars = self._detokenizer.append, self._text_offsets, self._num_chars
         texts: list[str] = []
         for token_id in token_ids:

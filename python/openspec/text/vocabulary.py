@@ -109,7 +109,10 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _decode_byte_level(token: str) -> bytes:
-    """As the ByteLevel decoder: a token with a character outside the alphabet is plain text."""
+    """The bytes of a token, as the ByteLevel decoder gives them.
+
+    A token with a character outside the alphabet is plain text.
+    """
     try:
         return bytes(_ALPHABET[character] for character in token)
     except KeyError:

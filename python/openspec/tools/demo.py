@@ -161,7 +161,7 @@ def rendered(shown: Demonstration, *, has_color: bool) -> str:
 
 
 def _tinted(text: str, position: int) -> str:
-    """On the tint of its position. Ends of lines stay bare: terminals fill the line behind them."""
+    """The text on its position's tint, ends of lines bare: terminals fill the line behind them."""
     if position == OWN:
         return text
     start = f"\x1b[38;5;{INK_XTERM};48;5;{tint_of(position).xterm}m"
@@ -171,7 +171,7 @@ def _tinted(text: str, position: int) -> str:
 def _measure(
     server: ServerUnderTest, workload: Workload, settings: RequestSettings
 ) -> tuple[list[LoadResult], list[LoadResult]]:
-    """The same request plain and speculative, in turns; the first turn warms up."""
+    """Runs one request plain and speculative, in turns; the first turn warms up."""
     results: dict[bool, list[LoadResult]] = {False: [], True: []}
     for turn in range(1 + NUM_TURNS):
         for speculative in (False, True):

@@ -154,7 +154,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
 
 
 def _broken_tensors(draft_model: DraftModel) -> list[str]:
-    """Those of the loaded ones that hold NaN or infinity, which raises no error in the engine."""
+    """The loaded tensors that hold NaN or infinity, which raises no error in the engine."""
     checkpoint = open_draft_checkpoint(draft_model.folder)
     return [
         name

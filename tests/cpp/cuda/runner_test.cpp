@@ -26,18 +26,10 @@ constexpr int kVocab = 544;
 
 RunnerConfig small_config() {
   RunnerConfig config;
-  TargetConfig& target = config.target;
-  target.hidden_size = 320;
-  target.num_layers = 3;
-  target.num_q_heads = 4;
-  target.num_kv_heads = 2;
-  target.head_dim = 128;
-  target.intermediate_size = 608;
-  target.vocab_size = kVocab;
-  target.tie_word_embeddings = true;
-  for (int i = 0; i < 64; ++i) {
-    target.inv_freq.push_back(std::pow(10000.0f, -static_cast<float>(i) / 64.0f));
-  }
+  config.target.hidden_size = 320;
+  config.target.vocab_size = kVocab;
+  config.target.tie_word_embeddings = true;
+  config.target.layers.assign(3, {testing::attention_of(4, 2, 128), DenseMlpSpec{608}});
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.page_size = 16;
@@ -77,40 +69,29 @@ RunnerConfig config_of(const std::string& method) {
     return config;
   }
   RunnerConfig config = small_config();
-  const std::vector<double> inv_freq(config.target.inv_freq.begin(), config.target.inv_freq.end());
   config.method = method;
   if (method == "none") config.max_draft_tokens = 0;
-  if (method == "eagle3" || method == "peagle") {
-    config.method_options = {{"capture_layers", std::string("0,1,2")},
-                             {"num_q_heads", int64_t{4}},
-                             {"num_kv_heads", int64_t{2}},
-                             {"head_dim", int64_t{128}},
-                             {"inv_freq", inv_freq},
-                             {"intermediate_size", int64_t{608}},
-                             {"draft_vocab_size", int64_t{272}},
-                             {"has_token_map", true}};
-  }
-  if (method == "peagle") {
-    config.method_options["num_layers"] = int64_t{2};
-    config.method_options["mask_token"] = int64_t{kVocab - 1};
-  }
-  if (method == "dflash" || method == "dspark") {
-    config.max_draft_tokens = 7;
-    config.method_options = {{"capture_layers", std::string("0,1,2")},
-                             {"num_layers", int64_t{2}},
-                             {"num_q_heads", int64_t{4}},
-                             {"num_kv_heads", int64_t{2}},
-                             {"head_dim", int64_t{128}},
-                             {"inv_freq", inv_freq},
-                             {"intermediate_size", int64_t{608}},
-                             {"block_size", int64_t{8}},
-                             {"mask_token", int64_t{kVocab - 1}}};
-  }
-  if (method == "dspark") {
-    config.method_options["anchor_drafts"] = true;
-    config.method_options["markov_rank"] = int64_t{64};
-    config.method_options["has_confidence"] = true;
-    config.method_options["confidence_sees_token"] = true;
+  const bool is_block = method == "dflash" || method == "dspark";
+  if (is_block || method == "eagle3" || method == "peagle") {
+    HeadSpec& head = config.head.emplace();
+    head.capture_layers = {0, 1, 2};
+    head.layers.assign(method == "eagle3" ? 1 : 2, config.target.layers[0]);
+    for (LayerSpec& layer : head.layers) {
+      std::get<AttentionSpec>(layer.mixer).has_qk_norm = is_block;
+    }
+    head.draft_vocab_size = is_block ? kVocab : 272;
+    head.has_head = head.has_token_map = !is_block;
+    if (method != "eagle3") head.mask_token = kVocab - 1;
+    if (is_block) {
+      config.max_draft_tokens = 7;
+      head.block_size = 8;
+    }
+    if (method == "dspark") {
+      head.anchor_drafts = true;
+      head.markov_rank = 64;
+      head.has_confidence = true;
+      head.confidence_sees_token = true;
+    }
   }
   return config;
 }

@@ -22,15 +22,15 @@ RunnerConfig config_of(const std::string& method, int num_drafts = 5) {
   config.max_num_batched_tokens = 48;
   config.method = method;
   config.max_draft_tokens = num_drafts;
-  config.method_options = testing::head_options();
-  config.method_options["num_layers"] = int64_t{2};
-  config.method_options["block_size"] = int64_t{8};
-  config.method_options["mask_token"] = int64_t{kVocab - 1};
+  HeadSpec& head = config.head.emplace(testing::small_head(2, kVocab, /*has_qk_norm=*/true));
+  head.has_head = false;
+  head.block_size = 8;
+  head.mask_token = kVocab - 1;
   if (method == "dspark") {
-    config.method_options["anchor_drafts"] = true;
-    config.method_options["markov_rank"] = int64_t{16};
-    config.method_options["has_confidence"] = true;
-    config.method_options["confidence_sees_token"] = true;
+    head.anchor_drafts = true;
+    head.markov_rank = 16;
+    head.has_confidence = true;
+    head.confidence_sees_token = true;
   }
   return config;
 }
@@ -63,8 +63,10 @@ TEST(the_text_is_that_of_plain_decoding) {
 TEST(the_text_is_that_of_plain_decoding_with_other_blocks) {
   const std::vector<Job> jobs = mixed_jobs(30, kVocab);
   const std::vector<Ids> expected = plain(jobs);
-  for (const char* option : {"anchor_drafts", "is_causal", "has_embedding", "has_head"}) {
-    RunnerConfig config = with_option(config_of("dflash", 7), option, true);
+  for (bool HeadSpec::* switched : {&HeadSpec::anchor_drafts, &HeadSpec::is_causal,
+                                    &HeadSpec::has_embedding, &HeadSpec::has_head}) {
+    RunnerConfig config = config_of("dflash", 7);
+    (*config.head).*switched = true;
     config.adaptive = false;
     check_texts(config, 300, jobs, expected, {32});
   }
@@ -113,21 +115,30 @@ TEST(a_block_needs_no_pages_but_those_of_its_drafts) {
 TEST(blocks_are_no_longer_than_trained) {
   RunnerConfig config = config_of("dflash", 8);
   CHECK_THROWS(plan_memory(config), ArgumentError, "[1, 7]");
-  config.method_options["anchor_drafts"] = true;
+  config.head->anchor_drafts = true;
   plan_memory(config);
   config.max_draft_tokens = 9;
   CHECK_THROWS(plan_memory(config), ArgumentError, "[1, 8]");
 }
 
 TEST(geometry_that_cannot_be_is_refused) {
-  const auto check = [](const std::string& method, const std::string& name,
-                        const DrafterOption& value, const char* error) {
-    CHECK_THROWS(plan_memory(with_option(config_of(method), name, value)), ArgumentError, error);
+  const auto check = [](const std::string& method, const char* error, const auto& change) {
+    RunnerConfig config = config_of(method);
+    change(*config.head);
+    CHECK_THROWS(plan_memory(config), ArgumentError, error);
   };
-  check("dflash", "capture_layers", std::string("0,4"), "outside");
-  check("dflash", "mask_token", int64_t{kVocab}, "mask_token");
-  check("dflash", "num_q_heads", int64_t{5}, "multiple");
-  check("dflash", "draft_vocab_size", int64_t{32}, "token map");
-  check("dflash", "has_confidence", true, "Markov head");
-  check("dspark", "markov_rank", int64_t{12}, "multiple of 8");
+  check("dflash", "4 layers", [](HeadSpec& head) { head.capture_layers = {0, 4}; });
+  check("dflash", "mask_token", [](HeadSpec& head) { head.mask_token = kVocab; });
+  check("dflash", "multiple", [](HeadSpec& head) {
+    for (LayerSpec& layer : head.layers) std::get<AttentionSpec>(layer.mixer).num_q_heads = 5;
+  });
+  check("dflash", "layer 1 differs",
+        [](HeadSpec& head) { std::get<AttentionSpec>(head.layers[1].mixer).rope_scale = 2.0f; });
+  check("dflash", "token map", [](HeadSpec& head) { head.draft_vocab_size = 32; });
+  check("dflash", "Markov head", [](HeadSpec& head) { head.has_confidence = true; });
+  check("dflash", "block_size", [](HeadSpec& head) { head.block_size = 65; });
+  check("dspark", "multiple of 8", [](HeadSpec& head) { head.markov_rank = 12; });
+  RunnerConfig config = config_of("dflash");
+  config.head.reset();
+  CHECK_THROWS(plan_memory(config), ArgumentError, "needs a draft head");
 }

@@ -23,9 +23,8 @@ RunnerConfig head_config() {
   config.max_num_batched_tokens = 33;
   config.method = "eagle3";
   config.max_draft_tokens = 4;
-  config.method_options = testing::head_options();
-  config.method_options["draft_vocab_size"] = int64_t{30};
-  config.method_options["has_token_map"] = true;
+  config.head = testing::small_head(1, 30, /*has_qk_norm=*/false);
+  config.head->has_token_map = true;
   return config;
 }
 
@@ -75,11 +74,11 @@ TEST(the_text_is_that_of_plain_decoding_with_trees) {
 TEST(heads_of_several_layers_and_norms_change_no_text) {
   const std::vector<Job> jobs = mixed_jobs(12, kVocab);
   const std::vector<Ids> expected = plain(jobs);
-  for (const char* norm : {"slices", "whole"}) {
+  for (const CaptureNorm norm : {CaptureNorm::kSlices, CaptureNorm::kWhole}) {
     for (RunnerConfig config : {head_config(), tree_config(3, 2, 7)}) {
-      config.method_options["num_layers"] = int64_t{3};
-      config.method_options["capture_norm"] = std::string(norm);
-      config.method_options["norm_output"] = true;
+      config.head->layers.resize(3, config.head->layers[0]);
+      config.head->capture_norm = norm;
+      config.head->norm_output = true;
       config.adaptive = false;
       const size_t one_layer = plan_memory(head_config()).page_bytes;
       CHECK_GT(plan_memory(config).page_bytes, one_layer);
@@ -90,9 +89,9 @@ TEST(heads_of_several_layers_and_norms_change_no_text) {
 
 TEST(layers_that_slide_change_no_text) {
   const std::vector<Job> jobs = mixed_jobs(12, kVocab);
-  RunnerConfig config = with_option(tree_config(3, 2, 7), "num_layers", int64_t{2});
-  config.method_options["layer_sights"] = std::string("sf");
-  config.method_options["sliding_window"] = int64_t{9};
+  RunnerConfig config = tree_config(3, 2, 7);
+  config.head->layers.resize(2, config.head->layers[0]);
+  std::get<AttentionSpec>(config.head->layers[0].mixer).window = 9;
   config.adaptive = false;
   check_texts(config, 300, jobs, plain(jobs), {32, 7});
 }
@@ -166,19 +165,21 @@ TEST(a_tree_has_a_depth_and_pages_for_it) {
 }
 
 TEST(geometry_that_cannot_be_is_refused) {
-  const auto check = [](const std::string& name, const DrafterOption& value, const char* error) {
-    CHECK_THROWS(plan_memory(with_option(head_config(), name, value)), ArgumentError, error);
+  const auto check = [](const char* error, const auto& change) {
+    RunnerConfig config = head_config();
+    change(*config.head);
+    CHECK_THROWS(plan_memory(config), ArgumentError, error);
   };
-  check("capture_layers", std::string("0,4"), "outside");
-  check("capture_layers", std::string("2,1"), "rise");
-  check("capture_layers", std::string(""), "empty");
-  check("capture_layers", std::string("1;2"), "commas");
-  check("num_q_heads", int64_t{5}, "multiple");
-  check("draft_vocab_size", int64_t{62}, "exceeds");
-  check("has_token_map", false, "token map");
-  check("num_layers", int64_t{65}, "num_layers");
-  check("layer_sights", std::string("sf"), "2 layers of 1");
-  check("capture_norm", std::string("all"), "slices or whole");
+  check("4 layers", [](HeadSpec& head) { head.capture_layers = {0, 4}; });
+  check("rise", [](HeadSpec& head) { head.capture_layers = {2, 1}; });
+  check("capture_layers", [](HeadSpec& head) { head.capture_layers = {}; });
+  check("needs layers", [](HeadSpec& head) { head.layers = {}; });
+  check("multiple",
+        [](HeadSpec& head) { std::get<AttentionSpec>(head.layers[0].mixer).num_q_heads = 5; });
+  check("draft_vocab_size", [](HeadSpec& head) { head.draft_vocab_size = 62; });
+  check("token map", [](HeadSpec& head) { head.has_token_map = false; });
+  check("inv_freq",
+        [](HeadSpec& head) { std::get<AttentionSpec>(head.layers[0].mixer).inv_freq = {1.0f}; });
 }
 
 TEST(a_token_map_holds_offsets) {

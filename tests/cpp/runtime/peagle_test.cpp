@@ -21,11 +21,9 @@ RunnerConfig head_config(int num_layers = 2) {
   config.method = "peagle";
   config.max_draft_tokens = 4;
   config.adaptive = false;
-  config.method_options = testing::head_options();
-  config.method_options["draft_vocab_size"] = int64_t{30};
-  config.method_options["has_token_map"] = true;
-  config.method_options["num_layers"] = int64_t{num_layers};
-  config.method_options["mask_token"] = int64_t{60};
+  config.head = testing::small_head(num_layers, 30, /*has_qk_norm=*/false);
+  config.head->has_token_map = true;
+  config.head->mask_token = 60;
   return config;
 }
 
@@ -77,7 +75,9 @@ TEST(what_cannot_be_is_refused) {
   const auto check = [](const RunnerConfig& config, const char* error) {
     CHECK_THROWS(plan_memory(config), ArgumentError, error);
   };
-  check(with_option(head_config(), "mask_token", int64_t{61}), "mask_token");
+  RunnerConfig config = head_config();
+  config.head->mask_token = 61;
+  check(config, "mask_token");
   check(tree_config(64, 2, 64), "[1, 63]");
   check(tree_config(3, 2, 257), "at most 256");
 }

@@ -349,6 +349,8 @@ TEST(impossible_requests_are_refused) {
   CHECK_THROWS(runner.remove_sequence(3), ArgumentError, "slot 3");
   CHECK_THROWS(make_drafter("unheard of", {}), ArgumentError, "there are");
   RunnerConfig config = small_config();
-  config.target.num_q_heads = 3;
+  for (LayerSpec& layer : config.target.layers) {
+    std::get<AttentionSpec>(layer.mixer).num_q_heads = 3;
+  }
   CHECK_THROWS(Runner(config, 10), ArgumentError, "multiple");
 }

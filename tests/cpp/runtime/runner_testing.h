@@ -22,26 +22,37 @@ using Ids = std::vector<int32_t>;
 /// What follows known tokens, at most so many.
 using Script = std::function<Ids(std::span<const int32_t>, int)>;
 
-/// Of RoPE with base 10000, for heads of 32.
-inline std::vector<double> small_frequencies() {
-  std::vector<double> values;
-  for (int i = 0; i < 16; ++i) values.push_back(std::pow(10000.0, -i / 16.0));
-  return values;
+/// Attention with RoPE of base 10000.
+inline AttentionSpec attention_of(int num_q_heads, int num_kv_heads, int head_dim) {
+  AttentionSpec attention;
+  attention.num_q_heads = num_q_heads;
+  attention.num_kv_heads = num_kv_heads;
+  attention.head_dim = head_dim;
+  for (int i = 0; i < head_dim / 2; ++i) {
+    attention.inv_freq.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / head_dim)));
+  }
+  return attention;
 }
 
 /// For the CPU.
-inline TargetConfig small_target(int num_layers, int vocab_size) {
-  TargetConfig target;
+inline TargetSpec small_target(int num_layers, int vocab_size) {
+  TargetSpec target;
   target.hidden_size = 48;
-  target.num_layers = num_layers;
-  target.num_q_heads = 4;
-  target.num_kv_heads = 2;
-  target.head_dim = 32;
-  target.intermediate_size = 80;
   target.vocab_size = vocab_size;
   target.tie_word_embeddings = true;
-  for (const double f : small_frequencies()) target.inv_freq.push_back(static_cast<float>(f));
+  target.layers.assign(static_cast<size_t>(num_layers), {attention_of(4, 2, 32), DenseMlpSpec{80}});
   return target;
+}
+
+/// A head on the states of three of the four layers of such a target.
+inline HeadSpec small_head(int num_layers, int draft_vocab_size, bool has_qk_norm) {
+  AttentionSpec attention = attention_of(6, 3, 32);
+  attention.has_qk_norm = has_qk_norm;
+  HeadSpec head;
+  head.layers.assign(static_cast<size_t>(num_layers), {attention, DenseMlpSpec{112}});
+  head.capture_layers = {0, 2, 3};
+  head.draft_vocab_size = draft_vocab_size;
+  return head;
 }
 
 /// For the CPU, without a method.
@@ -55,17 +66,6 @@ inline RunnerConfig small_config(int num_layers, int vocab_size) {
   config.max_num_logits_rows = 5;  // fewer than a step samples, so that blocks are crossed
   config.num_threads = 2;
   return config;
-}
-
-/// Options of a drafter with a head on the states of three of the target's four layers.
-inline std::map<std::string, DrafterOption> head_options() {
-  return {{"capture_layers", std::string("0,2,3")},
-          {"num_q_heads", int64_t{6}},
-          {"num_kv_heads", int64_t{3}},
-          {"head_dim", int64_t{32}},
-          {"intermediate_size", int64_t{112}},
-          {"inv_freq", small_frequencies()},
-          {"rms_norm_eps", 1e-6}};
 }
 
 inline RunnerConfig with_option(RunnerConfig config, const std::string& name,

@@ -27,7 +27,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
     declare_trees(shape_.top_k, head_);
     needs_.num_draft_entries = num_tree_rows();
     plan();
-    declare_head(head_.num_layers, limits());
+    declare_head(limits());
   }
 
   DraftLogits draft_logits() override {

@@ -27,24 +27,13 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
     batch.expected_span_rows = step.rows.expected_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
     const Sight whole = {.rows = batch, .pages = table.pages};
-    model_->append(exec, whole, sliding_of(whole), kv_, target_->embedding, features, hidden);
+    model_->append(exec, whole, sliding_of(whole), kv_, target_.embedding, features, hidden);
     copy_rows(exec, at<int32_t>(kept_.last_row), hidden, at<void>(kept_.feature_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
 
  protected:
-  explicit Eagle3HeadDrafter(const DrafterConfig& config) : HeadDrafter(config) {
-    head_ = Eagle3Config(draft_model_config());
-    head_.num_layers = config.integer("num_layers", 1, 1, 64);
-    for (const char kind : config.text("layer_sights", "")) {
-      head_.slides.push_back(kind == 's');  // else f: it sees the full context
-    }
-    sliding_window_ = config.integer("sliding_window", 0, 0, 1 << 24);
-    head_.has_qk_norm = config.flag("has_qk_norm", false);
-    head_.capture_norm = capture_norm_of(config.text("capture_norm", "none"));
-    head_.norm_before_residual = config.flag("norm_before_residual", false);
-    head_.norm_output = config.flag("norm_output", false);
-  }
+  using HeadDrafter::HeadDrafter;
 
   /// Plans memory for passes of so many rows, and `num_features` more features behind those of the
   /// slots.
@@ -61,10 +50,10 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
            int expected_kv_len, void* hidden = nullptr, bool may_have_trees = false) {
     const Sight whole = sight_of(exec, table, rows, expected_kv_len, may_have_trees);
     Sight sliding = whole;
-    if (!head_.slides.empty()) {
+    if (head_window() > 0) {
       sliding = sliding_of(sliding_sight_of(exec, table, rows, expected_kv_len, may_have_trees));
     }
-    model_->forward(exec, whole, sliding, kv_, target_->embedding,
+    model_->forward(exec, whole, sliding, kv_, target_.embedding,
                     hidden != nullptr ? hidden : this->hidden());
   }
   /// Rows [num_captures * hidden_size], which only `learn` needs.
@@ -77,22 +66,14 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
  private:
   /// A row sees the last tokens up to itself.
   Sight sliding_of(Sight sight) const {
-    sight.window = sliding_window_;
-    sight.window_follows_rows = sliding_window_ > 0;
+    sight.window = head_window();
+    sight.window_follows_rows = head_window() > 0;
     return sight;
-  }
-
-  static CaptureNorm capture_norm_of(const std::string& name) {
-    if (name == "slices") return CaptureNorm::kSlices;
-    if (name == "whole") return CaptureNorm::kWhole;
-    OPENSPEC_CHECK_ARG(name == "none", "capture_norm must be none, slices or whole, got ", name);
-    return CaptureNorm::kNone;
   }
 
   struct Places {
     size_t last_row, features, hidden, feature_of_slot;
   };
-  int sliding_window_ = 0;  // 0: all layers see all
   Places kept_{};
 };
 

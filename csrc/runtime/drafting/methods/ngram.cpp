@@ -16,9 +16,9 @@ class NgramDrafter final : public Drafter {
     OPENSPEC_CHECK_ARG(num_drafts >= 1 && num_drafts <= 256,
                        "max_draft_tokens must be in [1, 256], got ", num_drafts);
     for (const auto& [name, value] : config.options) {
-      OPENSPEC_CHECK_ARG(
-          name == "ngram_min" || name == "ngram_max" || name == "max_lookback" || name == "match",
-          "unknown option ", name, "; there are: ngram_min, ngram_max, max_lookback, match");
+      OPENSPEC_CHECK_ARG(name == "ngram_min" || name == "ngram_max" || name == "max_lookback",
+                         "unknown option ", name,
+                         "; there are: ngram_min, ngram_max, max_lookback");
     }
     params_.max_drafts = num_drafts;
     params_.ngram_max = config.integer("ngram_max", 4, 1, 64);
@@ -26,10 +26,6 @@ class NgramDrafter final : public Drafter {
     OPENSPEC_CHECK_ARG(params_.ngram_min <= params_.ngram_max, "ngram_min (", params_.ngram_min,
                        ") must not exceed ngram_max (", params_.ngram_max, ")");
     params_.max_lookback = config.integer("max_lookback", 4096, 2, 1 << 20);
-    const std::string match = config.text("match", "recent");
-    OPENSPEC_CHECK_ARG(match == "recent" || match == "earliest",
-                       "match must be recent or earliest, got ", match);
-    params_.earliest = match == "earliest";
 
     memory_ = memory_of(config.device);
     match_len_bytes_ = static_cast<size_t>(config.max_num_seqs) * sizeof(int32_t);

@@ -20,7 +20,7 @@ def number(value: float | None, place: str, digits: int, unit: str = "") -> str:
 
 
 def td(content: str, kind: str = "") -> str:
-    """A cell of finished markup."""
+    """A table's cell around `content`, which is finished markup; `kind` is its class."""
     return f'<td class="{kind}">{content}</td>' if kind else f"<td>{content}</td>"
 
 

@@ -139,7 +139,7 @@ def speedups(document: Document) -> str:
 
 
 def commands(documents: Sequence[Document]) -> str:
-    """How to repeat it."""
+    """A section with the commands that repeat the runs."""
     lines = "\n".join(command_of(document) for document in documents)
     return f"<h2>Repeat it</h2><pre>{words(lines)}</pre>"
 

@@ -50,7 +50,7 @@ class Value:
 
     @property
     def attribute(self) -> str:
-        """For tests and for readers of the page's source."""
+        """`place` as an attribute, for tests and for readers of the page's source."""
         return f' data-v="{self.place}"' if self.place else ""
 
 

@@ -6,21 +6,16 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openspec.checkpoint.folder import find_file, open_folder
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
-from openspec.checkpoint.targets.families import MAX_LAYERS, Family, family_of, refuse_windows
-from openspec.checkpoint.targets.rope import MAX_POSITIONS, RopeConfig, read_rope
+from openspec.checkpoint.targets import kind_of
+from openspec.checkpoint.targets.rope import RopeConfig
 from openspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from openspec._C import TargetConfig
+from openspec.specs import TargetSpec
 
 logger = logging.getLogger(__name__)
-
-MAX_DIM = 1 << 20
-MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +40,11 @@ class ModelConfig:
     """Geometry and token ids of one checkpoint of a target."""
 
     folder: Path
-    family: Family
-    hidden_size: int
-    num_layers: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    """Rows of the embedding; more than the tokenizer has tokens."""
-    rms_norm_eps: float
-    tie_word_embeddings: bool
+    spec: TargetSpec
+    """Its geometry, for the compiled core."""
+    rope: RopeConfig
     max_model_len: int
     """Tokens that the position encoding is made for: with scaling, more than it was trained on."""
-    rope: RopeConfig
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults
 
@@ -95,43 +81,26 @@ class ModelConfig:
             return self
         return dataclasses.replace(self, eos_token_ids=(*self.eos_token_ids, token_id))
 
-    def target_config(self) -> TargetConfig:
-        """The same geometry for the C++ core."""
-        from openspec._C import TargetConfig
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.spec.hidden_size
 
-        return TargetConfig(
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_q_heads=self.num_q_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            vocab_size=self.vocab_size,
-            rms_norm_eps=self.rms_norm_eps,
-            tie_word_embeddings=self.tie_word_embeddings,
-            has_qk_norm=self.family.has_qk_norm,
-            has_qkv_bias=self.family.has_qkv_bias,
-            inv_freq=self.rope.inv_freq,
-            rope_scale=self.rope.scale,
-        )
+    @property
+    def num_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.spec.num_layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; more than the tokenizer has tokens."""
+        return self.spec.vocab_size
 
 
 def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
-    family = family_of(keys)
-    check_layers(keys)
+    target = kind_of(keys).read(keys)
     if keys.get("auto_map") is not None:
         logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
-    vocab_size = keys.integer("vocab_size", 2, 1 << 24)
-    num_q_heads = keys.integer("num_attention_heads", 1, 4096)
-    num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
-    if num_q_heads % num_kv_heads:
-        keys.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
-    hidden_size = keys.integer("hidden_size", 1, MAX_DIM)
-    head_dim = _parse_head_dim(keys, family, hidden_size, num_q_heads)
-    max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    rope = read_rope(keys, head_dim)
-    max_model_len = rope.length or max_positions
-    refuse_windows(keys, family, max_model_len)
     dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
         "bfloat16",
@@ -140,38 +109,16 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     ):
         name = "dtype" if keys.get("dtype") else "torch_dtype"
         keys.refuse(name, '"bfloat16", "float16" or "float32"; save the checkpoint in one of them')
+    vocab_size = target.spec.vocab_size
     return ModelConfig(
         folder=folder,
-        family=family,
-        hidden_size=hidden_size,
-        num_layers=keys.integer("num_hidden_layers", 1, MAX_LAYERS),
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=keys.integer("intermediate_size", 1, MAX_DIM),
-        vocab_size=vocab_size,
-        rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-        tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        max_model_len=max_model_len,
-        rope=rope,
+        spec=target.spec,
+        rope=target.rope,
+        max_model_len=target.max_model_len,
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
         or keys.token_ids("eos_token_id", vocab_size),
         sampling=_parse_sampling(generation),
     )
-
-
-def _parse_head_dim(keys: JsonKeys, family: Family, hidden_size: int, num_heads: int) -> int:
-    name, default = "head_dim", family.head_dim
-    if keys.get(name) is None and default is None:
-        if hidden_size % num_heads:
-            keys.refuse("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
-        name, default = "hidden_size", hidden_size // num_heads
-    head_dim = keys.integer("head_dim", 2, 4096, default)
-    if head_dim % 32 or head_dim > MAX_HEAD_DIM:
-        needed = f"a multiple of 32 up to {MAX_HEAD_DIM}, as the kernels need"
-        heads = f"{num_heads} heads of " if name == "hidden_size" else ""
-        keys.refuse(name, heads + needed)
-    return head_dim
 
 
 def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
@@ -192,16 +139,3 @@ def _parse_sampling(keys: JsonKeys) -> SamplingDefaults:
         min_p=keys.optional_number("min_p", 0.0, 1.0),
         repetition_penalty=repetition_penalty,
     )
-
-
-def check_layers(keys: JsonKeys) -> None:
-    """Refuses what would make the decoder layers of a model, or of a head on it, different ones."""
-    if keys.get("quantization_config") is not None:
-        remedy = "quantised weights are not supported; give the unquantised checkpoint"
-        keys.refuse("quantization_config", "no such key", remedy)
-    for name in ("attention_bias", "mlp_bias"):
-        if keys.boolean(name, False):
-            also = ", o_proj's here" if name == "attention_bias" else ""
-            keys.refuse(name, "false", f"layers with such biases{also}, are not supported")
-    if keys.get("hidden_act") not in (None, "silu"):
-        keys.refuse("hidden_act", '"silu"', "other activations are not supported")

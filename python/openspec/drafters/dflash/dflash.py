@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from openspec.checkpoint.draft_head import (
@@ -42,21 +43,15 @@ from openspec.drafters.spec import (
     OptionValue,
     Variant,
     check_head_options,
-    head_options,
     layer_variants,
+    num_one_pass_nodes,
+    one_pass_options,
 )
 from openspec.errors import ConfigError
 
-MAX_TREE_SIZE = 256
 MAX_MARKOV_RANK = 256
 OUTER_TENSORS = ("fc.weight", "hidden_norm.weight", "norm.weight")
 MARKOV_TENSORS = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-MARKOV_HEADS = {
-    "vanilla": (),
-    "gated": ("markov_head.gate_proj.weight", "markov_head.gate_proj.bias"),
-    "rnn": ("markov_head.joint_proj.weight", "markov_head.joint_proj.bias"),
-}
-"""What makes a draft's bias of the token before it -> tensors beside MARKOV_TENSORS."""
 CONFIDENCE_TENSORS = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 
 
@@ -84,44 +79,39 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         draft_vocab = dialect.keys.integer("draft_vocab_size", 1, draft_vocab, rows)
     _check_parts(setup, dialect, draft_vocab)
     has_confidence = head.has(CONFIDENCE_TENSORS[0])
-    num_layers = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
-    model = {
-        **head.geometry("layers.0.", draft_vocab),
-        "num_layers": num_layers,
-        "block_size": dialect.block_size,
-        "mask_token": block.integer("mask_token_id", 0, target.vocab_size - 1),
-        "anchor_drafts": dialect.anchor_drafts,
-        "is_causal": dialect.is_causal,
-        "sliding_is_causal": dialect.sliding_is_causal,
-        "window_follows_rows": dialect.window_follows_rows,
-        "sliding_window": dialect.sliding.window,
-        "layer_sights": dialect.layer_sights(),
-        "has_head": head.has(HEAD),
-        "markov_rank": rank,
-        **dialect.parts.options(),
-        "markov_head": dialect.markov_head,
-        "has_confidence": has_confidence,
-        "confidence_sees_token": has_confidence
+    num_layers = dialect.num_layers
+    spec = replace(
+        head.spec("layers.0.", draft_vocab, num_layers, dialect.sliding),
+        block_size=dialect.block_size,
+        mask_token=block.integer("mask_token_id", 0, target.vocab_size - 1),
+        anchor_drafts=dialect.anchor_drafts,
+        is_causal=dialect.is_causal,
+        sliding_is_causal=dialect.sliding_is_causal,
+        window_follows_rows=dialect.window_follows_rows,
+        has_head=head.has(HEAD),
+        markov_rank=rank,
+        conv_group=dialect.parts.conv_group,
+        selector_rank=dialect.parts.selector_rank,
+        selector_top_k=dialect.parts.selector_top_k,
+        has_confidence=has_confidence,
+        confidence_sees_token=has_confidence
         and _confidence_sees_token(checkpoint, target.hidden_size, rank),
-    }
+    )
     inner = (*LAYER_TENSORS, *QK_NORMS)
     names = [f"layers.{layer}.{name}" for layer in range(num_layers) for name in inner]
     names += [*OUTER_TENSORS, *filter(head.has, (EMBEDDING, HEAD, TOKEN_MAP))]
-    if rank > 0:
-        names += [*MARKOV_TENSORS, *MARKOV_HEADS[dialect.markov_head]]
+    names += MARKOV_TENSORS if rank > 0 else ()
     names += CONFIDENCE_TENSORS if has_confidence else ()
     names += dialect.parts.tensors(num_layers)
     shown = f"{num_layers} layers, {dialect.shown_block()}"
     details = [
-        f"block: {shown}, mask token {model['mask_token']}",
+        f"block: {shown}, mask token {spec.mask_token}",
         f"sight: {dialect.shown_attention()}",
     ]
     details += dialect.parts.details()
     if rank > 0:
-        _check_trees(setup, dialect)
         details.append(
-            f"Markov head: {dialect.markov_head}, rank {rank}, "
-            f"with{'' if has_confidence else 'out'} confidences"
+            f"Markov head: rank {rank}, with{'' if has_confidence else 'out'} confidences"
         )
     if setup.draft_depth > dialect.num_drafts:
         raise ConfigError(
@@ -131,7 +121,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
     return head.model(
         "DSpark" if has_markov else dialect.parts.kind,
         shown,
-        model,
+        spec,
         {name: name for name in names},
         details,
     )
@@ -165,16 +155,6 @@ def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> 
         )
 
 
-def _check_trees(setup: DraftSetup, dialect: BlockDialect) -> None:
-    """Refuses trees where what a token is worth behind another depends on more than the two."""
-    if dialect.markov_head != "vanilla" and setup.options[DRAFT_TOP_K] != 1:
-        raise ConfigError(
-            f"draft_top_k must be 1 with {setup.folder}: trees need what pairs of tokens are "
-            f'worth, and a Markov head of type "{dialect.markov_head}" sees more; '
-            "set --draft-top-k 1"
-        )
-
-
 def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov_rank: int) -> bool:
     info = checkpoint.tensor(CONFIDENCE_TENSORS[0])
     for width, sees_token in ((hidden_size, False), (hidden_size + markov_rank, True)):
@@ -189,9 +169,10 @@ def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov
 
 def _other_attentions(model: DraftModel) -> tuple[str, ...]:
     """What --draft-attention could say that is not what is done."""
-    sights = str(model.options["layer_sights"]) or "f"
-    names = {"s": "sliding_is_causal", "f": "is_causal"}
-    causal = {bool(model.options[names[sight]]) for sight in sights}
+    head = model.head
+    causal = {
+        head.sliding_is_causal if layer.mixer.window else head.is_causal for layer in head.layers
+    }
     return tuple(name for name, is_so in ((CAUSAL, True), (FULL, False)) if causal != {is_so})
 
 
@@ -239,22 +220,8 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
     )
 
 
-def _num_nodes(depth: int, options: Options) -> int:
-    num_nodes, level = 0, 1
-    for _ in range(depth):
-        level = min(level * int(options[DRAFT_TOP_K]), MAX_TREE_SIZE)
-        num_nodes += level
-    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
-    return min(wanted, num_nodes, MAX_TREE_SIZE)
-
-
 _OPTIONS = (
-    *head_options(
-        max_top_k=64,
-        top_k_help="Above 1 a tree is drafted from the best so many tokens of every position.",
-        max_tree_size=MAX_TREE_SIZE,
-        tree_size_help="K, at least 15",
-    ),
+    *one_pass_options(),
     DrafterOption(
         name=DRAFT_ANCHOR,
         default=AUTO,
@@ -290,7 +257,7 @@ def make_spec(
         num_drafts_of=_num_drafts_of,
         supports_rejection=True,
         check=check_head_options,
-        num_tree_drafts=_num_nodes,
+        num_tree_drafts=num_one_pass_nodes,
         read_draft_model=lambda setup: _read_draft_model(setup, has_markov),
         plan_checkup=lambda setup: _plan_checkup(setup, has_markov),
     )

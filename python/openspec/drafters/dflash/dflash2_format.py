@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonKeys
-from openspec.drafters.spec import OptionValue
 
 MAX_GROUP, MAX_RANK, MAX_CANDIDATES = 1 << 16, 256, 64
 CONV_TENSORS = ("base_kernel", "kernel_projection.weight")
@@ -36,14 +35,6 @@ class BlockParts:
     def shown_kind(self) -> str:
         """Behind a format's name: what it is beside DFlash's."""
         return "" if self.kind == "DFlash" else f" ({self.kind})"
-
-    def options(self) -> dict[str, OptionValue]:
-        """Of the compiled drafter."""
-        return {
-            "conv_group": self.conv_group,
-            "selector_rank": self.selector_rank,
-            "selector_top_k": self.selector_top_k,
-        }
 
     def tensors(self, num_layers: int) -> tuple[str, ...]:
         """Their names."""

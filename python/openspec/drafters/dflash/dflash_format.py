@@ -79,8 +79,6 @@ class BlockDialect(Dialect):
     """Who says so, for messages."""
     markov_rank: int
     parts: BlockParts
-    markov_head: str
-    """How it makes a bias of the token before: "vanilla", "gated" or "rnn"."""
 
     @property
     def num_drafts(self) -> int:
@@ -101,11 +99,10 @@ class BlockDialect(Dialect):
         """
         return self.name != "speculators" and bool(self.sliding.window) and self.sliding_is_causal
 
-    def layer_sights(self) -> str:
-        """A letter for each layer: "s" for one that slides, else "f"; empty where none does."""
-        count = self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
-        slides = set(self.sliding.layers)
-        return "".join("s" if i in slides else "f" for i in range(count)) if slides else ""
+    @property
+    def num_layers(self) -> int:
+        """Layers of the head."""
+        return self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
 
     def shown_attention(self) -> str:
         """For messages."""
@@ -119,7 +116,7 @@ class BlockDialect(Dialect):
         who = f"layer{plural} {listed(sliding.layers)} {verb}"
         shown = f"{who} the last {sliding.window} tokens of the context, "
         shown += words[self.sliding_is_causal]
-        if len(sliding.layers) < len(self.layer_sights()):
+        if len(sliding.layers) < self.num_layers:
             shown += f"; the others see all of it, {words[self.is_causal]}"
         return f"{shown} ({self.causality})"
 
@@ -190,7 +187,6 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
         causality=causality.origin,
         markov_rank=markov_rank,
         parts=parts,
-        markov_head=str(block.get("markov_head_type") or "vanilla"),
     )
 
 
@@ -257,8 +253,9 @@ def _check_computation(block: JsonKeys) -> None:
         is_domino = block.get("projector_type") == "domino"
         remedy = f"{'Domino' if is_domino else 'other'} heads are not supported"
         block.refuse("projector_type", '"dflash" or "dspark"', remedy)
-    if block.get("markov_head_type") not in (None, "vanilla", "gated", "rnn"):
-        block.refuse("markov_head_type", '"vanilla", "gated" or "rnn"', "no other is known")
+    if block.get("markov_head_type") not in (None, "", "vanilla"):
+        remedy = "a bias that depends on more than the token before it is not supported"
+        block.refuse("markov_head_type", '"vanilla"', remedy)
     if block.number("input_embedding_scale", 0.0, 1e9, 1.0) != 1.0:
         block.refuse("input_embedding_scale", "1", "scaled embeddings are not supported")
 

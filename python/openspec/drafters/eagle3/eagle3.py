@@ -43,7 +43,7 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
 def _model_of(parts: HeadParts, setup: DraftSetup) -> DraftModel:
     folder, head = parts.checkpoint.folder, parts.head
     _warn_of_unusual_layers(folder, head.layers, setup.target.num_layers)
-    return head.model("EAGLE-3", parts.summary, parts.options, parts.tensor_names, parts.details)
+    return head.model("EAGLE-3", parts.summary, parts.spec, parts.tensor_names, parts.details)
 
 
 def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: int) -> None:
@@ -65,7 +65,7 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
 
 def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
     """Of keys that trainers and published configurations disagree on."""
-    feedback = RAW if parts.options["norm_output"] else NORMED
+    feedback = RAW if parts.spec.norm_output else NORMED
     place = "before" if feedback == RAW else "behind"
     variants = [
         Variant(
@@ -77,7 +77,11 @@ def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
     ]
     named = parts.format.dialect.layer.get("sliding_window")
     window = named if isinstance(named, int) else 0
-    if window > 0 and not parts.options["sliding_window"] and not setup.options[DRAFT_WINDOW]:
+    if (
+        window > 0
+        and not any(layer.mixer.window for layer in parts.spec.layers)
+        and not setup.options[DRAFT_WINDOW]
+    ):
         variants.append(
             Variant(
                 label=f"the last {window} tokens alone",

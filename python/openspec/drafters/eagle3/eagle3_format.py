@@ -25,9 +25,10 @@ from openspec.checkpoint.draft_head import (
 from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.sliding_layers import SlidingLayers, read_sliding_layers
-from openspec.checkpoint.weights import DraftOption
 from openspec.drafters.spec import DraftSetup
 from openspec.errors import ConfigError
+from openspec.specs import HeadSpec
+from openspec.specs.head import CaptureNorm
 
 SEQUENTIAL, PARALLEL = "eagle3", "peagle"
 """The methods that these checkpoints are for, and their names in the speculators format."""
@@ -76,8 +77,8 @@ class HeadParts:
     checkpoint: DraftCheckpoint
     format: HeadFormat
     head: DraftHead
-    options: Mapping[str, DraftOption]
-    """Of the compiled drafter."""
+    spec: HeadSpec
+    """For the compiled drafter."""
     tensor_names: Mapping[str, str]
     details: tuple[str, ...]
     summary: str
@@ -166,18 +167,12 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
         "slices": "captured states each normed (fc_norm)",
         "whole": "captured states normed together (input_norm)",
     }
-    options: dict[str, DraftOption] = {
-        **head.geometry(first, draft_vocab),
-        "num_layers": num_layers,
-        "layer_sights": "".join("s" if i in sliding.layers else "f" for i in range(num_layers))
-        if sliding.window
-        else "",
-        "sliding_window": sliding.window,
-        "has_qk_norm": has_qk_norm,
-        "capture_norm": norm_kind,
-        "norm_before_residual": is_norm_first,
-        "norm_output": norm_output,
-    }
+    spec = replace(
+        head.spec(first, draft_vocab, num_layers, sliding, has_qk_norm),
+        capture_norm=norm_kind,
+        norm_before_residual=is_norm_first,
+        norm_output=norm_output,
+    )
     details = (
         f"layers of its own: {num_layers}, {_shown_sliding(sliding)}",
         f"norms: {'' if has_qk_norm else 'no '}q/k norm, residual "
@@ -185,7 +180,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
         f"fed back {'behind the final norm' if norm_output else 'before the final norm'}",
     )
     summary = f"drafts {draft_vocab} of {vocab} tokens"
-    return HeadParts(checkpoint, format, head, options, names | norm_names, details, summary)
+    return HeadParts(checkpoint, format, head, spec, names | norm_names, details, summary)
 
 
 def _shown_sliding(sliding: SlidingLayers) -> str:
@@ -195,17 +190,6 @@ def _shown_sliding(sliding: SlidingLayers) -> str:
             f"of which {who} {listed(sliding.layers)} (from 0) slides over {sliding.window} tokens"
         )
     return f"which see the whole context{f'; {sliding.dropped}' if sliding.dropped else ''}"
-
-
-def with_options(
-    parts: HeadParts, options: Mapping[str, DraftOption], names: Mapping[str, str]
-) -> HeadParts:
-    """The same and more."""
-    return replace(
-        parts,
-        options={**parts.options, **options},
-        tensor_names={**parts.tensor_names, **names},
-    )
 
 
 def _first_layer(checkpoint: DraftCheckpoint) -> str:
@@ -245,7 +229,7 @@ def _norm_of_layer(checkpoint: DraftCheckpoint, prefix: str) -> str:
 
 def _capture_norms(
     format: HeadFormat, checkpoint: DraftCheckpoint, num_captures: int
-) -> tuple[str, dict[str, str]]:
+) -> tuple[CaptureNorm, dict[str, str]]:
     """How captured states are normed before fc, and the tensors of it."""
     is_whole = format.boolean("norm_before_fc")
     flag = "fc_norm" if format.boolean("fc_norm") else "use_aux_norm"

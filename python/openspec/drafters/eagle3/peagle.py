@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from openspec.checkpoint.draft_head import TOKEN_MAP
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.weights import DraftModel
-from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head, with_options
+from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head
 from openspec.drafters.spec import (
-    DRAFT_TOP_K,
-    DRAFT_TREE_SIZE,
     HEAD_CAUSES,
     Checkup,
     DrafterSpec,
     DraftSetup,
-    Options,
     check_head_options,
-    head_options,
     layer_variants,
+    num_one_pass_nodes,
+    one_pass_options,
 )
 
 MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
 """Of speculators and SpecForge; of vLLM's configurations with parallel_drafting."""
-MAX_TREE_SIZE = 256
 MAX_DEPTH = 63
 
 
@@ -45,9 +44,12 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
     parts = read_head(setup, PARALLEL)
     parts.checkpoint.tensor(MASK_HIDDEN)
     mask = _mask_token(parts.format.dialect.keys, setup.target.vocab_size)
-    parts = with_options(parts, {"mask_token": mask}, {MASK_HIDDEN: MASK_HIDDEN})
+    spec, names = (
+        replace(parts.spec, mask_token=mask),
+        {**parts.tensor_names, MASK_HIDDEN: MASK_HIDDEN},
+    )
     details = (*parts.details, f"masks: token {mask}, with a feature of {MASK_HIDDEN}")
-    return parts.head.model("P-EAGLE", parts.summary, parts.options, parts.tensor_names, details)
+    return parts.head.model("P-EAGLE", parts.summary, spec, names, details)
 
 
 def _plan_checkup(setup: DraftSetup) -> Checkup:
@@ -68,30 +70,16 @@ def _plan_checkup(setup: DraftSetup) -> Checkup:
     )
 
 
-def _num_nodes(depth: int, options: Options) -> int:
-    num_nodes, level = 0, 1
-    for _ in range(depth):
-        level = min(level * int(options[DRAFT_TOP_K]), MAX_TREE_SIZE)
-        num_nodes += level
-    wanted = int(options[DRAFT_TREE_SIZE]) or max(depth, 15)
-    return min(wanted, num_nodes, MAX_TREE_SIZE)
-
-
 SPEC = DrafterSpec(
     name=PARALLEL,
     summary="a head reads the target's hidden states and drafts all tokens in one pass",
     default_num_speculative_tokens=4,
     max_num_speculative_tokens=MAX_DEPTH,
     aliases=("p-eagle", "p_eagle"),
-    options=head_options(
-        max_top_k=64,
-        top_k_help="Above 1 a tree is drafted from the best so many tokens of every depth.",
-        max_tree_size=MAX_TREE_SIZE,
-        tree_size_help="K, at least 15",
-    ),
+    options=one_pass_options(),
     supports_rejection=True,
     check=check_head_options,
-    num_tree_drafts=_num_nodes,
+    num_tree_drafts=num_one_pass_nodes,
     read_draft_model=_read_draft_model,
     plan_checkup=_plan_checkup,
 )

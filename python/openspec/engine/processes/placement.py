@@ -80,7 +80,7 @@ class Candidate(Protocol):
 
     @property
     def num_sequences(self) -> int:
-        """What it has not ended yet."""
+        """Sequences that the engine has not ended yet."""
 
     num_placed: int
     """Requests that it got."""

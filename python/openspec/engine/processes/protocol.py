@@ -89,7 +89,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
-    """It is not, and why; one line."""
+    """The model could not be loaded, and why; one line."""
 
     message: str
     is_config_error: bool

@@ -72,7 +72,7 @@ class Replica:
 
     @property
     def num_sequences(self) -> int:
-        """What it has not ended yet."""
+        """Sequences that the engine has not ended yet."""
         return len(self.engine.sequence_ids)
 
     @property
@@ -312,7 +312,7 @@ class Replicas:
                     one.engine.abort(*request_ids)
 
     async def stats(self) -> EngineStats:
-        """Of all engines together; `Replica.stats` has those of each, at most a moment old.
+        """Statistics of all engines together, at most a moment old; `Replica.stats` has each one's.
 
         However many ask, an engine is asked once; while it does not answer, they are the last ones.
         """
@@ -375,7 +375,7 @@ class Replicas:
 
 
 def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
-    """Of several engines."""
+    """Statistics of several engines together."""
     if len(parts) == 1:
         return parts[0]
     total = EngineStats()

@@ -93,7 +93,7 @@ class _Answer(ChunkedAnswer):
         return self._chunk([])
 
     def usage(self) -> Usage:
-        """With the tokens of thinking."""
+        """Tokens of prompt and answer, with those of thinking."""
         usage = super().usage()
         num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
         usage.completion_tokens_details = {"reasoning_tokens": num_reasoning}

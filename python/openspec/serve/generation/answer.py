@@ -82,7 +82,10 @@ class Answer(ABC):
     def events_of(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
     ) -> bytes:
-        """What one output of the engine adds; `is_first` of its choice, `is_last` of all."""
+        """The events that one output of the engine adds.
+
+        `is_first`: the output is the first of its choice; `is_last`: it is the last of all.
+        """
 
     @abstractmethod
     def end(self) -> bytes:
@@ -169,14 +172,17 @@ class ChunkedAnswer(Answer):
     def chunks(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
     ) -> Sequence[Completion | ChatChunk]:
-        """What one output of the engine adds, perhaps nothing; `is_first` of its choice."""
+        """The chunks that one output of the engine adds, perhaps none.
+
+        `is_first`: the output is the first of its choice.
+        """
 
     @abstractmethod
     def last_chunk(self) -> Completion | ChatChunk:
         """The chunk without choices that carries the usage."""
 
     def full(self) -> Response:
-        """With usage and metrics."""
+        """The whole answer with usage and metrics."""
         answer = self.whole()
         answer.usage = self.usage()
         answer.metrics = self.metrics()

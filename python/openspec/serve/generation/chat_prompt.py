@@ -158,7 +158,7 @@ async def render_chat(
 def _with_one_system(
     request: ChatCompletionRequest | TokenizeRequest,
 ) -> ChatCompletionRequest | TokenizeRequest | None:
-    """The same with one system message in front, as some templates demand; None if it is so."""
+    """The request with one system message in front, as some templates demand; None if it is so."""
     messages = request.messages or []
     system = [message for message in messages if message.role in ("system", "developer")]
     if not system or (len(system) == 1 and messages[0] is system[0]):
@@ -265,7 +265,10 @@ def _content(message: ChatMessage) -> str:
 
 
 def _arguments(given: str | dict[str, object] | None) -> JsonValue:
-    """As an object where it is one: templates write objects as JSON and texts as they are."""
+    """A call's arguments, as an object where they are one.
+
+    Templates write objects as JSON and texts as they are.
+    """
     if not isinstance(given, str):
         return plain_json(given or {})
     if not given.strip():

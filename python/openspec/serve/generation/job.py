@@ -145,7 +145,7 @@ class Job:
 
     @contextlib.contextmanager
     def shares(self) -> Iterator[None]:
-        """Its parts of the server's budgets, from before it runs until its answer is written.
+        """Holds the request's parts of the server's budgets until its answer is written.
 
         Raises:
             RequestError: it alone exceeds one.
@@ -211,13 +211,13 @@ class Job:
             pass
 
     def speculation(self) -> SpecDecodeStats | None:
-        """Of all sequences that have ended."""
+        """The speculation of all sequences that have ended, together; None: nobody counted."""
         parts = [processor.metrics().spec_decode for processor in self.processors]
         known = [part for part in parts if part is not None]
         return total_speculation(known) if known else None
 
     def first_token_s(self) -> float | None:
-        """From arrival to the first token of any sequence."""
+        """Seconds from arrival to the first token of any sequence; None: there is none yet."""
         times = [processor.metrics().first_token_time for processor in self.processors]
         return min((t - self.arrival_time for t in times if t is not None), default=None)
 

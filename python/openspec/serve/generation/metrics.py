@@ -54,7 +54,7 @@ class Histogram:
         self._sums[engine] += value * times
 
     def collect(self) -> Iterator[Metric]:
-        """As the metrics of prometheus_client do it."""
+        """The samples of the histogram, as the metrics of prometheus_client give theirs."""
         metric = Metric(self._name, self._documentation, "histogram")
         for engine, (counts, total) in enumerate(zip(self._counts, self._sums, strict=True)):
             label = {"engine": str(engine)}
@@ -70,7 +70,7 @@ class EngineState(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """Its counters and gauges."""
+        """The counters and gauges of the engine."""
 
     @property
     def is_alive(self) -> bool:

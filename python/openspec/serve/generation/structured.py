@@ -153,6 +153,10 @@ def chat_source(
 def completion_source(
     body: GenerationFields, given: ResponseFormat | None
 ) -> tuple[str | None, str]:
-    """The same of a completion, which is all content."""
+    """The source of the grammar of a completion's text, and the field that asks for it.
+
+    Raises:
+        RequestError: naming the field.
+    """
     content, param = content_of(body, given)
     return (None if content is None else source_of(content, param)), param

@@ -41,7 +41,7 @@ def completion_logprobs(
     num_top: int,
     as_ids: bool,
 ) -> CompletionLogprobs:
-    """In the form of /v1/completions; `num_top` candidates beside the token itself.
+    """Log-probabilities in the form of /v1/completions, with the `num_top` best of each position.
 
     The token is in its own candidates, with the very same float.
     """
@@ -70,7 +70,7 @@ def completion_logprobs(
 def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int, as_ids: bool
 ) -> ChatLogprobs:
-    """In the form of /v1/chat/completions."""
+    """Log-probabilities in the form of /v1/chat/completions, with the `num_top` best of each."""
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         token = _token_logprob(token_id, position[token_id], as_ids)

@@ -140,7 +140,7 @@ def check(body: MessagesRequest) -> None:
 
 
 def as_chat(body: MessagesFields) -> ChatCompletionRequest:
-    """The same conversation as a chat request.
+    """The conversation of a Messages request as a chat request.
 
     Raises:
         RequestError: naming a block, a tool or an option that this server cannot take.
@@ -172,7 +172,7 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
 
 
 def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
-    """The same as /v1/chat/completions has it."""
+    """tool_choice in the form of /v1/chat/completions."""
     if given is None or given.type in ("none", "auto"):
         return None if given is None else given.type
     if given.type == "any":

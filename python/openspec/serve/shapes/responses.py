@@ -154,7 +154,7 @@ def refuse_choices(body: GenerationFields, what: str) -> None:
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
-    """The same conversation as a chat request.
+    """The conversation of a Responses request as a chat request.
 
     Raises:
         RequestError: naming an item, a part or a tool that this server cannot take.
@@ -187,7 +187,7 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
 
 
 def _response_format(given: TextFormat | None) -> ResponseFormat | None:
-    """The same as /v1/chat/completions has it, where the schema is an object of its own."""
+    """text.format as /v1/chat/completions has it, with the schema in an object of its own."""
     if given is None:
         return None
     schema = JsonSchemaFormat.model_construct(

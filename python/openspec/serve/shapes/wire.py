@@ -209,7 +209,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     content: str | None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same under the name that newer clients read."""
+    """`reasoning_content` under the name that newer clients read."""
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     refusal: None = None
 

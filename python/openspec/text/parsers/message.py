@@ -135,7 +135,7 @@ class MessageParser:
         return self._tokens.count
 
     def push(self, text: str, token_ids: Sequence[int], is_last: bool = False) -> list[Piece]:
-        """Takes the next piece of the answer."""
+        """The pieces that the next text of the answer, spelt by `token_ids`, completes."""
         self._tokens.push(token_ids)
         pieces: list[Piece] = []
         if self._splitter is not None:

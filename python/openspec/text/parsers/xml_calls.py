@@ -74,7 +74,7 @@ class XmlParser(CallParser):
         return False
 
     def _parameters(self, schema: JsonValue) -> Steps[None]:
-        """The parameters as a JSON object; leaves a mark behind what was read of it."""
+        """The parameters as a JSON object; leaves a mark after what was read of it."""
         reader, separator = self.reader, "{"
         while True:
             reader.mark()

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <variant>
+#include <vector>
+
+namespace openspec {
+
+/// Attention of one layer. Source: config.json, as python/openspec/specs reads it.
+struct AttentionSpec {
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  bool has_qk_norm = true;      // norms of each q and k head
+  bool has_qkv_bias = false;    // of q_proj, k_proj and v_proj
+  std::vector<float> inv_freq;  // [head_dim / 2] of RoPE, scaling applied
+  float rope_scale = 1.0f;      // multiplies cos and sin
+  int window = 0;               // tokens that a row sees, the last ones; 0: all
+
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+/// A SwiGLU MLP.
+struct DenseMlpSpec {
+  int intermediate_size = 0;
+
+  bool operator==(const DenseMlpSpec&) const = default;
+};
+
+/// One layer: what mixes positions, then what works on each of them. Another kind of either is one
+/// more alternative here.
+struct LayerSpec {
+  std::variant<AttentionSpec> mixer;
+  std::variant<DenseMlpSpec> mlp;
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
+}  // namespace openspec

@@ -1,0 +1,136 @@
+// Decoders of attention over paged KV and one MLP a layer, all layers alike.
+
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+#include "kernels/ops.h"
+#include "model/parts/decoder_model.h"
+#include "model/targets/target.h"
+
+namespace openspec {
+
+namespace {
+
+/// Geometry of a target whose layers are alike and see all of the context.
+struct DenseConfig : LayerGeometry {
+  explicit DenseConfig(const TargetSpec& spec)
+      : LayerGeometry(geometry_of(spec.layers, spec.hidden_size, spec.rms_norm_eps)),
+        num_layers(spec.num_layers()),
+        vocab_size(spec.vocab_size),
+        tie_word_embeddings(spec.tie_word_embeddings) {
+    for (const LayerSpec& layer : spec.layers) {
+      OPENSPEC_CHECK_ARG(std::get<AttentionSpec>(layer.mixer).window == 0,
+                         "targets whose layers slide are not supported");
+    }
+    validate();
+    check_size("vocab_size", vocab_size);
+  }
+  ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
+
+  int num_layers;
+  int vocab_size;
+  bool tie_word_embeddings;
+};
+
+struct DenseTensors {
+  DenseTensors(Weights& weights, const DenseConfig& c) {
+    for (int i = 0; i < c.num_layers; ++i) {
+      layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
+    }
+    final_norm = weights.add_norm("model.norm.weight", c.hidden_size);
+    shared.head = weights.add_linear("", {"lm_head.weight"}, {c.vocab_size}, c.hidden_size,
+                                     LinearEpilogue::kNone);
+    shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
+    if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
+  }
+
+  std::vector<DecoderLayer> layers;
+  SharedTensors shared;
+  const float* final_norm = nullptr;
+};
+
+class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTensors> {
+ public:
+  explicit DenseTarget(const TargetSetup& setup)
+      : DecoderModel(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
+                     setup.num_threads) {}
+
+  static size_t weight_bytes_of(const TargetSetup& setup) {
+    return weight_bytes(DenseConfig(setup.spec), setup.device);
+  }
+  static size_t scratch_bytes_of(const TargetSetup& setup) {
+    return scratch_bytes(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
+                         setup.num_threads);
+  }
+
+  Weights& weights() override { return weights_; }
+  SharedTensors shared() const override { return tensors_.shared; }
+  void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
+               const std::vector<int>& capture_layers, void* captured) override;
+  void logits(const ExecContext& exec, const int32_t* row, int count, float* out) override;
+};
+
+void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
+                          const std::vector<int>& capture_layers, void* captured) {
+  const DenseConfig& c = config_;
+  OPENSPEC_CHECK(rows.num_rows >= 1 && rows.num_rows <= limits_.max_rows, "a step of ",
+                 rows.num_rows, " rows, at most ", limits_.max_rows);
+  void* residual = scratch_.residual();
+  void* normed = scratch_.normed();
+  const size_t row_bytes = static_cast<size_t>(c.hidden_size) * dtype_bytes(dtype_);
+
+  // Layer i's output is complete once the next norm has added what is due.
+  const auto capture = [&](int layer) {
+    const auto found = std::find(capture_layers.begin(), capture_layers.end(), layer);
+    if (found == capture_layers.end()) return;
+    ops::gather_rows(exec, {.in = residual,
+                            .out = static_cast<std::byte*>(captured) +
+                                   row_bytes * static_cast<size_t>(found - capture_layers.begin()),
+                            .num_rows = rows.num_rows,
+                            .width_bytes = static_cast<int64_t>(row_bytes),
+                            .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
+  };
+
+  DecoderPass pass(exec, scratch_, rows, memory.page_table, memory.kv.front(), inv_freq_.floats(),
+                   /*first_token=*/0, /*is_causal=*/true, /*is_fenced=*/true);
+  ops::embedding(exec, {.token = rows.row_token,
+                        .table = tensors_.shared.embedding,
+                        .out = residual,
+                        .num_rows = rows.num_rows,
+                        .width = c.hidden_size,
+                        .dtype = dtype_});
+  for (int i = 0; i < c.num_layers; ++i) {
+    const DecoderLayer& layer = tensors_.layers[static_cast<size_t>(i)];
+    pass.norm(residual, layer.input_norm, normed);
+    capture(i - 1);
+    pass.attend(layer, normed, memory.kv[static_cast<size_t>(i)]);
+    pass.norm(residual, layer.post_norm, normed);
+    pass.mlp(layer, normed);
+  }
+  pass.norm(residual, tensors_.final_norm, normed);
+  capture(c.num_layers - 1);
+}
+
+void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
+  OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
+                 limits_.max_logits_rows);
+  scratch_.logits(exec, tensors_.shared.head, row, count, out);
+}
+
+const TargetRegistration registration(
+    "dense", {.make = [](const TargetSetup& setup) -> std::unique_ptr<TargetModel> {
+                return std::make_unique<DenseTarget>(setup);
+              },
+              .weight_bytes = &DenseTarget::weight_bytes_of,
+              .scratch_bytes = &DenseTarget::scratch_bytes_of,
+              .state_needs =
+                  [](const TargetSpec& spec) {
+                    const DenseConfig config(spec);
+                    return StateNeeds{
+                        .kv_layers = {spec.layers.size(), {config.num_kv_heads, config.head_dim}}};
+                  }});
+
+}  // namespace
+
+}  // namespace openspec

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace openspec {
+
+/// A layer in the page pool: K and V of each token.
+struct KvLayerSpec {
+  int num_kv_heads = 0;
+  int head_dim = 0;
+};
+
+/// What a target or a drafter keeps of sequences, declared before memory is planned.
+///
+/// *Per token*: KV, in pages. *Per sequence*: a running state, as records. A row makes the record
+/// of its position from those of the positions before it; nothing else is written, so that a
+/// rejected draft is a record that nobody reads, and to go back is a length, as it is for KV.
+struct StateNeeds {
+  std::vector<KvLayerSpec> kv_layers;
+  size_t record_bytes = 0;  // of a sequence and position, all layers, a multiple of 16; 0: no state
+  int num_read = 1;         // records before its own that a row reads, at most
+
+  bool has_records() const { return record_bytes > 0; }
+};
+
+}  // namespace openspec

@@ -1,0 +1,40 @@
+"""What a layer of a target or head is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Attention over paged keys and values."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_qk_norm: bool
+    """Norms of each query and key head before RoPE."""
+    has_qkv_bias: bool = False
+    """Biases of q_proj, k_proj and v_proj."""
+    inv_freq: Sequence[float]
+    """Frequencies of RoPE [head_dim / 2], scaling applied."""
+    rope_scale: float = 1.0
+    """Multiplies the cosines and sines."""
+    window: int = 0
+    """Tokens that a row sees, the last ones; 0: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMlpSpec:
+    """A SwiGLU MLP."""
+
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: what mixes positions, then what works on each of them."""
+
+    mixer: AttentionSpec
+    mlp: DenseMlpSpec
