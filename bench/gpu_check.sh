@@ -166,19 +166,17 @@ bench_method() {
 serve() {
   widen_target
   say "server, embedded model at the shape of Qwen3-4B"
-  "$PYTHON" -m bench.prefill --model "$WIDENED" --json "$RESULTS/prefill.json"
-  "$PYTHON" -m bench.server_behaviour --model "$WIDENED" --json "$RESULTS/server.json"
+  "$PYTHON" -m bench.measure ready --with "plain=--model $WIDENED" --json "$RESULTS/ready.json"
+  "$PYTHON" -m bench.measure prompts --with "plain=--model $WIDENED" --json "$RESULTS/prompts.json"
   bench_method ngram --concurrency 1,4,8,16,32,64 --workload repeat,chat,mixed,random
 }
 
-# What a grammar costs that allows every text: of all requests, and of one among others. What forced tokens bring.
+# What tokens bring that a grammar forces.
 grammar() {
   widen
   say "grammars, embedded model at the shape of Qwen3-4B"
-  "$PYTHON" -m bench.grammar_overhead --model "$WIDENED" --json "$RESULTS/grammar-overhead.json" \
-    --runs none "eagle3:$WIDENED/eagle3:3" "dflash:$WIDENED/dflash:15"
-  "$PYTHON" -m bench.forced_tokens --model "$WIDENED" --json "$RESULTS/forced-tokens.json" \
-    --runs none ngram "eagle3:$WIDENED/eagle3:3" "dflash:$WIDENED/dflash:15"
+  "$PYTHON" -m bench.measure forced --model "$WIDENED" --concurrency 1 16 64 --json "$RESULTS/forced.json" \
+    --runs none ngram "eagle3:$WIDENED/eagle3" "dflash:$WIDENED/dflash"
 }
 
 methods() {
@@ -187,11 +185,12 @@ methods() {
   widen
   local some=(--concurrency 1,4,8,16,32 --workload chat)
   bench_method eagle3 --method eagle3 "${some[@]}"
-  bench_method eagle3-tree --method eagle3 --num-speculative-tokens 5 --draft-top-k 4 "${some[@]}"
+  bench_method eagle3-tree --method eagle3 --num-speculative-tokens 5 --method-option draft_top_k=4 "${some[@]}"
   bench_method dflash --method dflash "${some[@]}"
-  bench_method dflash-tree --method dflash --draft-top-k 8 "${some[@]}"
+  bench_method dflash-tree --method dflash --method-option draft_top_k=8 "${some[@]}"
   bench_method dspark --method dspark "${some[@]}"
-  bench_method dspark-tree --method dspark --draft-top-k 64 --draft-tree-size 15 "${some[@]}"
+  bench_method dspark-tree --method dspark --method-option draft_top_k=64 \
+    --method-option draft_tree_size=15 "${some[@]}"
 }
 
 # Two engines on one GPU: they start, serve, lose one and drain; then one front with engines that have no model.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from tests.gates import harness, pairs
@@ -25,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
     harness.DEVICE = config.getoption("--device")
     harness.IS_FULL = config.getoption("--full")
     harness.NUM_THREADS = 2 if harness.IS_FULL else 1
+    # What the shell sets is for its own servers.
+    for name in [name for name in os.environ if name.startswith("OPENSPEC_")]:
+        del os.environ[name]
+    # What nohup, or a shell's &, has this process ignore, the servers under test would ignore, too.
+    # A signal that is handled has its default in a child.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

@@ -7,9 +7,7 @@ say of their best tokens, of which a Markov head's pairs make chances behind eac
 
 from __future__ import annotations
 
-import copy
 import functools
-import heapq
 import json
 import sys
 from collections.abc import Callable
@@ -17,30 +15,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bench.oracles.case import Case, DiffersError, Sources
+from bench.oracles import dflash2
+from bench.oracles.case import Case, Sources
 from bench.oracles.dflash2 import (
     BLOCK,
     CAPTURED,
     DRAFT_LAYERS,
     MASK,
-    NUM_CONTEXTS,
     NUM_DRAFTS,
-    NUM_NODES,
     SEED,
     TOP_K,
-    VOCAB,
-    drafts_after,
     geometry,
-    make_runner,
+    likeliest,
     make_target,
-    randomise,
 )
+from bench.oracles.engine import Path_
+from bench.oracles.models import (
+    DRAFT_VOCAB,
+    VOCAB,
+    randomise,
+    speculators_config,
+    token_map,
+)
+from bench.oracles.models import save as save_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-WINDOW, RANK, DRAFT_VOCAB = 12, 16, 160
+WINDOW, RANK = 12, 16
 TYPES = ["sliding_attention"] * (DRAFT_LAYERS - 1) + ["full_attention"]
 
 
@@ -84,13 +87,9 @@ def layers_of(kind: Kind) -> Qwen3Config:
 
 def with_tables(model: nn.Module, target: Qwen3ForCausalLM) -> None:
     """The target's embedding and head in the place of the model's own."""
-    import torch
-
-    with torch.no_grad():
-        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
-        if model.lm_head.weight.shape == target.lm_head.weight.shape:
-            model.lm_head.weight.copy_(target.lm_head.weight)
-    model.requires_grad_(False)
+    model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+    if model.lm_head.weight.shape == target.lm_head.weight.shape:
+        model.lm_head.weight.copy_(target.lm_head.weight)
 
 
 def save(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> None:
@@ -111,11 +110,8 @@ class SpeculatorsHead:
     """speculators' draft models, with the masks that it trains them with."""
 
     def __init__(self, folder: Path, target: Qwen3ForCausalLM, kind: Kind) -> None:
-        import torch
-        from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
         from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
-        from speculators.proposals.greedy import GreedyTokenProposalConfig
 
         name = "dflash" if kind.markov is None else "dspark"
         keys: dict[str, object] = {
@@ -124,15 +120,7 @@ class SpeculatorsHead:
             "block_size": BLOCK if kind.markov is None else NUM_DRAFTS,
             "aux_hidden_state_layer_ids": [layer + 1 for layer in CAPTURED],
             "mask_token_id": MASK,
-            "speculators_config": SpeculatorsConfig(
-                algorithm=name,
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=NUM_DRAFTS)],
-                default_proposal_method="greedy",
-                verifier=VerifierConfig(
-                    name_or_path=str(folder.parent / "target"),
-                    architectures=["Qwen3ForCausalLM"],
-                ),
-            ),
+            "speculators_config": speculators_config(name, folder.parent / "target", NUM_DRAFTS),
         }
         if kind.is_causal is not None:
             keys["sliding_window_non_causal"] = not kind.is_causal
@@ -141,18 +129,14 @@ class SpeculatorsHead:
         else:
             keys |= {"markov_rank": RANK, "markov_head_type": kind.markov}
             self.model = DSparkDraftModel(DSparkSpeculatorConfig(**keys))
-        self.model.float().eval()
         randomise(self.model, SEED + 1)
         self.token_of = list(range(VOCAB))
         if kind.has_own_tokens:
-            random = torch.Generator().manual_seed(SEED)
-            known = torch.randperm(VOCAB, generator=random)[:DRAFT_VOCAB].sort().values
-            t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, known, True)
-            self.model.load_vocab_mappings(t2d, known - torch.arange(DRAFT_VOCAB))
-            self.token_of = known.tolist()
+            d2t, t2d = token_map(SEED)
+            self.model.load_vocab_mappings(t2d, d2t)
+            self.token_of = t2d.nonzero()[:, 0].tolist()
         with_tables(self.model, target)
-        # Of a copy: RoPE's frequencies would lose their bits as well.
-        copy.deepcopy(self.model).to(torch.bfloat16).save_pretrained(folder)
+        save_model(self.model, folder)
 
     def rows(self, captured: Tensor, token: int) -> Tensor:
         """As `_backbone_forward` runs the block of one anchor, behind all of the context."""
@@ -220,9 +204,8 @@ class ZlabHead:
         config.dflash_config = {"mask_token_id": MASK, "target_layer_ids": CAPTURED}
         if kind.is_causal is not None:
             config.is_causal = kind.is_causal
-        self.model = DFlashDraftModel(config).float().eval()
+        self.model = DFlashDraftModel(config)
         randomise(self.model, SEED + 2)
-        self.model.requires_grad_(False)
         self.target, self.kind = target, kind
         self.token_of = list(range(VOCAB))
         keys = config.to_dict()
@@ -296,7 +279,7 @@ class DeepSpecHead:
         config.mask_token_id, config.target_layer_ids = MASK, CAPTURED
         config.enable_confidence_head = config.confidence_head_with_markov = True
         config.markov_rank, config.markov_head_type = RANK, kind.markov
-        self.model = Qwen3DSparkModel(config).float().eval()
+        self.model = Qwen3DSparkModel(config)
         randomise(self.model, SEED + 3)
         with_tables(self.model, target)
         self.token_of = list(range(VOCAB))
@@ -347,12 +330,11 @@ def walk(head: Head, rows: Tensor, token: int) -> list[int]:
     return path[1:]
 
 
-def grow(head: Head, rows: Tensor, token: int, has_pairs: bool) -> set[tuple[int, ...]]:
-    """The likeliest NUM_NODES paths, TOP_K tokens behind each."""
+def grow(head: Head, rows: Tensor, token: int, has_pairs: bool) -> set[Path_]:
+    """The likeliest paths, TOP_K tokens behind each."""
     logits = head.logits(rows)
-    column_of = {token: column for column, token in enumerate(head.token_of)}
 
-    def children(path: tuple[int, ...]) -> list[tuple[float, int]]:
+    def children(path: Path_) -> list[tuple[float, int]]:
         row, before = len(path), (token, *path)[-1]
         scores = logits[row]
         bias = head.biases(rows[row:], [before])[0]
@@ -366,44 +348,14 @@ def grow(head: Head, rows: Tensor, token: int, has_pairs: bool) -> set[tuple[int
         tokens = [head.token_of[column] for column in best.indices.tolist()]
         return list(zip(chances.tolist(), tokens, strict=True))
 
-    assert len(column_of) == len(head.token_of)
-    found: set[tuple[int, ...]] = set()
-    waiting: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    while waiting and len(found) <= NUM_NODES:
-        cost, path = heapq.heappop(waiting)
-        found.add(path)
-        if len(path) < len(rows):
-            for score, child in children(path):
-                heapq.heappush(waiting, (cost - score, (*path, child)))
-    return found - {()}
+    return likeliest(len(rows), children)
 
 
 def compare(folder: Path, target: Qwen3ForCausalLM, head: Head, kind: Kind) -> str:
-    """Chains and trees after NUM_CONTEXTS prompts, most of them longer than the window."""
-    import torch
-
+    """Chains and trees."""
+    trees = functools.partial(grow, has_pairs=kind.markov is not None)
     method = "dflash" if kind.markov is None else "dspark"
-    run = functools.partial(make_runner, folder / "target", folder / "head", method=method)
-    chains, trees = run(), run(draft_top_k=TOP_K, draft_tree_size=NUM_NODES)
-    random = torch.Generator().manual_seed(SEED)
-    for index in range(NUM_CONTEXTS):
-        prompt = torch.randint(2, VOCAB - 2, (3 + 4 * index,), generator=random)
-        states = target(prompt[None], output_hidden_states=True).hidden_states
-        captured = torch.cat([states[layer + 1][0] for layer in CAPTURED], -1)
-        token, found, _ = drafts_after(chains, prompt.tolist(), NUM_DRAFTS)
-        rows = head.rows(captured, token)
-        expected = walk(head, rows, token)
-        if isinstance(head, DeepSpecHead) and head.path(rows, token) != expected:
-            raise DiffersError(f"prompt {index}: the authors' walk is not that of their biases")
-        if found != expected:
-            raise DiffersError(f"prompt {index}: chain {found}, theirs {expected}")
-        again, nodes, parents = drafts_after(trees, prompt.tolist(), NUM_NODES)
-        paths: list[tuple[int, ...]] = []
-        for node, parent in zip(nodes, parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), node))
-        if again != token or set(paths) != grow(head, rows, token, kind.markov is not None):
-            raise DiffersError(f"prompt {index}: another tree")
-    return f"{NUM_CONTEXTS} of {NUM_CONTEXTS} chains and trees equal"
+    return dflash2.compare(folder, target, head, walk, trees, method)
 
 
 def speculators(name: str, kind: Kind) -> Case:

@@ -7,25 +7,26 @@ each token; how it grows is openspec's own rule.
 
 from __future__ import annotations
 
-import copy
 import heapq
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.oracles import models
 from bench.oracles.case import Case, DiffersError, Sources
+from bench.oracles.engine import Path_, drafts_after, make_runner
+from bench.oracles.models import VOCAB, randomise
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from openspec import _C
 
 NUM_CONTEXTS, SEED = 48, 11
 NUM_DRAFTS, TOP_K, NUM_NODES = 7, 4, 15
 WINDOW = 24
-HIDDEN, VOCAB, TARGET_LAYERS, DRAFT_LAYERS, BLOCK = 64, 256, 6, 3, 8
+TARGET_LAYERS, DRAFT_LAYERS, BLOCK = 6, 3, 8
 MASK = VOCAB - 1
 CAPTURED = [0, 2, 4]
 """Layers of the target, from 0, whose outputs the head reads."""
@@ -46,58 +47,21 @@ class Head(Protocol):
 
 def geometry(num_layers: int, window: int = 0) -> Qwen3Config:
     """Of the target and of heads; with a window all layers but the last one slide."""
-    from transformers import Qwen3Config
-
     types = ["sliding_attention"] * (num_layers - 1) if window else []
     sliding = {"use_sliding_window": True, "sliding_window": window} if window else {}
-    return Qwen3Config(
+    return models.geometry(
+        "qwen3",
+        num_layers,
         layer_types=types + ["full_attention"] * (num_layers - len(types)),
-        **sliding,
-        hidden_size=HIDDEN,
+        hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=VOCAB,
-        max_position_embeddings=512,
-        rope_theta=1e6,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        torch_dtype="bfloat16",
+        **sliding,
     )
-
-
-def randomise(module: nn.Module, seed: int) -> None:
-    """Weights that matter, all of them numbers of bf16."""
-    import torch
-
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            values = torch.randn(weight.shape, generator=random)
-            if weight.dim() == 1:
-                values = 1 + 0.2 * values
-            elif name.endswith("base_kernel"):
-                values = 0.3 * values
-                values[:, 0] += 1
-            elif "codebook" not in name:
-                gain = 4.0 if name.startswith(("lm_head", "model.embed")) else 1.0
-                values *= gain * weight.shape[-1] ** -0.5
-            weight.copy_(values.bfloat16().float())
 
 
 def make_target(folder: Path) -> Qwen3ForCausalLM:
     """A random target, and its folder."""
-    import torch
-    from transformers import Qwen3ForCausalLM
-
-    model = Qwen3ForCausalLM(geometry(TARGET_LAYERS)).float().eval()
-    randomise(model, SEED)
-    stored = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
-    stored.load_state_dict(model.state_dict())
-    stored.save_pretrained(folder)
-    return model.requires_grad_(False)
+    return models.make_target(folder, geometry(TARGET_LAYERS), SEED)
 
 
 # ---- The authors' code ---------------------------------------------------------------------------
@@ -107,10 +71,7 @@ class SpeculatorsHead:
     """speculators' draft model; it drafts nothing itself, so the walk over its selector is here."""
 
     def __init__(self, folder: Path, target: Qwen3ForCausalLM, window: int = 0) -> None:
-        import torch
-        from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
-        from speculators.proposals.greedy import GreedyTokenProposalConfig
 
         config = DFlash2SpeculatorConfig(
             transformer_layer_config=geometry(DRAFT_LAYERS, window),
@@ -118,25 +79,16 @@ class SpeculatorsHead:
             block_size=BLOCK,
             aux_hidden_state_layer_ids=[layer + 1 for layer in CAPTURED],
             mask_token_id=MASK,
-            speculators_config=SpeculatorsConfig(
-                algorithm="dflash2",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=NUM_DRAFTS)],
-                default_proposal_method="greedy",
-                verifier=VerifierConfig(
-                    name_or_path=str(folder.parent / "target"),
-                    architectures=["Qwen3ForCausalLM"],
-                ),
+            speculators_config=models.speculators_config(
+                "dflash2", folder.parent / "target", NUM_DRAFTS
             ),
             **PARTS,
         )
-        self.model = DFlash2DraftModel(config).float().eval()
+        self.model = DFlash2DraftModel(config)
         randomise(self.model, SEED + 1)
-        with torch.no_grad():
-            self.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
-            self.model.lm_head.weight.copy_(target.lm_head.weight)
-        self.model.requires_grad_(False)
-        # Of a copy: RoPE's frequencies would lose their bits as well.
-        copy.deepcopy(self.model).to(torch.bfloat16).save_pretrained(folder)
+        self.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        self.model.lm_head.weight.copy_(target.lm_head.weight)
+        models.save(self.model, folder)
 
     def rows(self, captured: Tensor, token: int) -> Tensor:
         """As `_backbone_forward` runs one block, of which only what follows the anchor counts."""
@@ -193,9 +145,8 @@ class ZlabHead:
         config.architectures = ["DFlash2DraftModel"]
         config.block_size = BLOCK
         config.dflash_config = {"mask_token_id": MASK, "target_layer_ids": CAPTURED, **PARTS}
-        self.model = DFlash2DraftModel(config).float().eval()
+        self.model = DFlash2DraftModel(config)
         randomise(self.model, SEED + 2)
-        self.model.requires_grad_(False)
         self.target = target
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config.to_dict()))
@@ -245,104 +196,57 @@ def walk(head: Head, rows: Tensor, token: int) -> list[int]:
     return path[1:]
 
 
-def grow(head: Head, rows: Tensor, token: int) -> set[tuple[int, ...]]:
-    """The likeliest NUM_NODES paths, TOP_K candidates behind each."""
-    found: set[tuple[int, ...]] = set()
-    waiting: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+def likeliest(length: int, children: Callable[[Path_], list[tuple[float, int]]]) -> set[Path_]:
+    """The likeliest NUM_NODES paths of at most `length`, by the scores and tokens behind each."""
+    found: set[Path_] = set()
+    waiting: list[tuple[float, Path_]] = [(0.0, ())]
     while waiting and len(found) <= NUM_NODES:
         cost, path = heapq.heappop(waiting)
         found.add(path)
-        if len(path) == len(rows):
-            continue
-        ids, scores = head.behind(rows[len(path)], path[-1] if path else token)
-        best = scores.topk(TOP_K)
-        for score, at in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            heapq.heappush(waiting, (cost - score, (*path, int(ids[at]))))
+        if len(path) < length:
+            for score, child in children(path):
+                heapq.heappush(waiting, (cost - score, (*path, child)))
     return found - {()}
 
 
-# ---- openspec ------------------------------------------------------------------------------------
+def grow(head: Head, rows: Tensor, token: int) -> set[Path_]:
+    """With TOP_K candidates behind each."""
+
+    def children(path: Path_) -> list[tuple[float, int]]:
+        ids, scores = head.behind(rows[len(path)], path[-1] if path else token)
+        best = scores.topk(TOP_K)
+        return list(zip(best.values.tolist(), ids[best.indices].tolist(), strict=True))
+
+    return likeliest(len(rows), children)
 
 
-def make_runner(target: Path, head: Path, **options: int) -> _C.Runner:
-    """An engine core that always drafts."""
-    from openspec import _C
-    from openspec.config import config_from_settings
-    from openspec.engine.load import load_engine
-
-    core = load_engine(
-        config_from_settings(
-            {
-                "model": str(target),
-                "draft_model": str(head),
-                "method": "dflash",
-                "num_speculative_tokens": NUM_DRAFTS,
-                "adaptive_speculation": False,
-                "device": "cpu",
-                "dtype": "float32",
-                "max_model_len": 256,
-                "max_num_seqs": 1,
-                "num_threads": 1,
-                "stats_interval_s": 0.0,
-                **options,
-            }
-        )
-    )
-    runner = core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, _C.Runner)
-    return runner
-
-
-def step(runner: _C.Runner, slot: int, num_new: int, num_drafts: int) -> list[int]:
-    """One step of one sequence; the tokens it adds."""
-    lease = runner.reserve([(slot, num_new, num_drafts)])
-    lease.launch()
-    (result,) = lease.collect()
-    lease.commit()
-    return list(result.token_ids)
-
-
-def drafts_after(
-    runner: _C.Runner, prompt: list[int], num_drafts: int
-) -> tuple[int, list[int], list[int]]:
-    """The token that follows a prompt, and what is drafted behind it: tokens and parents."""
-    from openspec import _C
-    from openspec.messages import SamplingParams
-
-    params = _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=64)
-    slot = runner.add_sequence(prompt, len(prompt), params)
-    (token,) = step(runner, slot, len(prompt), 0)
-    step(runner, slot, 1, num_drafts)
-    (drafts,), (parents,) = runner.last_drafts(), runner.last_draft_parents()
-    runner.remove_sequence(slot)
-    return token, list(drafts), list(parents)
-
-
-def compare(folder: Path, target: Qwen3ForCausalLM, head: Head) -> str:
-    """Chains and trees after NUM_CONTEXTS prompts."""
+def compare(
+    folder: Path,
+    target: Qwen3ForCausalLM,
+    head: Any,
+    walk: Callable[[Any, Tensor, int], list[int]] = walk,
+    grow: Callable[[Any, Tensor, int], set[Path_]] = grow,
+    method: str = "dflash",
+) -> str:
+    """Chains and trees after NUM_CONTEXTS prompts, most of them longer than a window."""
     import torch
 
-    chains = make_runner(folder / "target", folder / "head")
-    trees = make_runner(
-        folder / "target", folder / "head", draft_top_k=TOP_K, draft_tree_size=NUM_NODES
-    )
+    places = (folder / "target", folder / "head", method, NUM_DRAFTS)
+    chains = make_runner(*places)
+    trees = make_runner(*places, draft_top_k=TOP_K, draft_tree_size=NUM_NODES)
     random = torch.Generator().manual_seed(SEED)
     for index in range(NUM_CONTEXTS):
-        length = 3 + 4 * index
-        prompt = torch.randint(2, VOCAB - 2, (length,), generator=random)
+        prompt = torch.randint(2, VOCAB - 2, (3 + 4 * index,), generator=random)
         states = target(prompt[None], output_hidden_states=True).hidden_states
         captured = torch.cat([states[layer + 1][0] for layer in CAPTURED], -1)
-        token, found, _ = drafts_after(chains, prompt.tolist(), NUM_DRAFTS)
+        token, paths = drafts_after(chains, prompt.tolist(), NUM_DRAFTS)
         rows = head.rows(captured, token)
         expected = walk(head, rows, token)
-        if isinstance(head, ZlabHead) and head.path(rows, token) != expected:
+        if hasattr(head, "path") and head.path(rows, token) != expected:
             raise DiffersError(f"prompt {index}: the authors' walk is not that of their chances")
-        if found != expected:
-            raise DiffersError(f"prompt {index}: chain {found}, theirs {expected}")
-        again, nodes, parents = drafts_after(trees, prompt.tolist(), NUM_NODES)
-        paths: list[tuple[int, ...]] = []
-        for node, parent in zip(nodes, parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), node))
+        if list(paths[-1]) != expected:
+            raise DiffersError(f"prompt {index}: chain {paths[-1]}, theirs {expected}")
+        again, paths = drafts_after(trees, prompt.tolist(), NUM_NODES)
         if again != token or set(paths) != grow(head, rows, token):
             raise DiffersError(f"prompt {index}: another tree")
     return f"{NUM_CONTEXTS} of {NUM_CONTEXTS} chains and trees equal"

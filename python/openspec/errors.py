@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 
 MAX_MESSAGE_CHARS = 2000
@@ -27,6 +28,16 @@ class ConfigError(_Said, ValueError):
 
     Ends start-up with one line and a non-zero exit status.
     """
+
+
+def check_is_built() -> None:
+    """Refuses to start from a clone that is not built; whether the extension loads is not tried.
+
+    Raises:
+        ConfigError: there is no extension.
+    """
+    if importlib.util.find_spec("openspec._C") is None:
+        raise ConfigError("the extension is not built: run `pip install .` or `tests/run cpp`")
 
 
 class RequestError(_Said, ValueError):

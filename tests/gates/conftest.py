@@ -11,9 +11,10 @@ import pytest
 from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
-from tests.gates import harness, other_targets, random_heads
+from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 from tests.gates.pairs import EMBEDDED
+from tests.heads import untrained
 
 Reference = Callable[[Sequence[Job]], list[Result]]
 
@@ -76,7 +77,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
     "eagle3 deep": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
-    "eagle3 layers": {"method": "eagle3", "head": random_heads.LAYERS},
+    "eagle3 layers": {"method": "eagle3", "head": untrained.LAYERS},
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
@@ -103,7 +104,7 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     settings = dict(VARIANTS.get(name, {"method": name}))
     spec = get_drafter(str(settings["method"]))
     head = str(settings.pop("head", ""))
-    draft_model = random_heads.draft_model(str(settings["method"]), head)
+    draft_model = untrained.draft_model(str(settings["method"]), head)
     settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
     if spec.num_drafts_of is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 import openspec
@@ -23,9 +24,9 @@ from openspec.checkpoint.weights import load_weights
 from openspec.messages import SamplingParams
 from openspec.specs import RunnerConfig
 from openspec.text.tokenizer import Tokenizer
+from tests.gates import harness
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = harness.imported("transformers")
 
 EMBEDDED = Path(openspec.__file__).parent / "models" / "tiny"
 PROMPT_TOKENS = 73  # neither a multiple of the page nor of a chunk

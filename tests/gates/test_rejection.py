@@ -14,9 +14,9 @@ from openspec.messages import SamplingParams
 from tests.gates.conftest import EchoDrafter, Reference
 from tests.gates.harness import Job, Result, kv_memory, make_core, run, run_alone, texts
 from tests.gates.pairs import SHARED
-from tests.gates.random_heads import draft_model
 from tests.gates.test_statistics import Cells, chi_square_limit
 from tests.gates.workload import jobs, prompts
+from tests.heads.untrained import draft_model
 
 NUM_SEEDS = 2500
 NUM_TOKENS = 4

@@ -29,9 +29,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from . import dflash_checkpoints, eagle3_checkpoints
+from tests.heads import seeded
+from tests.heads.seeded import Checkpoint
+
 from .dflash_reference import Context, DFlashReference
-from .eagle3_checkpoints import Checkpoint
 from .make_eagle3 import PROMPTS, TINY, load
 from .stored_cases import target_says, verified, write_cases
 
@@ -116,10 +117,10 @@ def cases() -> Iterator[tuple[str, Case]]:
         for name, text in PROMPTS.items():
             ids = tokenizer.encode(text, add_special_tokens=False).ids
             yield f"{head}_{name}", Case(target, load(TINY / head), ids)
-    target = eagle3_checkpoints.target()
-    for kind in dflash_checkpoints.KINDS:
+    target = seeded.target()
+    for kind in seeded.DFLASH_KINDS:
         prompt = [2 + 7 * i % 250 for i in range(20)]
-        yield kind, Case(target, dflash_checkpoints.head(kind), prompt)
+        yield kind, Case(target, seeded.dflash(kind), prompt)
 
 
 def main() -> None:

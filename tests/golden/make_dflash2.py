@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import dflash2_checkpoints, eagle3_checkpoints
+from tests.heads import seeded
+
 from .dflash2_reference import DFlash2Reference
 from .dflash_reference import Context
 from .make_dflash import CHAIN, NODES, TOP_K, Case, make_with
@@ -51,10 +52,10 @@ def make(case: Case) -> dict[str, Tensor]:
 
 def cases() -> Iterator[tuple[str, Case]]:
     """By name: a small random head of each format."""
-    target = eagle3_checkpoints.target()
-    for name in dflash2_checkpoints.FORMATS:
+    target = seeded.target()
+    for name in seeded.DFLASH2_FORMATS:
         prompt = [3 + 11 * i % 250 for i in range(21)]
-        yield name, Case(target, dflash2_checkpoints.head(name), prompt)
+        yield name, Case(target, seeded.dflash2(name), prompt)
 
 
 def main() -> None:

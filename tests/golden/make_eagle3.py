@@ -30,8 +30,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from . import eagle3_checkpoints
-from .eagle3_checkpoints import Checkpoint
+from tests.heads import seeded
+from tests.heads.seeded import Checkpoint
+
 from .eagle3_reference import Eagle3Reference, captured_layers
 from .stored_cases import target_says, verified, write_cases
 
@@ -110,12 +111,12 @@ def cases() -> Iterator[tuple[str, Case]]:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     for name, text in PROMPTS.items():
         yield name, Case(target, head, tokenizer.encode(text, add_special_tokens=False).ids)
-    target = eagle3_checkpoints.target()
+    target = seeded.target()
     prompt = [2 + 7 * i % 250 for i in range(20)]
-    for dialect in eagle3_checkpoints.DIALECTS:
-        yield dialect, Case(target, eagle3_checkpoints.head(dialect), prompt)
-    for variant in eagle3_checkpoints.VARIANTS:
-        yield variant, Case(target, eagle3_checkpoints.variant(variant), prompt)
+    for dialect in seeded.EAGLE3_DIALECTS:
+        yield dialect, Case(target, seeded.eagle3(dialect), prompt)
+    for variant in seeded.EAGLE3_VARIANTS:
+        yield variant, Case(target, seeded.eagle3_variant(variant), prompt)
 
 
 def main() -> None:

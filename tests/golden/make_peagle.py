@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import eagle3_checkpoints, peagle_checkpoints
+from tests.heads import seeded
+
 from .make_eagle3 import Case, make
 from .peagle_reference import PEagleReference
 from .stored_cases import write_cases
@@ -29,10 +30,10 @@ class ParallelCase(Case):
 
 def cases() -> Iterator[tuple[str, Case]]:
     """By name: a small random head of each kind."""
-    target = eagle3_checkpoints.target()
+    target = seeded.target()
     prompt = [2 + 7 * i % 250 for i in range(20)]
-    for kind in peagle_checkpoints.KINDS:
-        yield kind, ParallelCase(target, peagle_checkpoints.head(kind), prompt)
+    for kind in seeded.PEAGLE_KINDS:
+        yield kind, ParallelCase(target, seeded.peagle(kind), prompt)
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .eagle3_checkpoints import Checkpoint
+from tests.heads.seeded import Checkpoint
+
 from .target_reference import forward
 
 Stored = dict[str, Tensor]

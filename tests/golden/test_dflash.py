@@ -7,12 +7,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tests.golden import dflash_checkpoints
-from tests.golden.dflash_checkpoints import BLOCK, CAPTURED, MASK
 from tests.golden.dflash_reference import DFlashReference, read_format
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases, make
 from tests.golden.make_eagle3 import PROMPTS, TINY, load
 from tests.golden.stored_cases import Stored, check_same, close, read_cases
+from tests.heads import seeded
+from tests.heads.seeded import BLOCK, BLOCK_SIZE
 
 CASES = dict(cases())
 
@@ -30,24 +30,24 @@ def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored
 def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
     assert stored.keys() == set(CASES)
     shipped = {f"{head}_{prompt}" for head in SHIPPED for prompt in PROMPTS}
-    assert {*dflash_checkpoints.KINDS, *shipped} == set(CASES)
+    assert {*seeded.DFLASH_KINDS, *shipped} == set(CASES)
 
 
 def test_formats() -> None:
     formats = {
-        dialect: read_format(dflash_checkpoints.head(dialect)[0], 8)
+        dialect: read_format(seeded.dflash(dialect)[0], 8)
         for dialect in ("zlab", "jetspec", "deepspec", "dspark")
     }
     formats["speculators"] = CASES["speculators"].reference().format
     for dialect, found in formats.items():
-        assert found.captured_layers == CAPTURED and found.mask == MASK
-        assert found.num_drafts == CHAIN == BLOCK - 1
+        assert found.captured_layers == BLOCK.outputs and found.mask == BLOCK.mask
+        assert found.num_drafts == CHAIN == BLOCK_SIZE - 1
         assert found.is_anchor_first == (dialect in ("deepspec", "dspark"))
         assert found.is_causal == (dialect == "jetspec")
         assert not any(found.slides)
-    for kind in dflash_checkpoints.SLIDING:
+    for kind in seeded.SLIDING:
         found = CASES[kind].reference().format
-        assert found.window == dflash_checkpoints.WINDOW and not found.is_causal
+        assert found.window == seeded.WINDOW and not found.is_causal
         assert found.slides == [True, True, kind == "zlab_swa"]
         assert found.sliding_is_causal != kind.endswith("_full")
     published = {"block_size": 16, "num_hidden_layers": 5, "mask_token_id": 0}
@@ -76,7 +76,7 @@ def context_of(name: str) -> tuple[DFlashReference, Tensor]:
     return reference, torch.randn(9, width, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", dflash_checkpoints.DIALECTS)
+@pytest.mark.parametrize("name", seeded.DFLASH_DIALECTS)
 def test_the_context_may_come_in_parts(name: str) -> None:
     reference, captured = context_of(name)
     whole = reference.extend(reference.empty(), captured)
@@ -97,7 +97,7 @@ def test_rows_of_a_causal_block_do_not_see_later_ones() -> None:
 
 def test_layers_that_slide_see_the_last_tokens() -> None:
     """Six of nine; where a window follows the rows, which are causal, they see fewer and fewer."""
-    for kind in dflash_checkpoints.SLIDING:
+    for kind in seeded.SLIDING:
         reference, _ = context_of(kind)
         found = reference.format
         assert found.follows_rows == (kind in ("zlab_sliding", "zlab_swa", "dspark_sliding"))
@@ -127,7 +127,7 @@ def test_a_markov_head_bends_every_place() -> None:
     assert all(0 < confidence < 1 for confidence in chain.confidences)
 
 
-@pytest.mark.parametrize("name", dflash_checkpoints.DIALECTS)
+@pytest.mark.parametrize("name", seeded.DFLASH_DIALECTS)
 def test_trees(name: str) -> None:
     reference, captured = context_of(name)
     context = reference.extend(reference.empty(), captured)

@@ -10,10 +10,8 @@ import torch
 
 from openspec import _C
 from openspec.messages import SamplingParams
-from tests.golden import dflash2_checkpoints
 from tests.golden.dflash2_reference import DFlash2Reference, Draw
 from tests.golden.dflash_reference import Context, DFlashReference
-from tests.golden.eagle3_checkpoints import write_pairs
 from tests.golden.engine_runs import (
     Folders,
     MakeRunner,
@@ -32,6 +30,8 @@ from tests.golden.make_dflash2 import DATA, cases, make, reference_of
 from tests.golden.noise import gumbel
 from tests.golden.stored_cases import check_same, close, read_cases, target_says
 from tests.golden.target_reference import forward
+from tests.heads import seeded
+from tests.heads.seeded import write_pairs
 
 CASES = dict(cases())
 STORED = read_cases(DATA)
@@ -42,7 +42,7 @@ NAMES = [*CASES]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    heads = {name: dflash2_checkpoints.head(name) for name in NAMES}
+    heads = {name: seeded.dflash2(name) for name in NAMES}
     return {**write_pairs(root, heads)}
 
 

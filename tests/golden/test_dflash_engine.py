@@ -11,7 +11,6 @@ import functools
 import pytest
 
 from openspec import LLM, SamplingParams
-from tests.golden import dflash_checkpoints, eagle3_checkpoints
 from tests.golden.engine_runs import (
     Folders,
     MakeRunner,
@@ -27,6 +26,7 @@ from tests.golden.engine_runs import (
 from tests.golden.make_dflash import CHAIN, DATA, NODES, SHIPPED, TOP_K, cases
 from tests.golden.make_eagle3 import PROMPTS, TINY
 from tests.golden.stored_cases import read_cases
+from tests.heads import seeded
 
 STORED = read_cases(DATA)
 NAMES = [name for name, _ in cases()]
@@ -36,9 +36,7 @@ NAMES = [name for name, _ in cases()]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    random = eagle3_checkpoints.write_pairs(
-        root, {name: dflash_checkpoints.head(name) for name in dflash_checkpoints.KINDS}
-    )
+    random = seeded.write_pairs(root, {name: seeded.dflash(name) for name in seeded.DFLASH_KINDS})
     shipped = {f"{head}_{name}": (TINY, TINY / head) for head in SHIPPED for name in PROMPTS}
     return {**random, **shipped}
 
@@ -121,6 +119,6 @@ def test_what_filters_leave_of_a_position_does_not_bound_a_markov_head(
     with LLM(
         model=str(TINY), device="cpu", method="dspark", num_speculative_tokens=CHAIN,
         adaptive_speculation=False, max_num_seqs=4, max_model_len=512, stats_interval_s=0.0,
-        **options,
+        method_options=dict(options),
     ) as llm:  # fmt: skip
         assert mean_length(top_k=20, top_p=0.95) > 0.88 * mean_length()

@@ -10,7 +10,6 @@ from bench.tiny_model.eagle3.generate import load_target
 from bench.tiny_model.eagle3.train import STEPS, begin, go_on, teach
 from bench.tiny_model.tokenizer import ADDED_TOKENS
 
-from tests.golden import eagle3_checkpoints
 from tests.golden.eagle3_reference import captured_layers
 from tests.golden.make_eagle3 import (
     CHAIN,
@@ -25,6 +24,7 @@ from tests.golden.make_eagle3 import (
     make,
 )
 from tests.golden.stored_cases import Stored, check_same, close, read_cases
+from tests.heads import seeded
 
 CASES = dict(cases())
 
@@ -41,7 +41,7 @@ def test_the_stored_cases_are_the_references(name: str, stored: dict[str, Stored
 
 def test_the_stored_cases_are_all_of_them(stored: dict[str, Stored]) -> None:
     assert stored.keys() == set(CASES)
-    random = (*eagle3_checkpoints.DIALECTS, *eagle3_checkpoints.VARIANTS)
+    random = (*seeded.EAGLE3_DIALECTS, *seeded.EAGLE3_VARIANTS)
     assert {*PROMPTS, *random} == set(CASES)
     # Somewhere the whole chain was accepted, somewhere not.
     committed = [len(stored[n]["tokens"]) - 1 - stored[n]["num_prefilled"] for n in CASES]
@@ -60,7 +60,7 @@ def test_only_distances_of_positions_matter(name: str, stored: dict[str, Stored]
     assert tree.tokens == stored[name]["tree_tokens"][1].tolist()
 
 
-@pytest.mark.parametrize("dialect", [*eagle3_checkpoints.DIALECTS, *eagle3_checkpoints.VARIANTS])
+@pytest.mark.parametrize("dialect", [*seeded.EAGLE3_DIALECTS, *seeded.EAGLE3_VARIANTS])
 def test_trees(dialect: str) -> None:
     reference = CASES[dialect].reference()
     num_states = reference.weights["fc.weight"].shape[1]
@@ -90,9 +90,9 @@ def test_trees(dialect: str) -> None:
 
 def test_captured_layers() -> None:
     assert captured_layers({}, 36) == [1, 17, 32]
-    assert captured_layers(eagle3_checkpoints.head("classic")[0], 8) == [1, 3, 4]
-    assert captured_layers(eagle3_checkpoints.head("speculators")[0], 8) == [0, 2, 7]
-    assert captured_layers(eagle3_checkpoints.head("deepspec")[0], 8) == [0, 2, 3, 5, 6]
+    assert captured_layers(seeded.eagle3("classic")[0], 8) == [1, 3, 4]
+    assert captured_layers(seeded.eagle3("speculators")[0], 8) == [0, 2, 7]
+    assert captured_layers(seeded.eagle3("deepspec")[0], 8) == [0, 2, 3, 5, 6]
     assert captured_layers(load(TINY / "eagle3")[0], 4) == [0, 1, 2]
 
 

@@ -10,7 +10,6 @@ import functools
 
 import pytest
 
-from tests.golden import eagle3_checkpoints
 from tests.golden.engine_runs import (
     Folders,
     MakeRunner,
@@ -28,10 +27,11 @@ from tests.golden.engine_runs import (
 )
 from tests.golden.make_eagle3 import CHAIN, DATA, DEPTH, NODES, PROMPTS, TINY, TOP_K
 from tests.golden.stored_cases import read_cases
+from tests.heads import seeded
 
 STORED = read_cases(DATA)
-NAMES = [*PROMPTS, *eagle3_checkpoints.DIALECTS]
-VARIANTS = [*eagle3_checkpoints.VARIANTS]
+NAMES = [*PROMPTS, *seeded.EAGLE3_DIALECTS]
+VARIANTS = [*seeded.EAGLE3_VARIANTS]
 TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 
 
@@ -39,10 +39,10 @@ TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    random = eagle3_checkpoints.write_pairs(
+    random = seeded.write_pairs(
         root,
-        {name: eagle3_checkpoints.head(name) for name in eagle3_checkpoints.DIALECTS}
-        | {name: eagle3_checkpoints.variant(name) for name in VARIANTS},
+        {name: seeded.eagle3(name) for name in seeded.EAGLE3_DIALECTS}
+        | {name: seeded.eagle3_variant(name) for name in VARIANTS},
     )
     return {**random, **dict.fromkeys(PROMPTS, (TINY, TINY / "eagle3"))}
 

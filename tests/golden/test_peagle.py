@@ -6,8 +6,6 @@ import functools
 
 import pytest
 
-from tests.golden import peagle_checkpoints
-from tests.golden.eagle3_checkpoints import write_pairs
 from tests.golden.engine_runs import (
     Folders,
     MakeRunner,
@@ -25,8 +23,10 @@ from tests.golden.engine_runs import (
 from tests.golden.make_eagle3 import CHAIN, DEPTH, NODES, TOP_K, make
 from tests.golden.make_peagle import DATA, cases
 from tests.golden.stored_cases import check_same, read_cases
+from tests.heads import seeded
+from tests.heads.seeded import write_pairs
 
-KINDS = peagle_checkpoints.KINDS
+KINDS = seeded.PEAGLE_KINDS
 STORED = read_cases(DATA)
 TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 
@@ -35,7 +35,7 @@ TREE = {"draft_top_k": TOP_K, "draft_tree_size": NODES}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folders]:
     """Target and head by case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    return write_pairs(root, {kind: peagle_checkpoints.head(kind) for kind in KINDS})
+    return write_pairs(root, {kind: seeded.peagle(kind) for kind in KINDS})
 
 
 def drafting(kind: str, folders: dict[str, Folders]) -> MakeRunner:

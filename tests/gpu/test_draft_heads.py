@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from openspec import _C
-from tests.gates import random_heads
 from tests.golden import make_dflash, make_dflash2, make_eagle3
 from tests.golden.eagle3_reference import captured_layers
 from tests.golden.engine_runs import make_runner, prefill, step, step_all
 from tests.golden.make_eagle3 import TINY
 from tests.golden.target_reference import forward
+from tests.heads import untrained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,7 +121,7 @@ def test_error_is_no_larger_than_the_references(method: str) -> None:
 
 def test_convolved_blocks_err_as_on_the_cpu() -> None:
     """Both devices round at the same places; only sums are taken in another order."""
-    head = random_heads.folder("dflash2")
+    head = untrained.folder("dflash2")
     errors = {}
     for device in ("cpu", "cuda"):
         parts = []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
@@ -27,7 +28,6 @@ from tests.gates.test_logits import (
     reference,
 )
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not _C.has_cuda(), reason=f"no CUDA: {_C.why_no_cuda()}"),

@@ -9,8 +9,6 @@ import pytest
 
 from tests.serve.real_server import RealServer, real_server
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 NUM_TOKENS = 20_000
 MIN_CACHED = 0.95
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("openspec._C") is None, reason="the extension is not built"
-)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,6 @@ import pytest
 from tests.serve.real_server import RealServer, real_server, resident_bytes
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 MAX_CONNECTIONS = 40
 BODY_BYTES = 4 << 20
 MAX_KEPT_BYTES = 40e6
@@ -23,7 +21,8 @@ MAX_KEPT_BYTES = 40e6
 @pytest.fixture(scope="module")
 def real() -> Iterator[RealServer]:
     flags = ("--kv-cache-memory", "32MiB", "--num-threads", "1")
-    with real_server(*flags, "--max-num-connections", str(MAX_CONNECTIONS)) as server:
+    constants = {"openspec.serve.server.connection.MAX_CONNECTIONS": MAX_CONNECTIONS}
+    with real_server(*flags, constants=constants) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log

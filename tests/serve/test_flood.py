@@ -15,8 +15,6 @@ import pytest
 from tests.serve.real_server import RealServer, real_server
 from tests.serve.waiting import wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 NUM_PROMPTS, PROMPT_LEN, NUM_CHOICES = 8, 4000, 125
 NUM_SEQUENCES = NUM_PROMPTS * NUM_CHOICES
 LIMITS = ("--max-num-seqs", "16", "--max-num-queued-reqs", str(NUM_SEQUENCES))

@@ -28,8 +28,6 @@ from tests.serve.real_server import (
 )
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 MAX_HEALTH_S = 0.5
 """Of 99 in 100 /health, on a machine that is busy with other tests; a stall takes seconds."""
 MAX_BODY = 8 * 1024 * 1024 - 1000

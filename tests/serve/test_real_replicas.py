@@ -10,15 +10,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import jsonschema
 import pytest
 
 from tests.serve.real_server import RealServer, children_of, is_running, real_server, run_to_its_end
 from tests.serve.real_server import command as server_command
 from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
-
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-jsonschema = pytest.importorskip("jsonschema")
 
 FLAGS = ("--kv-cache-memory", "48MiB", "--num-threads", "1", "--max-num-seqs", "16")
 NUM_STREAMS = 32
@@ -168,10 +166,6 @@ def test_a_killed_engine_under_load(pair: RealServer) -> None:
     assert choices_of(pair, range(4)) and not is_running(killed)
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
-    reason="under nohup, which the server respects: SIGHUP is ignored",
-)
 def test_a_rolling_restart_under_load(pair: RealServer) -> None:
     before, end = pids(pair), time.monotonic() + 120
     with ThreadPoolExecutor(4) as pool:
@@ -255,8 +249,6 @@ def test_structured_output_of_engines_that_come_and_go(
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: pids(pair)[0] == standby and engines(pair)[0]["is_alive"])
     assert_structured(pair, expected)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return  # under nohup, which the server respects
     before, num_done = pids(pair), pair.log.count("rolling restart: done")
     os.kill(pair.process.pid, signal.SIGHUP)
     wait_until(lambda: pair.log.count("rolling restart: done") > num_done)

@@ -13,8 +13,6 @@ from tests.serve.real_server import RealServer, import_cpu_s, real_server, resid
 from tests.serve.sse import parse_events, stream
 from tests.serve.waiting import wait_until
 
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
-
 MAX_READY_COST = 6.0
 """In imports of the front process, of which both processes take 4."""
 MAX_READY_S = 60.0

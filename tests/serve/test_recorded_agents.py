@@ -83,7 +83,6 @@ def test_every_request_is_taken(scripted: RunningServer, agent: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_turn_after_a_tool_is_cached(agent: str) -> None:
-    pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
     with real_server("--kv-cache-memory", "512MiB") as server, server.client as client:
         client.timeout = 600
         for path, body in read_recorded(DATA / f"{agent}.json")[-2:]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 
 from tests.serve.real_server import real_server
-
-jsonschema = pytest.importorskip("jsonschema")
 
 SCHEMA = {
     "type": "object",

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
-
 from tests.serve.real_server import RealServer, children_of, is_running, real_server
 from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
-
-pytest.importorskip("openspec._C", reason="the extension is not built", exc_type=ImportError)
 
 
 def health(server: RealServer) -> str:

@@ -1,11 +1,12 @@
-"""Engine cores over the fake runner, and what a test needs to run and judge them."""
+"""Engine cores over the fake runner, and what a test needs to run and judge them.
+
+Without pytest, which takes longer to import than a fake engine process to start.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-
-import pytest
 
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.planner import SchedulerConfig
@@ -22,9 +23,6 @@ from tests.unit.fake_runner import (
     FakeRunner,
     plain_text,
 )
-
-both_depths = pytest.mark.parametrize("num_steps_ahead", [0, 1])
-"""For what must hold whether or not a step is in flight while the next one is planned."""
 
 
 def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:

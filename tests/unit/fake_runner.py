@@ -12,6 +12,7 @@ since the next step may write them; a step that is given up takes all others wit
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -284,7 +285,7 @@ class FakeRunner:
                 held[page] += 1
         for page in (page for lease in self.open_leases for pages in lease.pages for page in pages):
             held[page] += 1
-        free = [self._free.count(page) for page in range(self.num_pages)]
+        free = Counter(self._free)
         for page in range(self.num_pages):
             places = free[page] + (page in self._evictable) + (held[page] > 0)
             if places != 1 or held[page] != self._references[page]:

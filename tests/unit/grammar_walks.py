@@ -48,12 +48,13 @@ def closers() -> list[int]:
     return [one for one, spelled in enumerate(tokens()) if spelled[:1] in CLOSERS]
 
 
-def drawn(mask: int, ids: Sequence[int], rng: random.Random) -> int | None:
+def drawn(mask: bytes, ids: Sequence[int], rng: random.Random) -> int | None:
     """One of the ids whose bit is set, if there is one."""
     for _ in range(32):
-        if mask >> (one := rng.choice(ids)) & 1:
+        one = rng.choice(ids)
+        if mask[one >> 3] >> (one & 7) & 1:
             return one
-    found = [one for one in ids if mask >> one & 1]
+    found = [one for one in ids if mask[one >> 3] >> (one & 7) & 1]
     return rng.choice(found) if found else None
 
 
@@ -63,10 +64,11 @@ def walk(data: bytes, rng: random.Random, most: int = 600) -> str | None:
     out: list[bytes] = []
     spelling = tokens()
     while len(out) < most:
-        mask = int.from_bytes(matcher.bitmask(), "little")
-        assert mask, f"no way on after {b''.join(out)[-200:]!r}"
-        others = mask & ~(1 << STOP)
-        if others != mask and (not others or rng.random() < 0.6):
+        mask = matcher.bitmask()
+        assert any(mask), f"no way on after {b''.join(out)[-200:]!r}"
+        others = bytearray(mask)
+        others[STOP >> 3] &= ~(1 << (STOP & 7))
+        if others != mask and (not any(others) or rng.random() < 0.6):
             assert matcher.accept(STOP)
             assert matcher.is_terminated
             return b"".join(out).decode(errors="replace")

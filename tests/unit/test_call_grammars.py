@@ -6,6 +6,7 @@ import json
 import random
 import re
 
+import jsonschema
 import pytest
 
 from openspec import _grammar
@@ -24,8 +25,6 @@ from openspec.text.parsers.call_grammars import (
 from openspec.text.parsers.message import AnswerForm, MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from tests.unit.grammar_walks import accepts, answers, compiled, tokenizer, vocabulary, walk
-
-jsonschema = pytest.importorskip("jsonschema")
 
 TOOLS = {
     "get": {

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.errors import ConfigError
 from openspec.tools import convert_drafter
-from tests.unit.draft_checkpoints import tensor, write_json, write_safetensors
-
-torch = pytest.importorskip("torch")
+from tests.heads.stubs import tensor, write_json, write_safetensors
 
 
 @pytest.fixture

@@ -12,25 +12,26 @@ from openspec.config import config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import (
+from tests.heads.formats import dflash2_keys, dflash2_tensors
+from tests.heads.stubs import (
     DRAFT_VOCAB,
     HIDDEN,
+    SIZES,
     VOCAB,
+    Checkpoint,
     Tensors,
+    block_speculators,
+    filled,
     tensor,
     token_map,
     write_draft,
     write_target,
+    zlab,
 )
-from tests.unit.test_dflash_config import NUM_LAYERS, Checkpoint, read, speculators, zlab
+from tests.unit.test_dflash_config import NUM_LAYERS, read
 
 RANK, GROUP = 16, 16
-KEYS = {
-    "conv_kernel_size": 2,
-    "conv_group_size": GROUP,
-    "selector_rank": RANK,
-    "selector_top_k": 16,
-}
+KEYS = dflash2_keys(RANK, GROUP)
 PARTS = {"conv_group": GROUP, "selector_rank": RANK, "selector_top_k": 16}
 
 
@@ -40,17 +41,7 @@ def target(tmp_path: Path) -> ModelConfig:
 
 
 def parts(rank: int = RANK, group: int = GROUP) -> Tensors:
-    shapes = {
-        "candidate_selector.predecessor_codebook": [VOCAB, rank],
-        "candidate_selector.successor_codebook": [VOCAB, rank],
-        "candidate_selector.hidden_projection.weight": [rank, HIDDEN],
-    }
-    for layer in range(NUM_LAYERS):
-        for side in ("attention", "mlp"):
-            name = f"layers.{layer}.{side}_conv"
-            shapes[f"{name}.base_kernel"] = [2, 2, HIDDEN]
-            shapes[f"{name}.kernel_projection.weight"] = [4 * HIDDEN // group, HIDDEN]
-    return {name: tensor("BF16", shape) for name, shape in shapes.items()}
+    return filled(dflash2_tensors(SIZES, NUM_LAYERS, rank, group))
 
 
 def of_zlab(**changes: Any) -> Checkpoint:
@@ -62,7 +53,7 @@ def of_zlab(**changes: Any) -> Checkpoint:
 
 def of_speculators(**changes: Any) -> Checkpoint:
     """As it is saved: neither embedding nor LM head, and the whole vocabulary."""
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2"}
     config |= {"draft_vocab_size": VOCAB, **KEYS, **changes}
     dropped = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d", "verifier_norm.weight")
@@ -152,7 +143,7 @@ def test_refused_keys(target: ModelConfig, changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_top_k": 17}, "--draft-top-k must be at most 16, the candidates"),
+        ({"draft_top_k": 17}, "draft_top_k must be at most 16, the candidates"),
         ({"num_speculative_tokens": 16}, "at most 15, the drafts of a block"),
     ],
 )

@@ -16,27 +16,33 @@ from openspec.drafters import get_drafter
 from openspec.drafters.spec import Checkup, OptionValue
 from openspec.errors import ConfigError
 from openspec.specs import AttentionSpec, DenseMlpSpec, LayerSpec
-from tests.unit.draft_checkpoints import (
+from tests.heads.formats import markov_tensors
+from tests.heads.stubs import (
+    BLOCK,
     DRAFT_VOCAB,
     HEAD_DIM,
     HIDDEN,
     INTERMEDIATE,
     KV_HEADS,
     LAYERS,
+    OUTPUTS,
     Q_HEADS,
+    RANK,
+    SIZES,
     VOCAB,
-    Tensors,
-    geometry,
+    Checkpoint,
+    block_deepspec,
+    block_speculators,
+    dspark,
+    filled,
+    jetspec,
     tensor,
-    token_map,
     write_draft,
     write_target,
+    zlab,
 )
 
-NUM_LAYERS, RANK = 2, 8
-MASK = VOCAB - 3
-OUTPUTS = [1, 9, 17, 25, 33]
-Checkpoint = tuple[dict[str, Any], Tensors]
+NUM_LAYERS, MASK = BLOCK.num_layers, BLOCK.mask
 
 
 @pytest.fixture
@@ -54,111 +60,6 @@ LAYER = LayerSpec(
     ),
     mlp=DenseMlpSpec(intermediate_size=INTERMEDIATE),
 )
-
-
-def block_tensors(num_captures: int = len(OUTPUTS)) -> Tensors:
-    q_rows, kv_rows = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    layer = {
-        "self_attn.q_proj.weight": [q_rows, HIDDEN],
-        "self_attn.k_proj.weight": [kv_rows, HIDDEN],
-        "self_attn.v_proj.weight": [kv_rows, HIDDEN],
-        "self_attn.o_proj.weight": [HIDDEN, q_rows],
-        "self_attn.q_norm.weight": [HEAD_DIM],
-        "self_attn.k_norm.weight": [HEAD_DIM],
-        "mlp.gate_proj.weight": [INTERMEDIATE, HIDDEN],
-        "mlp.up_proj.weight": [INTERMEDIATE, HIDDEN],
-        "mlp.down_proj.weight": [HIDDEN, INTERMEDIATE],
-        "input_layernorm.weight": [HIDDEN],
-        "post_attention_layernorm.weight": [HIDDEN],
-    }
-    shapes = {
-        f"layers.{i}.{name}": shape for i in range(NUM_LAYERS) for name, shape in layer.items()
-    }
-    shapes |= {
-        "fc.weight": [HIDDEN, num_captures * HIDDEN],
-        "hidden_norm.weight": [HIDDEN],
-        "norm.weight": [HIDDEN],
-    }
-    return {name: tensor("BF16", shape, 1) for name, shape in shapes.items()}
-
-
-def markov_tensors() -> Tensors:
-    return {
-        "markov_head.markov_w1.weight": tensor("BF16", [VOCAB, RANK]),
-        "markov_head.markov_w2.weight": tensor("BF16", [VOCAB, RANK]),
-        "confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + RANK]),
-        "confidence_head.proj.bias": tensor("BF16", [1]),
-    }
-
-
-def base() -> dict[str, Any]:
-    return geometry() | {"num_hidden_layers": NUM_LAYERS, "model_type": "qwen3"}
-
-
-def zlab() -> Checkpoint:
-    config = base() | {
-        "architectures": ["DFlashDraftModel"],
-        "block_size": 16,
-        "num_target_layers": LAYERS,
-        "layer_types": ["full_attention"] * NUM_LAYERS,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
-    }
-    return config, block_tensors()
-
-
-def jetspec() -> Checkpoint:
-    config, tensors = zlab()
-    config["dflash_config"] |= {"causal_head": True, "draft_shift": False}
-    return config, tensors
-
-
-def deepspec() -> Checkpoint:
-    config = base() | {
-        "architectures": ["Qwen3DSparkModel"],
-        "block_size": 7,
-        "num_anchors": 512,
-        "markov_rank": 0,
-        "mask_token_id": MASK,
-        "target_layer_ids": OUTPUTS,
-        "rope_theta": None,
-        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
-    }
-    copies = {
-        "embed_tokens.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
-        "lm_head.weight": tensor("BF16", [VOCAB, HIDDEN], 7),
-    }
-    return config, block_tensors() | copies
-
-
-def dspark() -> Checkpoint:
-    config, tensors = deepspec()
-    config |= {
-        "markov_rank": RANK,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    }
-    return config, tensors | markov_tensors()
-
-
-def speculators() -> Checkpoint:
-    config = {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
-        "block_size": 8,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "aux_hidden_state_layer_ids": [i + 1 for i in OUTPUTS],
-        "mask_token_id": MASK,
-        "transformer_layer_config": base(),
-        "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
-    }
-    tensors = block_tensors() | token_map()
-    tensors["lm_head.weight"] = tensor("BF16", [DRAFT_VOCAB, HIDDEN])
-    tensors["embed_tokens.weight"] = tensor("BF16", [VOCAB, HIDDEN], 8)
-    tensors["verifier_norm.weight"] = tensor("BF16", [HIDDEN])
-    return config, tensors
-
-
 WINDOW = {"use_sliding_window": True, "sliding_window": 2048}
 SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -172,9 +73,9 @@ def sliding(**changes: Any) -> Checkpoint:
 FORMATS: dict[str, tuple[Callable[[], Checkpoint], str]] = {
     "zlab": (zlab, "dflash"),
     "jetspec": (jetspec, "dflash"),
-    "deepspec": (deepspec, "dflash"),
+    "deepspec": (block_deepspec, "dflash"),
     "dspark": (dspark, "dspark"),
-    "speculators": (speculators, "dflash"),
+    "speculators": (block_speculators, "dflash"),
 }
 
 
@@ -265,16 +166,16 @@ def test_names_of_causal_blocks(target: ModelConfig, name: str) -> None:
 
 def test_copies_of_the_targets_tensors_are_not_loaded(target: ModelConfig) -> None:
     """The target ties its head, so a copy of the embedding is a copy of the head."""
-    model = read(target, deepspec())
+    model = read(target, block_deepspec())
     assert {"embed_tokens.weight", "lm_head.weight"} <= set(model.ignored_tensors)
     assert not {"embed_tokens.weight", "lm_head.weight"} & set(model.tensor_names)
-    config, tensors = deepspec()
+    config, tensors = block_deepspec()
     tensors["lm_head.weight"] = tensor("BF16", [VOCAB, HIDDEN], 9)
     assert read(target, (config, tensors)).head.has_head is True
 
 
 def test_a_last_state_that_only_training_reads(target: ModelConfig) -> None:
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config["aux_hidden_state_layer_ids"] = [*config["aux_hidden_state_layer_ids"], LAYERS]
     assert read(target, (config, tensors)).head.capture_layers == (1, 9, 17, 25, 33)
     tensors |= {"fc.weight": tensor("BF16", [HIDDEN, 6 * HIDDEN])}
@@ -290,7 +191,7 @@ def test_default_layers(target: ModelConfig) -> None:
 
 def test_default_block_size(target: ModelConfig) -> None:
     """The speculators format has one; z-lab's and DeepSpec's have not (see the refused blocks)."""
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     del config["block_size"]
     assert read(target, (config, tensors)).head.block_size == 8
     assert config_of(target, target.folder.parent / "draft", "dflash").draft_depth == 7
@@ -330,7 +231,7 @@ def test_which_layers_slide(
     target: ModelConfig, changes: dict[str, Any], expected: list[int]
 ) -> None:
     assert windows(read(target, sliding(**changes))) == expected
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config["transformer_layer_config"] |= WINDOW | SLIDES | changes
     assert windows(read(target, (config, tensors))) == expected
 
@@ -362,7 +263,7 @@ def test_windows_that_stand_elsewhere(target: ModelConfig) -> None:
         ({"sliding_window_non_causal": True}, {}, "auto", False, False, "by sliding_window_non"),
         ({"sliding_window_non_causal": False}, {}, "auto", False, True, "by sliding_window_non"),
         ({"sliding_window_non_causal": True}, {"causal": True}, "auto", True, True, "by causal"),
-        ({"is_causal": True}, {}, "full", False, False, "by --draft-attention"),
+        ({"is_causal": True}, {}, "full", False, False, "by draft_attention"),
     ],
 )
 def test_causality_of_layers(
@@ -419,9 +320,9 @@ def test_trees(target: ModelConfig, tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "markov", *dspark())
     for options, rows in (({}, 7), ({"draft_top_k": 64, "draft_tree_size": 31}, 31)):
         assert config_of(target, folder, "dspark", **options).max_draft_tokens == rows
-    with pytest.raises(ConfigError, match=r"draft-tree-size 7 is less than the tree's depth"):
+    with pytest.raises(ConfigError, match=r"draft_tree_size=7 is less than the tree's depth"):
         read(target, zlab(), draft_top_k=4, draft_tree_size=7)
-    with pytest.raises(ConfigError, match=r"set --draft-top-k above 1"):
+    with pytest.raises(ConfigError, match=r"set draft_top_k above 1"):
         read(target, zlab(), draft_tree_size=31)
 
 
@@ -501,13 +402,13 @@ def test_the_method_goes_with_the_markov_head(target: ModelConfig) -> None:
     with pytest.raises(ConfigError, match=r"markov_rank.*--method dspark"):
         read(target, dspark(), "dflash")
     with pytest.raises(ConfigError, match=r"markov_rank.*--method dflash"):
-        read(target, deepspec(), "dspark")
+        read(target, block_deepspec(), "dspark")
 
 
 def test_a_markov_head_may_know_tokens_of_its_own(target: ModelConfig) -> None:
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     config |= {"speculators_model_type": "dspark", "markov_rank": RANK}
-    model = read(target, (config, tensors | markov_tensors()), "dspark")
+    model = read(target, (config, tensors | filled(markov_tensors(SIZES, RANK))), "dspark")
     assert model.head.draft_vocab_size == DRAFT_VOCAB and model.head.has_token_map
     assert model.head.anchor_drafts is True  # DSpark's default in that format
 
@@ -524,7 +425,7 @@ def test_refused_tensors(target: ModelConfig) -> None:
     wrong = {"confidence_head.proj.weight": tensor("BF16", [1, HIDDEN + 1])}
     with pytest.raises(ConfigError, match=r"\[1, 64\] or \[1, 72\] .*found \[1, 65\]"):
         read(target, (config, tensors | wrong), "dspark")
-    config, tensors = speculators()
+    config, tensors = block_speculators()
     del tensors["d2t"]
     with pytest.raises(ConfigError, match="missing tensor d2t: the head knows 40"):
         read(target, (config, tensors))
@@ -564,7 +465,7 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
     variants = checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
     fewer: dict[str, OptionValue] = {"draft_anchor": "drop", "num_speculative_tokens": 6}
     advice = next(variant.advice for variant in variants if variant.options == fewer)
-    assert "--draft-anchor drop" in advice and "--num-speculative-tokens 6" in advice
+    assert "--method-option draft_anchor=drop" in advice and "--num-speculative-tokens 6" in advice
     read(target, dspark(), "dspark", **fewer)
     # With the last token's row as well a block is one deeper, which the tree has to have room for.
     trees: dict[str, OptionValue] = {"draft_top_k": 8, "draft_tree_size": 15}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
 from openspec.specs import HeadSpec, RunnerConfig
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     Tensors,
     tensor,
     vector,
@@ -161,7 +160,6 @@ def test_odd_integers(tmp_path: Path) -> None:
         checkpoint.tensor("c")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
 def test_engine_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,6 @@ def test_the_two_roles() -> None:
     assert default_method() in available_drafters() and default_method() != plain_method()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openspec._C") is None, reason="needs the core")
 def test_core_and_package_agree() -> None:
     from openspec import _C
 
@@ -100,8 +98,8 @@ def test_crossed_options() -> None:
     [
         (DrafterOption(name="o", default=1, help="", minimum=1), 0, "at least 1"),
         (DrafterOption(name="o", default=1, help="", maximum=3), 4, "at most 3"),
-        (DrafterOption(name="o", default=1, help=""), True, "of type int"),
-        (DrafterOption(name="o", default=1, help=""), "1", "of type int"),
+        (DrafterOption(name="o", default=1, help=""), True, "expects a whole number"),
+        (DrafterOption(name="o", default=1, help=""), "x", "expects a whole number"),
         (DrafterOption(name="o", default=0.5, help="", minimum=0), float("nan"), "at least 0"),
         (DrafterOption(name="o", default="a", help="", choices=("a", "b")), "c", "one of a, b"),
     ],

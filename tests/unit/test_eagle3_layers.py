@@ -13,13 +13,13 @@ from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import (
+from tests.heads.stubs import (
     HIDDEN,
     LAYERS,
     VOCAB,
     Tensors,
     classic,
-    layer_tensors,
+    eagle3_layer,
     speculators,
     tensor,
     write_draft,
@@ -81,7 +81,7 @@ def test_layers_behind_the_first(target: ModelConfig, tmp_path: Path, norm: str)
     """speculators and vLLM norm what enters them with one tensor, SGLang with the other."""
     config, tensors = speculators()
     config["transformer_layer_config"]["num_hidden_layers"] = 2
-    tensors |= layer_tensors("layers.1.")
+    tensors |= eagle3_layer("layers.1.")
     with pytest.raises(ConfigError, match=r"num_hidden_layers: expected 1, found 2; layers\.1\."):
         read(target, write_draft(tmp_path / "deepspec", config, tensors))
     for part in "qkv":

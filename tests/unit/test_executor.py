@@ -9,7 +9,8 @@ from openspec.engine.core import executor
 from openspec.engine.core.executor import SpanResult
 from openspec.engine.core.request import Span
 from openspec.errors import EngineError, OutOfPages
-from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
+from tests.unit.both_depths import both_depths
+from tests.unit.fake_core import expected, make_core, make_request, run
 from tests.unit.fake_runner import FakeParams, FakeRunner
 
 STAGES = ("reserve", "propose", "layout", "score", "choose", "accept", "commit")

@@ -82,15 +82,15 @@ def test_both_dialects_say_the_same(tmp_path: Path) -> None:
         assert newer == older
 
 
+def head_dim_of(folder: Path, name: str, **changes: Any) -> int:
+    return load(folder, name, **changes).spec.layers[0].mixer.head_dim
+
+
 def test_head_dim_of_the_config_or_of_the_widths(tmp_path: Path) -> None:
-    assert (
-        load(tmp_path, "mistral-nemo-12b").spec.layers[0].mixer.head_dim == 128
-    )  # 5120 / 32 is 160
-    assert load(tmp_path, "mistral-nemo-12b", head_dim=None).spec.layers[0].mixer.head_dim == 160
-    assert load(tmp_path, "llama-3.2-1b", head_dim="absent").spec.layers[0].mixer.head_dim == 64
-    assert (
-        load(tmp_path, "qwen3-4b", head_dim="absent").spec.layers[0].mixer.head_dim == 128
-    )  # 2560 / 32 is 80
+    assert head_dim_of(tmp_path, "mistral-nemo-12b") == 128  # 5120 / 32 is 160
+    assert head_dim_of(tmp_path, "mistral-nemo-12b", head_dim=None) == 160
+    assert head_dim_of(tmp_path, "llama-3.2-1b", head_dim="absent") == 64
+    assert head_dim_of(tmp_path, "qwen3-4b", head_dim="absent") == 128  # 2560 / 32 is 80
     with pytest.raises(ConfigError, match=r"hidden_size: expected a multiple of num_att.*\(32\)"):
         load(tmp_path, "llama-3.1-8b", hidden_size=4100)
     with pytest.raises(ConfigError, match="hidden_size: expected 32 heads of a multiple of 32"):

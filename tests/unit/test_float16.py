@@ -6,15 +6,14 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from openspec.checkpoint.draft_model import is_same_tensor, open_draft_checkpoint
 from openspec.checkpoint.float16 import Float16Weights
 from openspec.checkpoint.weights import load_weights
 from openspec.errors import ConfigError
-from tests.unit.draft_checkpoints import write_draft, write_safetensors
+from tests.heads.stubs import write_draft, write_safetensors
 from tests.unit.test_draft_model import DRAFT, TARGET, Sink, draft_model
-
-torch = pytest.importorskip("torch")
 
 
 def all_numbers() -> torch.Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
+import queue
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,20 +18,30 @@ from openspec.grammar.json_rules import chars_behind_quote, compile_source
 from openspec.grammar.schema import enforceable
 from tests.unit.grammar_walks import STOP, accepts, tokens
 
+LIMITS = GrammarLimits(timeout_s=10.0, memory=4 << 30, cache_bytes=256 << 20)
 
-def compiler(**limits: float) -> GrammarCompiler:
-    return GrammarCompiler(tokens(), 4096, [STOP], GrammarLimits(**limits))
+
+def compiler(**limits: Any) -> GrammarCompiler:
+    return GrammarCompiler(tokens(), 4096, [STOP], replace(LIMITS, **limits))
+
+
+def test_limits_are_shares_of_the_free_memory() -> None:
+    limits = GrammarLimits.within(64 << 30, 5.0)
+    assert (limits.timeout_s, limits.memory, limits.cache_bytes) == (5.0, 16 << 30, 1 << 30)
+    limits = GrammarLimits.within(0)
+    assert (limits.memory, limits.cache_bytes) == (1 << 30, 16 << 20)
 
 
 def slow() -> str:
-    """A grammar that takes the library very long: it counts to 4000."""
-    node = {"type": "string", "pattern": "[^a\\u{0}-\\u{1f}\\u{22}\\u{5c}]{0,4000}"}
-    return source_of(json_of(node), "x")
+    """A grammar that takes the library half a minute: it counts to 4000 eight times."""
+    pattern = "[^%s\\u{0}-\\u{1f}\\u{22}\\u{5c}]{0,4000}"
+    texts = {letter: {"type": "string", "pattern": pattern % letter} for letter in "abcdefgh"}
+    return source_of(json_of({"type": "object", "properties": texts}), "x")
 
 
 def test_results_are_kept_up_to_a_size() -> None:
     forgotten: list[str] = []
-    with_room = GrammarLimits(cache_bytes=4_000)
+    with_room = replace(LIMITS, cache_bytes=4_000)
     one = GrammarCompiler(tokens(), 4096, [STOP], with_room, on_forget=forgotten.append)
     sources = [source_of(text(word), "x") for word in ("yes", "no", "perhaps")]
     grammars = [one.compile(source) for source in sources]
@@ -62,23 +74,50 @@ def test_many_lengths_compile_as_budgets() -> None:
     text_of = {f"f{i}": {"type": "string", "maxLength": 30 + i} for i in range(12)}
     source = source_of(json_of(enforceable({"type": "object", "properties": text_of})), "x")
     vocabulary = _grammar.Vocabulary(longer, 4096, [STOP])
-    one = GrammarCompiler(longer, 4096, [STOP], GrammarLimits())
+    one = GrammarCompiler(longer, 4096, [STOP], LIMITS)
     data = one.compile(source).data
     one.close()
     assert data == compile_source(vocabulary, source, chars_behind_quote(longer))
     assert data != compile_source(vocabulary, source)
 
 
-def test_what_takes_too_long_is_ended() -> None:
-    one, start = compiler(timeout_s=0.5), time.monotonic()
-    with pytest.raises(RequestError, match=r"longer than 0\.5 s"):
+class Timer:
+    """A clock that strikes when the test says so."""
+
+    made: queue.SimpleQueue[Timer]
+
+    def __init__(self, limit_s: float, strike: Callable[[], None]) -> None:
+        self.limit_s, self.strike = limit_s, strike
+
+    def start(self) -> None:
+        self.made.put(self)
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Timer]:
+    """The limits of the grammars under way, each from when its process has been started."""
+    made = Timer.made = queue.SimpleQueue[Timer]()
+    monkeypatch.setattr("openspec.grammar.compiler.threading.Timer", Timer)
+    return made
+
+
+def test_what_takes_too_long_is_ended(timers: queue.SimpleQueue[Timer]) -> None:
+    one = compiler(timeout_s=1000)
+    ticket = one.submit(slow())
+    timer = timers.get()
+    assert timer.limit_s == 1000
+    assert not ticket.future.done()
+    timer.strike()
+    with pytest.raises(RequestError, match="longer than 1000 s"):
+        ticket.result("x")
+    with pytest.raises(RequestError, match="longer than 1000 s"):
         one.compile(slow())
-    again = time.monotonic()
-    with pytest.raises(RequestError, match=r"longer than 0\.5 s"):
-        one.compile(slow())  # known by now
-    assert time.monotonic() - again < 0.3
-    assert again - start < 10
+    assert timers.empty(), "it is known by now"
     assert accepts(one.compile(source_of(text("yes"), "x")).data, "yes")
+    assert not timers.empty()
     one.close()
 
 
@@ -91,31 +130,26 @@ def test_too_little_memory_is_a_refusal() -> None:
     one.close()
 
 
-def test_equal_requests_share_a_compilation_which_ends_with_the_last() -> None:
-    one = compiler(timeout_s=60)
+def test_equal_requests_share_a_compilation_which_ends_with_the_last(
+    timers: queue.SimpleQueue[Timer],
+) -> None:
+    one = compiler(timeout_s=1000)
     tickets = [one.submit(slow()) for _ in range(3)]
     assert len({id(ticket.future) for ticket in tickets}) == 1
-    time.sleep(0.5)
+    timers.get()  # it has begun
     for ticket in tickets:
         assert not ticket.future.done()
         ticket.leave()
-    deadline = time.monotonic() + 10
-    while not tickets[0].future.done():
-        assert time.monotonic() < deadline, "it goes on for nobody"
-        time.sleep(0.02)
+    assert tickets[0].future.exception() is not None, "it goes on for nobody"
+    assert timers.empty()
     one.close()
 
 
 def test_a_slow_one_does_not_hold_up_others() -> None:
-    one = compiler(timeout_s=60)
+    one = compiler(timeout_s=1000)
     ticket = one.submit(slow())
-    results: list[bytes] = []
-    other = threading.Thread(
-        target=lambda: results.append(one.compile(source_of(text("yes"), "x")).data)
-    )
-    other.start()
-    other.join(20)
-    assert results and not ticket.future.done()
+    assert accepts(one.compile(source_of(text("yes"), "x")).data, "yes")
+    assert not ticket.future.done()
     ticket.leave()
     one.close()
 

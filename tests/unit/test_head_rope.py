@@ -20,7 +20,7 @@ from openspec.checkpoint.targets.rope import (
 from openspec.checkpoint.weights import DraftModel
 from openspec.config import EngineConfig
 from openspec.drafters import get_drafter
-from tests.unit.draft_checkpoints import HEAD_DIM, classic, speculators, write_draft, write_target
+from tests.heads.stubs import HEAD_DIM, classic, speculators, write_draft, write_target
 
 BASE = {"rope_theta": 5e5}
 LLAMA3 = {

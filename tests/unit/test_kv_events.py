@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,10 +239,12 @@ def subscribed(context: zmq.Context[Any], made: KVEventPublisher, topic: str) ->
     return socket
 
 
-def test_a_subscriber_gets_topic_number_and_batch(context: zmq.Context[Any]) -> None:
+def test_a_subscriber_gets_topic_number_and_batch(
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openspec.engine.core.kv_events.time.time", lambda: 1234.5)
     made = publisher(topic="kv@tiny", data_parallel_rank=2)
     with subscribed(context, made, "kv@") as socket:
-        before = time.time()
         made.publish([STORED])
         made.publish([])
         numbers = []
@@ -253,7 +254,7 @@ def test_a_subscriber_gets_topic_number_and_batch(context: zmq.Context[Any]) -> 
             ts, events, rank = msgspec.msgpack.decode(payload)
             if events[0]["type"] == "BlockStored":
                 break
-        assert topic == b"kv@tiny" and rank == 2 and before <= ts <= time.time()
+        assert topic == b"kv@tiny" and rank == 2 and ts == 1234.5
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert not socket.poll(50), "a step without news sends nothing"
     made.close()
@@ -298,12 +299,15 @@ def test_bad_requests_for_replays_harm_nobody(context: zmq.Context[Any]) -> None
 
 def test_a_subscriber_that_does_not_read_holds_nobody_up(context: zmq.Context[Any]) -> None:
     made = publisher(hwm=10)
-    with subscribed(context, made, ""):
+    with subscribed(context, made, "") as socket:
         many = Event("removed", list(range(10_000)))
-        started = time.monotonic()
         for _ in range(2000):
-            made.publish([many])
-        assert time.monotonic() - started < 10
+            made.publish([many])  # which would wait for ever
+        num_seen = 0
+        while socket.poll(50):
+            receive(socket)
+            num_seen += 1
+        assert 0 < num_seen < 2000, "what was too much is dropped"
     made.close()
 
 
@@ -389,7 +393,7 @@ def test_engines_of_one_server_have_ports_of_their_own() -> None:
 
 
 def test_not_json() -> None:
-    with pytest.raises(ConfigError, match=r"--kv-events-config: .* does not fit"):
+    with pytest.raises(ConfigError, match=r"--kv-events-config expects a JSON object"):
         parse_engine_args("test", "", ["--kv-events-config", "{on}"], environ={})
 
 

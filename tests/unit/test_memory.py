@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -76,9 +79,80 @@ def test_what_cannot_fit_is_refused() -> None:
         plan_cpu(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
 
 
-def test_this_machine() -> None:
-    assert available_memory() > 1 << 26
-    assert available_cpus() >= 1
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the system says of itself, by path; all else cannot be read."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr("openspec.engine.memory._read", lambda path: found.get(str(path), ""))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("quota", "num_cpus"),
+    [
+        ("max 100000", 6),
+        ("", 6),
+        ("nonsense", 6),
+        ("350000 100000", 3),
+        ("50000 100000", 1),
+        ("900000 100000", 6),
+        ("100000 0", 6),
+    ],
+)
+def test_cpus_are_the_affinity_cut_by_the_quota(
+    quota: str, num_cpus: int, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3, 9)) if pid == 0 else {0})
+    files["/sys/fs/cgroup/cpu.max"] = quota
+    assert available_cpus() == num_cpus
+
+
+def test_cpus_of_this_process() -> None:
+    """One that may use a single processor counts one."""
+    code = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]);"
+        "from openspec.engine.memory import available_cpus; print(available_cpus())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+CGROUP = "/sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("given", "available"),
+    [
+        ({}, 8 * GIB),
+        ({f"{CGROUP}.max": "max", f"{CGROUP}.current": "5"}, 8 * GIB),
+        ({f"{CGROUP}.max": f"{4 * GIB}", f"{CGROUP}.current": f"{GIB}"}, 3 * GIB),
+        # What the page cache takes gives way.
+        ({f"{CGROUP}.max": f"{4 * GIB}", f"{CGROUP}.current": f"{4 * GIB}"}, 2 * GIB),
+        (
+            {
+                f"{CGROUP}/memory.limit_in_bytes": f"{6 * GIB}",
+                f"{CGROUP}/memory.usage_in_bytes": f"{GIB}",
+            },
+            5 * GIB,
+        ),
+    ],
+)
+def test_memory_is_the_system_s_cut_by_the_control_group_s(
+    given: dict[str, str], available: int, files: dict[str, str]
+) -> None:
+    files["/proc/meminfo"] = f"MemTotal: 1 kB\nMemAvailable:    {8 << 20} kB\n"
+    files.update(given)
+    assert available_memory() == available
+
+
+def test_memory_of_this_process() -> None:
+    """RLIMIT_AS counts address space, of which the process has some."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        "from openspec.engine.memory import available_memory; print(available_memory())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < GIB
 
 
 def test_a_gpu_is_filled_up_to_the_share_given() -> None:

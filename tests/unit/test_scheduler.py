@@ -8,7 +8,8 @@ from openspec.engine.core.request import Request
 from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
-from tests.unit.fake_core import both_depths, expected, make_core, make_request, run
+from tests.unit.both_depths import both_depths
+from tests.unit.fake_core import expected, make_core, make_request, run
 from tests.unit.fake_runner import (
     VOCAB,
     FakeRunner,
@@ -337,8 +338,7 @@ def test_prefix_cache_and_prompt_logprobs(num_steps_ahead: int) -> None:
     assert scored.prompt_logprobs is not None and len(scored.prompt_logprobs) == 19
 
 
-def test_results_of_another_plan_are_refused() -> None:
-    runner = FakeRunner()
+def make_scheduler() -> Scheduler:
     config = SchedulerConfig(
         max_model_len=64,
         max_num_batched_tokens=32,
@@ -346,7 +346,21 @@ def test_results_of_another_plan_are_refused() -> None:
         max_draft_tokens=3,
         draft_depth=3,
     )
-    scheduler = Scheduler(config, runner)
+    return Scheduler(config, FakeRunner())
+
+
+def test_a_chunk_of_a_prompt_chooses_no_token() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(prompt=[1] * 40), VOCAB)
+    plan = scheduler.schedule()
+    slot, num_rows, num_drafts = plan.spans[0]
+    assert (num_rows, num_drafts) == (32, 0)
+    with pytest.raises(EngineError, match=f"slot {slot} chose tokens before its prompt"):
+        scheduler.update(plan, [FakeSpanResult(slot, token_ids=[1])])
+
+
+def test_results_of_another_plan_are_refused() -> None:
+    scheduler = make_scheduler()
     scheduler.add(make_request(), VOCAB)
     plan = scheduler.schedule()
     with pytest.raises(EngineError, match="0 results"):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from openspec.errors import RequestError
 from openspec.messages import EngineRequest, SpeculativeOptions
+from tests.unit.both_depths import both_depths
 from tests.unit.examples import examples
-from tests.unit.fake_core import Seen, both_depths, expected, make_core, make_request
+from tests.unit.fake_core import Seen, expected, make_core, make_request
 from tests.unit.fake_runner import VOCAB, FakeRunner, logprobs_of
 
 

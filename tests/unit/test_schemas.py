@@ -6,6 +6,7 @@ import json
 import random
 import re
 
+import jsonschema
 import pytest
 
 from openspec import _grammar
@@ -28,8 +29,6 @@ from tests.unit.grammar_walks import (
     vocabulary,
 )
 from tests.unit.schema_shapes import schemas
-
-jsonschema = pytest.importorskip("jsonschema")
 
 NODE = {
     "type": "object",
@@ -254,7 +253,7 @@ def test_many_lengths_are_budgets() -> None:
     text = json.dumps({"f0": "ab " * 30, "f1": "x"})[:-2]
     for place, token in enumerate(tokenizer().encode(text)):
         allowed = set(matcher.allowed())
-        for other in range(place % 4, 4096, 4):
+        for other in range(place % 16, 4096, 16):
             taken = matcher.accept(other)
             assert taken == (other in allowed), (place, other)
             if taken:
@@ -308,15 +307,15 @@ def test_shared_definitions_stay_small() -> None:
 
 def test_published_kinds_of_schemas(request: pytest.FixtureRequest) -> None:
     """At least 85 % are accepted, and every finished answer of those is valid."""
-    accepted, given = [], schemas(500)
+    is_full, num_finished = request.config.getoption("--full"), 0
+    accepted, given = [], schemas(500 if is_full else 250)
     for schema in given:
         try:
             accepted.append((schema, enforceable(schema)))
         except Unenforceable:
             continue
     assert len(accepted) >= 0.85 * len(given), len(accepted)
-    is_full, num_finished = request.config.getoption("--full"), 0
-    tried = accepted if is_full else accepted[:20]
+    tried = accepted if is_full else accepted[:12]
     for index, (schema, node) in enumerate(tried):
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
         for text in answers(compiled(json_of(node)), 3 if is_full else 2, seed=index):

@@ -19,7 +19,7 @@ from tests.unit.test_engine_client import COMMAND, collect
 
 ENVIRONMENT = (
     "import os, sys\n"
-    "from openspec.engine import process\n"
+    "from openspec.engine.processes import process\n"
     "from tests.unit.fake_engine_process import load\n"
     "def told(config, share):\n"
     "    raise RuntimeError(os.environ['TOLD'])\n"
@@ -36,7 +36,7 @@ def run(test: Callable[[Standby], Awaitable[None]], command: tuple[str, ...] = C
     async def main() -> None:
         standby = Standby(command)
         try:
-            await asyncio.wait_for(test(standby), 120)
+            await test(standby)
         finally:
             await standby.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,19 +9,11 @@ from collections.abc import Callable, Iterator
 import jsonschema_rs
 import pytest
 
-from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import plain_method
 from openspec.errors import RequestError
+from openspec.llm import LLM
 from openspec.messages import SamplingParams, StructuredOutputs
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("openspec._C") is None or not EMBEDDED_MODEL.is_dir(),
-    reason="needs the compiled core and the embedded model",
-)
-
-if importlib.util.find_spec("openspec._C") is not None:
-    from openspec.llm import LLM
-    from openspec.text.outputs import RequestOutput
+from openspec.text.outputs import RequestOutput
 
 SCHEMA = {
     "type": "object",

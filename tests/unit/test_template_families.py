@@ -199,7 +199,6 @@ FAMILIES = {"llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN, "deepseek": DEEPSE
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rendered_as_transformers_does(family: str) -> None:
-    pytest.importorskip("transformers")
     cases = conversations()
     outcome = compare(FAMILIES[family], cases)
     assert not outcome.different
@@ -207,7 +206,6 @@ def test_rendered_as_transformers_does(family: str) -> None:
 
 
 def test_a_difference_is_found() -> None:
-    pytest.importorskip("transformers")
     # What a user's text spells is text here and a special token there.
     outcome = compare("{{ '<|this|>' in messages[-1].content }}", conversations())
     assert outcome.different[:2] == ["turns", "turns without prompt"]

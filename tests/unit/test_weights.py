@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from openspec.checkpoint.folder import find_file
 from openspec.checkpoint.weights import (
@@ -21,8 +22,6 @@ from openspec.checkpoint.weights import (
     load_weights,
 )
 from openspec.errors import ConfigError
-
-torch = pytest.importorskip("torch")
 
 SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
 
@@ -132,8 +131,7 @@ def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
     """200 MB on their way to the runner add nothing to the memory that is this process's own."""
     code = """
 import sys
-import torch
-from safetensors.torch import save_file
+import torch  # beforehand, for it takes memory of its own
 from openspec.checkpoint.weights import load_weights
 
 def own_bytes():
@@ -150,7 +148,6 @@ class Sink:
     def finish_loading(self):
         pass
 
-save_file({f"w{i}": torch.ones(5000, 1000) for i in range(10)}, sys.argv[1] + "/model.safetensors")
 sink = Sink()
 sink.pages, sink.most = 0, 0
 start = own_bytes()
@@ -158,6 +155,19 @@ load_weights(sink, sys.argv[1])
 assert sink.pages > 0
 print(sink.most - start)
 """
+    entries = {
+        f"w{i}": {
+            "dtype": "F32",
+            "shape": [5000, 1000],
+            "data_offsets": [i * 20_000_000, (i + 1) * 20_000_000],
+        }
+        for i in range(10)
+    }
+    ones = b"\0\0\x80\x3f" * 5_000_000
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(pack(entries, ones))
+        for _ in range(9):
+            file.write(ones)
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )

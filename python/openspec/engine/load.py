@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openspec.errors import ConfigError, check_is_built, out_of_memory
+
 try:
     from openspec import _C
 except ImportError as error:
-    raise ImportError(
+    check_is_built()
+    if out_of_memory(error) is not None:
+        raise
+    raise ConfigError(
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install openspec again"
     ) from error
@@ -38,7 +43,6 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
-from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
 from openspec.specs import RunnerConfig
 
@@ -122,7 +126,7 @@ def load_engine(
     runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
-    num_non_finite = _check_weights(runner) if config.check_weights else 0
+    num_non_finite = _check_weights(runner)
     step_times = []
     if config.adaptive_speculation:
         step_times = _step_times(runner, share.step_times)
@@ -162,7 +166,6 @@ def load_engine(
         ),
         info,
         config.stats_interval_s,
-        config.max_failures_in_a_row,
         publisher,
     )
 
@@ -193,7 +196,7 @@ def _check_weights(runner: _C.Runner) -> int:
     if target:
         raise ConfigError(
             f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew, or run it as it is with --no-check-weights"
+            "checkpoint anew"
         )
     if draft:
         logger.warning(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import openspec
 from openspec.config import parse_engine_args
 from openspec.engine.processes.log import log_to_stderr
-from openspec.errors import ConfigError, EngineError, out_of_memory
+from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.settings import build, group_of
 
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = build(ServeConfig, values)
         config.check()
+        check_is_built()
         log_to_stderr(config.log_level.upper(), "server")
         for library in ("uvicorn", "httpx", "httpx2"):  # the latter two: downloads from the hub
             logging.getLogger(library).setLevel(logging.WARNING)

@@ -22,7 +22,7 @@ from openspec.bench.report import compare, speculation_of
 from openspec.bench.server import ServerUnderTest, started_server
 from openspec.bench.workloads import Prompt, Workload
 from openspec.config import EngineConfig
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, check_is_built
 from openspec.messages import acceptance_rate, mean_acceptance_length
 
 DEFAULT_PROMPT = '''Rewrite this code with `start` renamed to `first`:
@@ -98,6 +98,7 @@ def demonstrate(
     """
     config = EngineConfig(model=model)
     config.check()
+    check_is_built()
     folder = config.with_folders().model_path
     print("Starting a server ...", file=sys.stderr)
     with started_server({"model": str(folder)}) as server:

@@ -1,0 +1,88 @@
+"""Measures one thing on the machine at hand; `python -m bench.measure CASE --help` has the flags.
+
+    python -m bench.measure ready --build old=OLD/site --build new=build/gpu/site \\
+        --with "plain=--model M" --with "dflash=--model M --method dflash --draft-model H"
+
+`ready`, `prompts` and `turns` take any number of servers: each --build with each --with, and each
+--command. A build is a checkout with its own .venv, a virtual environment, or a folder for
+PYTHONPATH. A command may begin with variables: --command "old=NAME=1 python -m openspec.serve".
+--host and --port are added to every command. Ratios are to the first server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.measure.grammar_cases import forced, masks
+from bench.measure.server_cases import prompts, ready, turns
+from bench.measure.servers import sides_of
+
+from openspec.bench.environment import environment
+from openspec.bench.server import leave_on_sigterm
+from openspec.bench.workloads import workload_names
+from openspec.errors import ConfigError
+
+OF_SERVERS = {case.__name__: case for case in (ready, prompts, turns)}
+OF_GRAMMARS = {case.__name__: case for case in (masks, forced)}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    whole = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cases = whole.add_subparsers(dest="case", required=True)
+    parts = {}
+    for name, case in (OF_SERVERS | OF_GRAMMARS).items():
+        line = (case.__doc__ or "").split("\n\n")[0]
+        part = parts[name] = cases.add_parser(name, help=line, description=case.__doc__)
+        part.add_argument("--turns", type=int, default=5, help="that count, of each side")
+        part.add_argument("--json", type=Path, help="where to record the figures")
+        if name in OF_SERVERS:
+            part.add_argument("--build", action="append", default=[], metavar="NAME=PLACE")
+            part.add_argument("--with", action="append", default=[], metavar="NAME=FLAGS")
+            part.add_argument("--command", action="append", default=[], metavar="NAME=COMMAND")
+            part.add_argument(
+                "--python", default=sys.executable, help="of builds without their own"
+            )
+    parts["prompts"].add_argument("--lengths", type=int, nargs="+", default=[16, 550, 2048])
+    parts["masks"].add_argument("--vocabulary", type=Path, help="checkpoint, or file of tiktoken's")
+    parts["masks"].add_argument("--vocab-size", type=int, default=151936)
+    parts["forced"].add_argument("--model")
+    parts["forced"].add_argument(
+        "--runs", nargs="+", default=["none", "ngram"], metavar="METHOD[:DRAFT_MODEL]"
+    )
+    for name in ("turns", "forced"):
+        parts[name].add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+        parts[name].add_argument("--max-tokens", type=int, default=128)
+    parts["turns"].add_argument("--workload", default="mixed", choices=workload_names())
+    return whole
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; 2 where a server does not come up or a flag is wrong."""
+    args = parser().parse_args(argv)
+    leave_on_sigterm()
+    try:
+        if args.case in OF_SERVERS:
+            sides = sides_of(args.build, vars(args)["with"], args.command, args.python)
+            report = OF_SERVERS[args.case](sides, args)
+        else:
+            report = OF_GRAMMARS[args.case](args)
+    except ConfigError as error:
+        print(f"bench.measure: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report, indent=1))
+    if args.json is not None:
+        flags = {name: value for name, value in vars(args).items() if name != "json"}
+        whole = {"environment": environment(flags, {}), **report}
+        args.json.write_text(json.dumps(whole, indent=1, default=str) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Cases that compare servers: time to ready, prompts, and the same requests to each in turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from bench.measure.servers import Running, Side, processor_s, started
+
+from openspec.bench.load import LoadResult, RequestSettings, run_load
+from openspec.bench.workloads import Workload, build_workload, random_prompts
+
+Report = dict[str, object]
+
+
+def ready(sides: Sequence[Side], args: argparse.Namespace) -> Report:
+    """Seconds from starting the process to the first 200 of /ready.
+
+    The first turn reads the files into the page cache and does not count.
+    """
+    times: dict[str, list[float]] = {side.name: [] for side in sides}
+    for turn in range(args.turns + 1):
+        for side in sides:
+            with started(side) as server:
+                print(
+                    f"{side.name}: {server.ready_s:.2f} s{' (warms up)' * (turn == 0)}", flush=True
+                )
+                if turn:
+                    times[side.name].append(server.ready_s)
+    return {"ready_s": compared(times)}
+
+
+def prompts(sides: Sequence[Side], args: argparse.Namespace) -> Report:
+    """Milliseconds to the first token of random prompts, one request at a time."""
+    report: Report = {}
+    with all_started(sides) as servers:
+        for length in args.lengths:
+            times: dict[str, list[float]] = {name: [] for name in servers}
+            for turn in range(args.turns + 2):
+                for name, server in servers.items():
+                    sent = random_prompts(1, turn, server.about.vocab_size, length)
+                    work = Workload("random", sent, ignore_eos=True)
+                    [answer] = load(server, work, 1, 2, speculative=False).completions
+                    if turn >= 2:  # the others warm up
+                        times[name].append(1e3 * (answer.chunk_s[0] - answer.sent_s))
+            report[f"{length} tokens, first_token_ms"] = compared(times)
+    return report
+
+
+def turns(sides: Sequence[Side], args: argparse.Namespace) -> Report:
+    """Tokens per second and processor time of the same requests to each side, A B A B.
+
+    Processor time is the server's and hardly depends on what else the machine does. All servers
+    run at once, so on a GPU their flags have to share its memory.
+    """
+    report: Report = {}
+    with all_started(sides) as servers:
+        size = min(server.about.vocab_size for server in servers.values())
+        for count in args.concurrency:
+            work = build_workload(args.workload, 2 * count, 0, vocab_size=size, input_len=64)
+            rates: dict[str, list[float]] = {name: [] for name in servers}
+            used: dict[str, list[float]] = {name: [] for name in servers}
+            said: dict[str, list[list[int]]] = {}
+            for turn in range(args.turns + 1):
+                for name, server in servers.items():
+                    before = processor_s(server.pid)
+                    result = load(server, work, count, args.max_tokens)
+                    said[name] = [answer.token_ids for answer in result.completions]
+                    if turn:  # the first one warms up
+                        rates[name].append(result.tokens_per_s)
+                        each_s = (processor_s(server.pid) - before) / result.output_tokens
+                        used[name].append(1e6 * each_s)
+            first = next(iter(said.values()))
+            report[f"{count} requests"] = {
+                "tokens_per_s": compared(rates),
+                "processor_us_per_token": compared(used),
+                "answers_equal_to_the_first_sides": {
+                    name: sum(a == b for a, b in zip(own, first, strict=True))
+                    for name, own in said.items()
+                },
+                "answers": len(first),
+            }
+    return report
+
+
+@contextlib.contextmanager
+def all_started(sides: Sequence[Side]) -> Iterator[dict[str, Running]]:
+    """Servers of all sides, by name."""
+    with contextlib.ExitStack() as stack:
+        yield {side.name: stack.enter_context(started(side)) for side in sides}
+
+
+def load(
+    server: Running, work: Workload, concurrency: int, max_tokens: int, speculative: bool = True
+) -> LoadResult:
+    """Greedy answers of full length to prompts that are in no prefix cache."""
+    settings = RequestSettings(
+        model=server.about.model, max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True
+    )
+    salt = secrets.token_hex(8)
+    address = server.about.address
+    return run_load(address, work, concurrency, settings, speculative=speculative, cache_salt=salt)
+
+
+def compared(values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, object]]:
+    """The median and range of each side, and of its ratio to the first side within a turn."""
+    first = next(iter(values.values()))
+    report: dict[str, dict[str, object]] = {}
+    for name, own in values.items():
+        report[name] = spread(own, 3) | {"all": [round(value, 3) for value in own]}
+        if own is not first:
+            report[name]["ratio"] = spread([a / b for a, b in zip(own, first, strict=True)], 4)
+    return report
+
+
+def spread(values: Sequence[float], digits: int) -> dict[str, object]:
+    """Median, least and most."""
+    figures = {"median": median(values), "least": min(values), "most": max(values)}
+    return {name: round(value, digits) for name, value in figures.items()}

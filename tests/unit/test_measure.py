@@ -1,0 +1,115 @@
+"""`python -m bench.measure`: its sides, its cases, and that its servers end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bench.measure import servers
+from bench.measure.__main__ import main
+from bench.measure.servers import Side, sides_of, started
+
+from openspec.errors import ConfigError
+
+STUBBORN = """
+import http.server, signal, subprocess, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "stub"}]}')
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+"""A server with a child that ends on SIGKILL only."""
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies, which whoever adopted them may not have reaped yet, are not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_sides_are_builds_with_flags_and_commands(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name / "openspec").mkdir(parents=True)
+        (tmp_path / name / "openspec" / "__init__.py").touch()
+    builds = [f"{name}={tmp_path / name}" for name in ("old", "new")]
+    flags = ["plain=", "drafts=--method ngram --num-threads 1"]
+    commands = ["other=A=1 B=x=y serve --flag"]
+    sides = sides_of(builds, flags, commands, sys.executable)
+    names = ["old plain", "old drafts", "new plain", "new drafts", "other"]
+    assert [side.name for side in sides] == names
+    assert sides[3].command[-4:] == ("--method", "ngram", "--num-threads", "1")
+    assert sides[3].environment["PYTHONPATH"].split(":")[0] == str(tmp_path / "new")
+    assert (sides[4].command, sides[4].environment) == (("serve", "--flag"), {"A": "1", "B": "x=y"})
+    [alone] = sides_of([], [], [], "python")
+    assert alone == Side("this", ("python", "-m", "openspec.serve"), {})
+    with pytest.raises(ConfigError, match="finds openspec at"):
+        sides_of([f"empty={tmp_path}"], [], [], sys.executable)
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        sides_of(["old"], [], [], sys.executable)
+    with pytest.raises(ConfigError, match="same name"):
+        sides_of([], [], ["a=x", "a=y"], sys.executable)
+
+
+def test_a_server_ends_with_its_processes_when_a_case_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "STOP_TIMEOUT_S", 0.05)
+    pid_file = tmp_path / "pid"
+    side = Side("stub", (sys.executable, "-c", STUBBORN, str(pid_file)), {})
+    with pytest.raises(ZeroDivisionError), started(side) as server:
+        pids = [server.pid, int(pid_file.read_text())]
+        assert all(map(is_alive, pids))
+        raise ZeroDivisionError
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_server_that_does_not_come_up(capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"bad={sys.executable} -c 'raise SystemExit(\"no such flag\")'"
+    assert main(["ready", "--command", command]) == 2
+    assert "no such flag" in capsys.readouterr().err
+
+
+def measured(path: Path, *words: str) -> dict:
+    """The record of a case."""
+    assert main([*words, "--turns", "1", "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    assert record.pop("environment")["flags"]["turns"] == 1
+    return record
+
+
+def test_grammars(tmp_path: Path) -> None:
+    record = measured(tmp_path / "masks", "masks")
+    assert all(row["fill_us"]["most"] > 0 for row in record.values())
+    words = ("forced", "--runs", "none", "--concurrency", "2", "--max-tokens", "24")
+    [row] = measured(tmp_path / "forced", *words).values()
+    assert row["is_equal"] and row["share_of_forced_tokens"] > 0
+
+
+@pytest.mark.full
+def test_servers(tmp_path: Path) -> None:
+    both = ("--with", "plain=--num-threads 1", "--with", "drafts=--num-threads 1 --method ngram")
+    names = {"this plain", "this drafts"}
+    record = measured(tmp_path / "ready", "ready", *both)
+    assert record["ready_s"].keys() == names and record["ready_s"]["this drafts"]["ratio"]
+    [row] = measured(tmp_path / "prompts", "prompts", *both, "--lengths", "32").values()
+    assert row.keys() == names
+    sent = ("--concurrency", "2", "--max-tokens", "16")
+    [row] = measured(tmp_path / "turns", "turns", *both, *sent).values()
+    assert row["answers_equal_to_the_first_sides"] == dict.fromkeys(names, row["answers"])
+    assert row["processor_us_per_token"]["this plain"]["median"] > 0
