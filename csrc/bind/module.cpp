@@ -199,8 +199,7 @@ void bind_values(py::module_& m) {
           [](const SpanResult& result) { return kFinishNames[static_cast<size_t>(result.finish)]; })
       .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
-      .def_readonly("num_forced_tokens", &SpanResult::num_forced_tokens)
-      .def_readonly("num_accepted_forced_tokens", &SpanResult::num_accepted_forced_tokens)
+      .def_property_readonly("drafts_by_source", &drafts_by_source)
       .def_property_readonly("logprobs",
                              [](const SpanResult& result) { return tuples_of(result.logprobs); })
       .def_property_readonly(

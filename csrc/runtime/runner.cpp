@@ -62,7 +62,7 @@ void RunnerConfig::validate() const {
   OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
   OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
-  OPENSPEC_CHECK_ARG(max_forced_tokens >= 0, "max_forced_tokens must not be negative");
+  OPENSPEC_CHECK_ARG(max_grammar_drafts >= 0, "max_grammar_drafts must not be negative");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
                      "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }
@@ -232,8 +232,9 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   const int slot = sequences_.add(tokens, prompt_len, std::move(params), cache_salt);
   try {
     enter("add");
-    table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
-    table_.forced_acceptance(slot) = AcceptanceEstimate(forced_acceptance_.ratio());
+    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+      table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
+    }
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
       sequences_.prefixes().attach(slot);
@@ -283,7 +284,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   backend_->collect(lease);
   const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
   const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
-  backend_->observe_time(lease, seconds);
+  backend_->planner().observe_time(lease, seconds);
   const double whole = std::chrono::duration<double>(last_collected_ - begun).count();
   const std::optional<double> drafting = backend_->draft_seconds(lease);
   {
@@ -329,21 +330,25 @@ void Runner::commit(StepLease& lease) {
 }
 
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
-  if (result.is_forced) {  // which says nothing of the drafter
-    table_.forced_acceptance(result.slot).observe(result.num_judged, result.num_right);
-    forced_acceptance_.observe(result.num_judged, result.num_right);
-    return;
-  }
+  const auto observe = [&](DraftSourceId source, const DraftCounts& counts) {
+    table_.estimate(result.slot, source).acceptance.observe(counts.num_judged, counts.num_right);
+    acceptance_[source].observe(counts.num_judged, counts.num_right);
+  };
+  const DraftCounts& grammar = result.by_source[kGrammarDrafts];
+  const DraftCounts& drafter = result.by_source[kDrafterDrafts];
+  observe(kGrammarDrafts, grammar);
+  // What came first may have left it no place, which says nothing of the drafter.
+  if (grammar.num_offered > 0 && drafter.num_offered == 0) return;
+  SourceEstimate& estimate = table_.estimate(result.slot, kDrafterDrafts);
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.
-    table_.acceptance(result.slot).rest(acceptance_.ratio());
-    acceptance_.rest(AcceptanceEstimate::kPrior);
+    estimate.acceptance.rest(acceptance_[kDrafterDrafts].ratio());
+    acceptance_[kDrafterDrafts].rest(AcceptanceEstimate::kPrior);
     return;
   }
-  table_.availability(result.slot).observe(1, result.num_offered > 0 ? 1 : 0);
-  table_.acceptance(result.slot).observe(result.num_judged, result.num_right);
-  acceptance_.observe(result.num_judged, result.num_right);
+  estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);
+  observe(kDrafterDrafts, drafter);
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,
@@ -410,8 +415,8 @@ void Runner::set_step_times(std::span<const TimedStep> measured) {
     (kind.proposes ? proposing : plain).push_back({kind.num_seqs, kind.num_rows, seconds});
   }
   const int most_sized_rows = backend_->most_sized_rows();
-  backend_->set_step_times(StepTable(std::move(plain), most_sized_rows),
-                           StepTable(std::move(proposing), most_sized_rows));
+  backend_->planner().set_step_times(StepTable(std::move(plain), most_sized_rows),
+                                     StepTable(std::move(proposing), most_sized_rows));
 }
 
 }  // namespace openspec

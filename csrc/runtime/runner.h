@@ -126,7 +126,7 @@ class Runner {
     if (stage_hook_) stage_hook_(stage);
   }
   void abandon(StepLease& lease);
-  /// What a result tells about the drafter, if that was asked.
+  /// What a result tells about the sources of its drafts.
   void observe_acceptance(const SpanResult& result, bool has_proposed);
 
   RunnerConfig config_;
@@ -141,7 +141,7 @@ class Runner {
   RunnerStats stats_;
   std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
-  AcceptanceEstimate acceptance_, forced_acceptance_;  // over all sequences: where a new one starts
+  BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
 };
 
 }  // namespace openspec
