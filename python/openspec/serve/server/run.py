@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -22,13 +21,14 @@ from openspec.checkpoint.folder import split_revision
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.engine.processes.standby import Standby
-from openspec.engine.start_phases import Phases, process_age_s
+from openspec.engine.start_phases import Phases
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.server.app import build_app
 from openspec.serve.server.connection import ClientConnection
 from openspec.serve.server.engines import start_engines
+from openspec.serve.server.listening import address_of, allow_reuse
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
@@ -42,22 +42,28 @@ MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def serve(engine_config: EngineConfig, config: ServeConfig, standby: Standby) -> None:
-    """Serves until a signal ends it. `standby` makes the processes of the engines.
+def serve(
+    engine_config: EngineConfig,
+    folders: EngineConfig,
+    config: ServeConfig,
+    sock: socket.socket,
+    standby: Standby,
+    phases: Phases,
+) -> None:
+    """Serves on a bound socket until a signal ends it.
+
+    `engine_config` has the names that were asked for, `folders` what became of them. `standby`
+    makes the processes of the engines. `phases` has what came before.
 
     Raises:
-        ConfigError: what is wrong with the settings, the model or the address.
+        ConfigError: what is wrong with the settings or the model.
         EngineError: the engine did not start.
     """
-    phases = Phases(process_age_s())
     phases.end("imports")
     _raise_file_limit()
     config = with_default_max_tokens(engine_config, config)
-    with bound_socket(config) as sock:
-        folders = engine_config.with_folders()  # may download: an address in use shows before
-        names = model_names(engine_config, folders, config)
-        phases.end("address and folders")
-        asyncio.run(_serve(folders, config, names, sock, standby, phases))
+    names = model_names(engine_config, folders, config)
+    asyncio.run(_serve(folders, config, names, sock, standby, phases))
 
 
 def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) -> ServeConfig:
@@ -312,84 +318,3 @@ def _raise_file_limit() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextlib.contextmanager
-def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
-    """A socket with the configured address. It does not listen yet, so nobody can connect.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    if config.uds is not None:
-        with _unix_socket(config.uds) as sock:
-            yield sock
-        return
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
-    # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        allow_reuse(sock, True)
-        try:
-            sock.bind((config.host, config.port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
-                "--host"
-            ) from None
-        # Sockets that all allow it share an address until one of them listens: a second server
-        # would find out once its model is loaded.
-        allow_reuse(sock, False)
-        yield sock
-    finally:
-        sock.close()
-
-
-@contextlib.contextmanager
-def _unix_socket(path: str) -> Iterator[socket.socket]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        try:
-            sock.bind(path)
-            os.chmod(path, 0o660)
-            own = os.stat(path)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
-        try:
-            yield sock
-        finally:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(own, os.stat(path)):  # else another server has it by now
-                    os.unlink(path)
-    finally:
-        sock.close()
-
-
-def _remove_stale(path: str) -> None:
-    """Removes the socket of a server that is gone, and nothing else."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)  # a server too busy to accept is there all the same
-            probe.connect(path)
-    except ConnectionRefusedError:
-        os.unlink(path)
-    except OSError:
-        return
-
-
-def allow_reuse(sock: socket.socket, is_allowed: bool) -> None:
-    """Whether the address may be had while connections of an earlier server still time out."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_allowed)
-
-
-def address_of(sock: socket.socket, config: ServeConfig) -> str:
-    """What to type into a client."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
