@@ -6,6 +6,7 @@
 
 #include "kernels/attention/span_attention.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 #include "runtime/step/kept_learning.h"
 
 namespace openspec {

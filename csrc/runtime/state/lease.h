@@ -10,7 +10,7 @@
 #include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 
 namespace openspec {
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/state/lease.h"
