@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from openspec.config import EngineConfig
-from openspec.drafters import plain_method
+from openspec.drafters import option_names, plain_method
 from openspec.llm import LLM
 from openspec.messages import (
     SamplingParams,
@@ -37,10 +37,13 @@ from openspec.text.tokenizer import Tokenizer
 def read_settings(text: str) -> dict[str, Any]:
     """name=value,name=value; numbers are numbers, and true and false what they say."""
     words: dict[str, Any] = {"true": True, "false": False}
-    pairs = (part.split("=", 1) for part in text.split(","))
-    return {
-        name: int(value) if value.isdigit() else words.get(value, value) for name, value in pairs
-    }
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {"method_options": options}
+    for part in text.split(","):
+        name, value = part.split("=", 1)
+        place = options if name in option_names() else settings
+        place[name] = int(value) if value.isdigit() else words.get(value, value)
+    return settings
 
 
 Turns = list[dict[str, Any]]

@@ -185,11 +185,12 @@ methods() {
   widen
   local some=(--concurrency 1,4,8,16,32 --workload chat)
   bench_method eagle3 --method eagle3 "${some[@]}"
-  bench_method eagle3-tree --method eagle3 --num-speculative-tokens 5 --draft-top-k 4 "${some[@]}"
+  bench_method eagle3-tree --method eagle3 --num-speculative-tokens 5 --method-option draft_top_k=4 "${some[@]}"
   bench_method dflash --method dflash "${some[@]}"
-  bench_method dflash-tree --method dflash --draft-top-k 8 "${some[@]}"
+  bench_method dflash-tree --method dflash --method-option draft_top_k=8 "${some[@]}"
   bench_method dspark --method dspark "${some[@]}"
-  bench_method dspark-tree --method dspark --draft-top-k 64 --draft-tree-size 15 "${some[@]}"
+  bench_method dspark-tree --method dspark --method-option draft_top_k=64 \
+    --method-option draft_tree_size=15 "${some[@]}"
 }
 
 # Two engines on one GPU: they start, serve, lose one and drain; then one front with engines that have no model.

@@ -30,7 +30,7 @@ def make_runner(target: Path, head: Path, method: str, depth: int, **options: in
         "max_num_seqs": 1,
         "num_threads": 1,
         "stats_interval_s": 0.0,
-        **options,
+        "method_options": options,
     }
     runner = load_engine(config_from_settings(settings))._runner  # type: ignore[attr-defined]
     assert isinstance(runner, _C.Runner)

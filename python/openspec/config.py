@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from openspec import drafters
-from openspec.checkpoint.folder import check_source, downloaded, is_hub_id
+from openspec.checkpoint.folder import check_source, downloaded, is_hub_id, split_revision
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
 from openspec.settings import (
+    Names,
     Raw,
     Setting,
     SettingsGroup,
@@ -25,9 +25,9 @@ from openspec.settings import (
     nearest,
     number,
     parse_command_line,
+    with_revisions,
 )
-
-logger = logging.getLogger(__name__)
+from openspec.settings.spellings import SPECULATIVE_SPELLINGS
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
 SPECULATIVE_CONFIG = "speculative_config"
@@ -39,20 +39,18 @@ class EngineConfig:
 
     model: str | None = None
     """Folder of a checkpoint in Hugging Face format, or an id of the hub such as
-    Qwen/Qwen3-4B. Default: the embedded model."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub. Default: main."""
+    Qwen/Qwen3-4B, or Qwen/Qwen3-4B@REVISION for a branch, tag or commit. Default: the embedded
+    model."""
     method: str = field(default_factory=drafters.default_method)
     """How drafts are made."""
     draft_model: str | None = None
     """Folder or id of the draft checkpoint, for methods that have one. Default: the folder named as
     the method in the model's own, if there is one."""
-    draft_revision: str | None = None
-    """Branch, tag or commit of a draft model of the hub. Default: main."""
     num_speculative_tokens: int | None = number(None, 0, 1 << 10)
     """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
-    method_options: dict[str, OptionValue] = field(default_factory=dict)
-    """Options of the method, by the names that it declares (each is a flag of its own)."""
+    method_options: dict[str, OptionValue] = field(default_factory=dict, metadata={"pairs": True})
+    """An option of the method, as its page in docs/methods names it; may be given several times.
+    With a wrong name, the error lists them."""
     acceptance: Literal["match", "rejection"] = "match"
     """When a draft of a sampled request is accepted. match: if it equals the token that plain
     decoding would draw, so that the text is plain decoding's. rejection: rejection sampling, which
@@ -80,16 +78,12 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""
-    check_weights: bool = True
-    """Refuse a model whose weights hold NaN or infinity; takes one read of them."""
     num_threads: int | None = number(None, 1, 1024)
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)
     """Seed of requests that bring none. Default: a random one for each."""
-    max_failures_in_a_row: int = number(3, 1, 1 << 20)
-    """Failed steps and admissions without a good step between them after which the engine ends."""
     kv_events_config: dict[str, str | int | bool | None] | None = None
     """vLLM's JSON for KV events, which tell routers what the prefix cache holds. Default: none. For
     example {"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}."""
@@ -178,14 +172,9 @@ class EngineConfig:
                 f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
                 "prompts advance while every sequence decodes"
             )
-        for kind, source, revision in (
-            ("model", self.model, self.revision),
-            ("draft model", self.draft_model, self.draft_revision),
-        ):
+        for kind, source in (("model", self.model), ("draft model", self.draft_model)):
             if source is not None:
-                check_source(source, revision, kind)
-            elif revision is not None:
-                raise ConfigError(f"revision {revision} is of no {kind}: none is named; drop it")
+                check_source(source, kind)
 
     def with_folders(self) -> EngineConfig:
         """This configuration, the hub's ids replaced by folders, downloaded as far as they lack.
@@ -201,140 +190,63 @@ class EngineConfig:
             ) from None
         has_head = self.drafter.needs_draft_model and self.draft_model is None
         beside = self.drafter.name if has_head else None
-        found = self
-        if self.model is not None and is_hub_id(self.model):
-            folder = downloaded(self.model, self.revision, subfolder=beside)
-            found = replace(found, model=str(folder), revision=None)
-        if self.draft_model is not None and is_hub_id(self.draft_model):
-            folder = downloaded(self.draft_model, self.draft_revision, "draft model")
-            found = replace(found, draft_model=str(folder), draft_revision=None)
-        return found
+        model, draft_model = self.model, self.draft_model
+        if model is not None and is_hub_id(model):
+            model = str(downloaded(*split_revision(model), subfolder=beside))
+        if draft_model is not None and is_hub_id(draft_model):
+            draft_model = str(downloaded(*split_revision(draft_model), "draft model"))
+        return replace(self, model=model, draft_model=draft_model)
 
 
 def config_from_settings(settings: Mapping[str, Raw]) -> EngineConfig:
-    """An EngineConfig from names and values: fields, a drafter's options, `speculative_config`.
+    """An EngineConfig from names and values: its fields and `speculative_config`.
 
     Raises:
         ConfigError: for an unknown name (with the nearest one) or a value that does not fit.
     """
-    groups = engine_groups()
-    by_name = {setting.name: setting for group in groups for setting in group.settings}
-    values: dict[str, Raw] = {}
-    for name, raw in settings.items():
-        if name == "method_options":
-            values[name] = raw
-        elif name not in by_name:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, by_name)}")
-        else:
-            values[name] = by_name[name].convert(raw, name)
-    return engine_config(values)
+    return engine_config(with_revisions(Names([engine_group()]).read(settings.items())))
 
 
 def engine_config(values: Mapping[str, Raw]) -> EngineConfig:
-    """The EngineConfig among parsed values (see `parse_command_line`); other names are ignored.
+    """The EngineConfig among checked values (see `parse_command_line`); other names are ignored.
 
     Raises:
         ConfigError: for a value that does not fit, or an option of another method.
     """
-    merged = {**_expand_speculative_config(values.get(SPECULATIVE_CONFIG)), **values}
-    if merged.get("tensor_parallel_size", 1) != 1:
-        raise ConfigError(
-            "tensor_parallel_size must be 1: an engine runs on one device; --replicas runs an "
-            "engine on each of several"
-        )
-    if merged.get("trust_remote_code"):
-        logger.warning("trust_remote_code has no effect: no code of a checkpoint is ever run")
-    given = build(EngineConfig, merged)
-    spec, options = given.drafter, dict(given.method_options)
-    owners = {name: other for other in drafters.all_drafters() for name in other.options_by_name}
-    for name, value in merged.items():
-        if name in spec.options_by_name and isinstance(value, (int, float, str)):
-            options[name] = value
-        elif name in owners:
-            raise ConfigError(
-                f"{name} is an option of method {owners[name].name!r}, but the method is "
-                f"{spec.name!r}"
-            )
+    expanded, options = _expand_speculative_config(values.get(SPECULATIVE_CONFIG))
+    own = values.get("method_options") or {}
+    assert isinstance(own, dict)
+    options = {**options, **own}
+    given = build(EngineConfig, {**expanded, **values, "method_options": options})
+    spec = given.drafter
     config = replace(
         given,
         method=spec.name,
-        method_options=spec.complete_options(options) if options else {},
+        method_options=spec.complete_options(given.method_options) if options else {},
     )
     config.check()
     return config
 
 
-def engine_groups() -> list[SettingsGroup]:
-    """All settings of the engine, for a command line: the fields, then the drafters' options.
-
-    Options that several drafters have are one flag, in a group of its own.
-    """
+def engine_group() -> SettingsGroup:
+    """All settings of the engine, for a command line: the fields and `speculative_config`."""
     specs = drafters.all_drafters()
     methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in specs)
-    engine = group_of("engine", EngineConfig, skip=("method_options",))
-    settings = [
-        replace(
-            setting,
-            help=f"{setting.help} {methods}.",
-            choices=tuple(spec.name for spec in specs),
-        )
-        if setting.name == "method"
-        else setting
-        for setting in engine.settings
-    ]
-    owners: dict[str, list[DrafterSpec]] = {}
-    for spec in specs:
-        for option in spec.options:
-            owners.setdefault(option.name, []).append(spec)
-    options: dict[str, list[Setting]] = {}
-    for name, having in owners.items():
-        title = f"method{'s' * (len(having) > 1)} {', '.join(spec.name for spec in having)}"
-        options.setdefault(title, []).append(_option_setting(name, having))
-    return [
-        SettingsGroup(engine.title, tuple(settings)),
-        *(SettingsGroup(title, tuple(found)) for title, found in options.items()),
-        SettingsGroup("compatibility", _COMPATIBILITY),
-    ]
-
-
-def _option_setting(name: str, specs: Sequence[DrafterSpec]) -> Setting:
-    """One flag for the options of this name; what each method says of it, if they differ."""
-    by_help: dict[str, list[str]] = {}
-    for spec in specs:
-        for option in spec.options:
-            if option.name == name:
-                found = option
-                by_help.setdefault(option.help, []).append(spec.name)
-    shown = [f"{', '.join(names)}: {text}" for text, names in by_help.items()]
-    return Setting(
-        name,
-        type(found.default),
-        found.help if len(by_help) == 1 else " ".join(shown),
-        found.default,
-        choices=found.choices,
+    settings = {setting.name: setting for setting in group_of("engine", EngineConfig).settings}
+    method, options = settings["method"], settings["method_options"]
+    settings["method"] = replace(
+        method, help=f"{method.help} {methods}.", choices=tuple(spec.name for spec in specs)
     )
+    settings["method_options"] = replace(options, choices=drafters.option_names())
+    return SettingsGroup("engine", (*settings.values(), _SPECULATIVE_CONFIG))
 
 
-_COMPATIBILITY = (
-    Setting(
-        SPECULATIVE_CONFIG,
-        dict | str | None,
-        "vLLM's form of the same: JSON with method, num_speculative_tokens, model and the method's "
-        "options. Single flags win over it.",
-        None,
-    ),
-    Setting(
-        "tensor_parallel_size",
-        int,
-        "1, because an engine runs on one device. --replicas runs several engines.",
-        1,
-    ),
-    Setting(
-        "trust_remote_code",
-        bool,
-        "Accepted without effect: no code of a checkpoint is ever run.",
-        False,
-    ),
+_SPECULATIVE_CONFIG = Setting(
+    SPECULATIVE_CONFIG,
+    dict | str | None,
+    "vLLM's form of the same: JSON with method, num_speculative_tokens, model and the method's "
+    "options. Single flags win over it.",
+    None,
 )
 
 
@@ -353,28 +265,34 @@ def parse_engine_args(
     Raises:
         ConfigError: for anything that does not fit.
     """
-    groups = [*extra, *engine_groups()]
+    groups = [*extra, engine_group()]
     values = parse_command_line(groups, prog, description, argv, environ, version)
     return engine_config(values), values
 
 
-def _expand_speculative_config(raw: Raw) -> dict[str, Raw]:
+def _expand_speculative_config(raw: Raw) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    """Settings of the engine, and options of the method."""
     if raw is None:
-        return {}
+        return {}, {}
     try:
         given = msgspec.json.decode(raw) if isinstance(raw, str) else raw
     except msgspec.DecodeError as error:
         raise ConfigError(f"--speculative-config is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise ConfigError("--speculative-config must be a JSON object")
-    renamed = {"model": "draft_model"}
-    known = {"method", "num_speculative_tokens", "draft_model"} | {
-        name for spec in drafters.all_drafters() for name in spec.options_by_name
-    }
-    expanded: dict[str, Raw] = {}
-    for key, value in given.items():
-        name = renamed.get(key, key)
-        if name not in known:
-            raise ConfigError(f"--speculative-config: unknown key {key!r}{nearest(key, known)}")
-        expanded[name] = value
-    return expanded
+    engine = group_of("engine", EngineConfig).settings
+    own = tuple(one for one in engine if one.name in _SPECULATIVE_KEYS)
+    names = Names([SettingsGroup("", own)], SPECULATIVE_SPELLINGS)
+    options = drafters.option_names()
+    for key in given:
+        if key not in names and key not in options:
+            known = nearest(key, [*_SPECULATIVE_KEYS, *options])
+            raise ConfigError(f"--speculative-config: unknown key {key!r}{known}")
+    settings = {key: value for key, value in given.items() if key in names}
+    return (
+        with_revisions(names.read(settings.items(), "--speculative-config: ")),
+        {key: value for key, value in given.items() if key in options},
+    )
+
+
+_SPECULATIVE_KEYS = ("method", "num_speculative_tokens", "draft_model")

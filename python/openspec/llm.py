@@ -18,7 +18,9 @@ from openspec.checkpoint.strict_json import JsonValue
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.engine.core.fan_out import engine_request, fan_out
+from openspec.engine.memory import available_memory
 from openspec.errors import EngineError, RequestError
+from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import (
     EngineRequest,
     EngineStats,
@@ -45,7 +47,7 @@ Message = Mapping[str, JsonValue]
 class LLM:
     """A model and an engine of its own.
 
-    Keyword arguments are the fields of `EngineConfig`, the options of the method, and
+    Keyword arguments are the fields of `EngineConfig`, such as `method_options`, and
     `speculative_config` (a mapping, as vLLM takes it). `drafter` replaces the method's drafter by
     one written in Python, with the configured `num_speculative_tokens`. Threads may share an LLM:
     their calls run one after the other.
@@ -63,7 +65,8 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(self.config.model_path)
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
-        self._grammars = LoadedGrammars(self._core, self.tokenizer, self.model_config)
+        limits = GrammarLimits.within(available_memory())
+        self._grammars = LoadedGrammars(self._core, self.tokenizer, self.model_config, limits)
         self._num_requests = 0
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that generates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from openspec import _C
 from openspec.config import EngineConfig, config_from_settings
+from openspec.drafters import option_names
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions, TokenLogprobs
@@ -85,7 +86,14 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
         "stats_interval_s": 0.0,
         **settings,
     }
-    return load_engine(config_from_settings(merged), drafter)  # type: ignore[arg-type]
+    return load_engine(config_from_settings(with_options(merged)), drafter)
+
+
+def with_options(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings whose options of the method are where the engine takes them."""
+    options = {name: settings[name] for name in option_names() if name in settings}
+    others = {name: value for name, value in settings.items() if name not in options}
+    return {**others, "method_options": options}
 
 
 def kv_memory(num_pages: int, **settings: object) -> int:

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from openspec.engine.core import engine_core
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import EngineError
 from openspec.messages import SamplingParams
@@ -93,10 +94,11 @@ def test_a_page_that_is_not_published_costs_nothing(
 
 
 def test_a_request_that_is_not_admitted_is_the_only_one(
-    drafter_name: str, reference: Reference
+    drafter_name: str, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = jobs("mixed", 8)
-    core = make_core(max_failures_in_a_row=100, **drafter_settings(drafter_name))
+    monkeypatch.setattr(engine_core, "MAX_FAILURES_IN_A_ROW", 100)
+    core = make_core(**drafter_settings(drafter_name))
 
     numbers = count()
 
@@ -113,9 +115,10 @@ def test_a_request_that_is_not_admitted_is_the_only_one(
 
 
 def test_nothing_but_failures_end_the_engine() -> None:
-    core = make_core(max_failures_in_a_row=2)
+    core = make_core()
     Fault(core, "score", every=1)
     job = Job(prompt=(400, 401), sampling=SamplingParams(temperature=0.0, max_tokens=4))
-    assert run(core, [job])[0].finish_reason == "error"
-    with pytest.raises(EngineError, match=r"2 failures in a row; the last: .*injected in score"):
+    for _ in range(engine_core.MAX_FAILURES_IN_A_ROW - 1):
+        assert run(core, [job])[0].finish_reason == "error"
+    with pytest.raises(EngineError, match=r"3 failures in a row; the last: .*injected in score"):
         run(core, [job])

@@ -34,22 +34,24 @@ def prompt_of(case: Stored) -> list[int]:
 
 
 def make_runner(folders: Folders, method: str, num_drafts: int, **options: int | str) -> _C.Runner:
-    """The core of an engine that always drafts; `options` are settings of it."""
+    """The core of an engine that always drafts; `options` are settings of it, or of its method."""
     core = load_engine(
         config_from_settings(
-            {
-                "model": str(folders[0]),
-                "draft_model": str(folders[1]),
-                "method": method,
-                "num_speculative_tokens": num_drafts,
-                "adaptive_speculation": False,
-                "device": "cpu",
-                "max_model_len": 128,
-                "max_num_seqs": 2,
-                "num_threads": harness.NUM_THREADS,
-                "stats_interval_s": 0.0,
-                **options,
-            }
+            harness.with_options(
+                {
+                    "model": str(folders[0]),
+                    "draft_model": str(folders[1]),
+                    "method": method,
+                    "num_speculative_tokens": num_drafts,
+                    "adaptive_speculation": False,
+                    "device": "cpu",
+                    "max_model_len": 128,
+                    "max_num_seqs": 2,
+                    "num_threads": harness.NUM_THREADS,
+                    "stats_interval_s": 0.0,
+                    **options,
+                }
+            )
         )
     )
     runner = core._runner  # type: ignore[attr-defined]

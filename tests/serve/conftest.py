@@ -114,7 +114,7 @@ def run_fake_server(
             model=ModelConfig.from_folder(model),
             tokenizer=tokenizer,
             model_names=list(settings.served_model_name or [MODEL_NAME]),
-            text_pool=TextPool(settings.num_text_threads, tokenizer, model),
+            text_pool=TextPool(tokenizer, model),
         )
         server = http_server(context)
         started.update(engines=engines, context=context, server=server)

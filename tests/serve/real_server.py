@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +31,15 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **variables}
 
 
-def command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "openspec.serve", *arguments]
+def command(arguments: Sequence[str], constants: Mapping[str, int] | None = None) -> list[str]:
+    """`constants` are set, by their dotted names, in the server's process alone."""
+    start = ["-m", "openspec.serve"]
+    if constants:
+        lines = ["import sys", "from openspec.serve.__main__ import main"]
+        for name, value in constants.items():
+            lines += [f"import {name.rpartition('.')[0]}", f"{name} = {value}"]
+        start = ["-c", "\n".join([*lines, "sys.exit(main())"])]
+    return [sys.executable, *start, *arguments]
 
 
 def run_to_its_end(line: list[str], **variables: str) -> tuple[int, str, float]:
@@ -138,13 +145,15 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextmanager
-def real_server(*arguments: str, **variables: str) -> Iterator[RealServer]:
+def real_server(
+    *arguments: str, constants: Mapping[str, int] | None = None, **variables: str
+) -> Iterator[RealServer]:
     with tempfile.TemporaryDirectory() as folder:
         log_file = Path(folder) / "log"
         started = time.monotonic()
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                command(["--port", "0", *arguments]),
+                command(["--port", "0", *arguments], constants),
                 stdout=log,
                 stderr=log,
                 env=environment(**variables),

@@ -427,11 +427,6 @@ def test_speculation_step_by_step(server: RunningServer) -> None:
     assert "num_accepted_tokens_per_step" not in plain
 
 
-def test_speculation_statistics_can_be_off(start_server) -> None:
-    answer = start_server(speculative_stats=False).complete(prompt="a")
-    assert answer["metrics"]["speculative_decoding"] is None
-
-
 def test_request_ids(server: RunningServer) -> None:
     response = server.client.post(
         PATH, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "mine-17"}

@@ -21,7 +21,8 @@ MAX_KEPT_BYTES = 40e6
 @pytest.fixture(scope="module")
 def real() -> Iterator[RealServer]:
     flags = ("--kv-cache-memory", "32MiB", "--num-threads", "1")
-    with real_server(*flags, "--max-num-connections", str(MAX_CONNECTIONS)) as server:
+    constants = {"openspec.serve.server.connection.MAX_CONNECTIONS": MAX_CONNECTIONS}
+    with real_server(*flags, constants=constants) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log

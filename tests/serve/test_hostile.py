@@ -22,11 +22,12 @@ from tests.serve.waiting import PATIENCE_S, wait_until
 
 METHODS = {
     "ngram": [],
-    "eagle3": ["--num-speculative-tokens", "5", "--draft-top-k", "4"],
+    "eagle3": ["--num-speculative-tokens", "5", "--method-option", "draft_top_k=4"],
     "dflash": [],
-    "dspark": ["--draft-top-k", "8"],
+    "dspark": ["--method-option", "draft_top_k=8"],
 }
 """Chains and trees."""
+SHORT_KEEP_ALIVE = {"openspec.serve.server.run.KEEP_ALIVE_TIMEOUT_S": 1}
 POOL = {"ngram": "5MiB", "eagle3": "6MiB", "dflash": "7MiB", "dspark": "7MiB"}
 """About 64 pages."""
 
@@ -45,8 +46,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def real(request: pytest.FixtureRequest) -> Iterator[RealServer]:
     method = request.param
     flags = ["--method", method, *METHODS[method], "--kv-cache-memory", POOL[method]]
-    flags += ["--num-threads", "1", "--max-num-queued-reqs", "4000", "--keep-alive-timeout-s", "1"]
-    with real_server(*flags) as server:
+    flags += ["--num-threads", "1", "--max-num-queued-reqs", "4000"]
+    with real_server(*flags, constants=SHORT_KEEP_ALIVE) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log

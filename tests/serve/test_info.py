@@ -194,9 +194,10 @@ def test_the_page_needs_no_other_host(server: RunningServer) -> None:
     assert "openapi.json" in response.text
 
 
-def test_docs_can_be_off(start_server) -> None:
-    client = start_server(docs=False).client
-    assert client.get("/openapi.json").status_code == client.get("/docs").status_code == 404
+def test_pages_can_be_left_out(start_server) -> None:
+    client = start_server(pages=False).client
+    for path in ("/openapi.json", "/docs", "/ui"):
+        assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_queue_limit(start_server) -> None:
 
 
 def test_budget_of_bodies_under_way(start_server) -> None:
-    server = start_server(max_body_bytes=100_000, max_total_body_bytes=250_000)
+    server = start_server(max_body_bytes=100_000)
+    server.context.body_bytes.most = 250_000
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     head += b"content-length: 100000\r\n\r\n"
     socks = []
@@ -157,7 +158,8 @@ def test_budget_of_bodies_under_way(start_server) -> None:
 
 
 def test_budgets_of_prompt_logprobs_and_allowed_ids(start_server) -> None:
-    server = start_server({"step_s": 0.02}, max_num_prompt_logprobs=1000)
+    server = start_server({"step_s": 0.02})
+    server.context.prompt_logprobs.most = 1000
     body = {"prompt": [5] * 50, "n": 4, "prompt_logprobs": 3, "max_tokens": 2000}
     sock = post(server, "/v1/completions", body)
     wait_until(lambda: server.context.prompt_logprobs.taken == 800)

@@ -295,13 +295,6 @@ def make_engine() -> object:
     return engine
 
 
-def test_vllm_s_name_of_the_setting() -> None:
-    assert ServeConfig(data_parallel_size=3).num_replicas == 3
-    ServeConfig(data_parallel_size=3, replicas=3).check()
-    with pytest.raises(ConfigError, match="another name of replicas"):
-        ServeConfig(data_parallel_size=3, replicas=2).check()
-
-
 def test_the_start_waits_for_all_or_for_some() -> None:
     async def main(min_replicas: int | None, num_needed: int) -> None:
         given = Started(None, None, None)

@@ -84,7 +84,7 @@ def test_a_stop_string_cuts_the_last_step(server: RunningServer) -> None:
 @pytest.fixture(scope="module")
 def real() -> Iterator[RealServer]:
     arguments = ("--kv-cache-memory", "64MiB", "--no-adaptive-speculation", "--method", "eagle3")
-    with real_server(*arguments, "--draft-top-k", "3") as server:
+    with real_server(*arguments, "--method-option", "draft_top_k=3") as server:
         yield server
 
 
@@ -165,7 +165,7 @@ def test_the_same_everywhere(real: RealServer) -> None:
     assert off["message"] == response["choices"][0]["message"]
 
     settings = {"kv_cache_memory": "64MiB", "adaptive_speculation": False, "method": "eagle3"}
-    with LLM(**settings, draft_top_k=3) as llm:
+    with LLM(**settings, method_options={"draft_top_k": 3}) as llm:
         output = llm.chat(
             QUESTION,
             SamplingParams(max_tokens=40, temperature=0.0),

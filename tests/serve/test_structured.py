@@ -11,6 +11,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from openspec.grammar.compiler import GrammarLimits
 from tests.serve.conftest import RunningServer
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -141,8 +142,12 @@ def test_equal_grammars_are_loaded_once(start_server: Callable[..., RunningServe
     assert info["timeout_s"] == 10
 
 
-def test_the_engine_forgets_with_the_cache(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(grammar_cache_memory=1 << 20)
+def test_the_engine_forgets_with_the_cache(
+    start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, cache_bytes=1 << 20)
+    monkeypatch.setattr(GrammarLimits, "within", lambda *_: few)
+    server = start_server()
     for number in range(24):
         schema = {
             "type": "array",

@@ -193,7 +193,7 @@ def test_what_a_template_refuses_is_said(servers: Callable[[str], RunningServer]
 
 
 def test_flags_win_over_the_template(fake_model: Path) -> None:
-    settings = {"tool_call_parser": "qwen3_xml", "reasoning_parser": "deepseek_r1"}
+    settings = {"tool_call_parser": "qwen3_coder", "reasoning_parser": "deepseek_r1"}
     with run_fake_server(fake_model, **settings) as server:
         _, _, answer = FORMS["qwen3_coder"]
         server.engine.script = lambda _: server.ids(f"Hm.</think>\n{answer}<|im_end|>")

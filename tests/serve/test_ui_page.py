@@ -45,9 +45,8 @@ def test_the_tints_are_those_of_terminal_and_report() -> None:
     assert colours == {"pf": palette.FORCED.colour}
 
 
-def test_public_and_switchable(start_server) -> None:
+def test_public(start_server) -> None:
     locked = start_server(api_key=["secret"])
     assert locked.client.get("/ui").status_code == 200
     assert locked.client.get("/server_info").status_code == 401
     assert locked.client.get("/ui/").status_code == 401
-    assert start_server(ui=False).client.get("/ui").status_code == 404

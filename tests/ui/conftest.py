@@ -114,7 +114,13 @@ def visit(browser: playwright_api.Browser) -> Iterator[Callable[..., Visit]]:
 @pytest.fixture(scope="session")
 def real() -> Iterator[RealServer]:
     """Trees with scores in every step."""
-    arguments = ("--method", "eagle3", "--draft-top-k", "3", "--num-speculative-tokens", "6")
+    arguments = (
+        "--method",
+        "eagle3",
+        "--method-option=draft_top_k=3",
+        "--num-speculative-tokens",
+        "6",
+    )
     with real_server(*arguments, "--no-adaptive-speculation", "--kv-cache-memory", "256MiB") as one:
         yield one
 

@@ -34,7 +34,7 @@ def shortest_path(graph, start, goal):
                 queue.append(path + [other])
     return None
 ```"""
-ARGUMENTS = ("--method", "eagle3", "--draft-top-k", "3", "--num-speculative-tokens", "6")
+ARGUMENTS = ("--method", "eagle3", "--method-option=draft_top_k=3", "--num-speculative-tokens", "6")
 
 
 def main() -> int:

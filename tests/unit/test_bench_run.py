@@ -142,14 +142,20 @@ def test_no_speed_of_texts_that_are_not_plain_decodings() -> None:
 
 def test_engine_settings_reach_the_server() -> None:
     plan = parse_arguments(
-        ["--model=.", "--seed=3", "--num-speculative-tokens=7", "--ngram-min=3", "--repeats=5"]
+        [
+            "--model=.",
+            "--seed=3",
+            "--num-speculative-tokens=7",
+            "--repeats=5",
+            "--method-option=ngram_min=3",
+        ]
     )
     assert plan.methods == ["none", "ngram"]
     assert plan.bench.seed == 3
     assert plan.server_settings == {
         "model": ".",
         "num_speculative_tokens": 7,
-        "ngram_min": 3,
+        "method_options": {"ngram_min": "3"},
     }
 
 

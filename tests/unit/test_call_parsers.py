@@ -295,7 +295,6 @@ def xml(name: str, **values: str) -> str:
 def test_qwen3_coder(text: str, expected: Said | tuple[str, str] | None) -> None:
     wanted: Said = [text] if expected is None else expect(expected)
     check("qwen3_coder", text, wanted)
-    check("qwen3_xml", text, wanted)
 
 
 PARTS = [
@@ -322,7 +321,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("form", sorted(set(CALL_PARSERS) - {"qwen3_xml"}))
+@pytest.mark.parametrize("form", sorted(CALL_PARSERS))
 @examples(300)
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=10),
@@ -369,7 +368,7 @@ def long_answer(form: str, size: int) -> str:
     return {"hermes": f"<tool_call>{call}</tool_call>", "mistral": f"{M}[{call}]"}.get(form, call)
 
 
-@pytest.mark.parametrize("form", sorted(set(CALL_PARSERS) - {"qwen3_xml"}))
+@pytest.mark.parametrize("form", sorted(CALL_PARSERS))
 @pytest.mark.parametrize("make", [long_answer, lambda _, size: "some text\n\n< [" * (size // 13)])
 def test_a_token_costs_the_same_late_in_an_answer(
     form: str, make: Callable[[str, int], str]

@@ -13,7 +13,7 @@ from openspec.config import (
     EMBEDDED_MODEL,
     EngineConfig,
     config_from_settings,
-    engine_groups,
+    engine_group,
     parse_engine_args,
 )
 from openspec.errors import ConfigError
@@ -69,18 +69,29 @@ def test_values() -> None:
     ("argv", "message"),
     [
         (["--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean '--max-model-len'"),
-        (["--max-num-seqs", "x"], "--max-num-seqs: 'x' does not fit: Expected `int`"),
-        (["--dtype", "int4"], "'int4' does not fit: .*; choose from auto, float32, bfloat16"),
+        (["--max-num-seqs", "x"], "--max-num-seqs expects a whole number; got 'x'"),
+        (["--dtype", "int4"], "--dtype expects one of auto, float32, bfloat16; got 'int4'"),
         (["--kv-cache-memory", "2XB"], "'2XB' is not a size such as 512MiB or 2GiB"),
         (["--method", "ngran"], "unknown method 'ngran'; did you mean 'ngram'"),
-        (["--method", "none", "--ngram-min", "2"], "ngram_min is an option of method 'ngram'"),
-        (["--ngram-min", "0"], "ngram_min must be at least 1, got 0"),
+        (["--method", "eagle4"], "unknown method 'eagle4'; did you mean 'eagle3'"),
+        (["--method-option", "a"], "--method-option expects name=value; got"),
+        (["--method-option", "ngram_min=0"], "ngram_min must be at least 1, got 0"),
+        (["--method-option", "ngram_min=x"], "ngram_min expects a whole number; got 'x'"),
         (
-            ["--method", "dflash", "--draft-anchor", "last"],
+            ["--method-option", "ngram_mim=2"],
+            "method 'ngram' has no option 'ngram_mim'; did you mean 'ngram_min'.*; its options: "
+            "ngram_min, ngram_max, max_lookback",
+        ),
+        (
+            ["--method", "none", "--method-option", "ngram_min=2"],
+            "method 'none' has no option 'ngram_min'; its options: none",
+        ),
+        (
+            ["--method", "dflash", "--method-option", "draft_anchor=last"],
             "draft_anchor must be one of auto, first, drop; got 'last'",
         ),
-        (["--device", "tpu"], "--device: 'tpu' does not fit: Invalid enum value"),
-        (["--acceptance", "typical"], "--acceptance: 'typical' does not fit: Invalid enum value"),
+        (["--device", "tpu"], "--device expects one of auto, cpu, cuda; got 'tpu'"),
+        (["--acceptance", "typical"], "--acceptance expects one of match, rejection; got"),
         (["--gpu-memory-utilization", "0"], "must be above 0 and at most 1, got 0.0"),
         (["--gpu-memory-utilization", "1.01"], "must be above 0 and at most 1, got 1.01"),
         (["--gpu-memory-utilization", "nan"], "must be above 0 and at most 1, got nan"),
@@ -94,10 +105,18 @@ def test_values() -> None:
         (["-x", "3"], "unknown flag -x"),
         ([".", "more"], "'more' stands alone"),
         (["--model", ".", "more"], "'more' stands alone"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1: .* one device"),
+        (["--max-model-length", "3"], "unknown flag --max-model-length; did you mean"),
+        (["--no-prefix-caching"], "did you mean '--no-enable-prefix-caching'"),
+        (["--sede", "3"], "did you mean '--seed'"),
+        (["--compilation-config", "3"], "unknown flag --compilation-config$"),
+        (["--seed", "1.5"], "--seed expects a whole number; got '1.5'"),
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
         (["--speculative-config", "{"], "not JSON"),
         (["--speculative-config", '{"metod": "x"}'], "unknown key 'metod'; did you mean 'method'"),
+        (
+            ["--speculative-config", '{"num_speculative_tokens": 4.5}'],
+            "--speculative-config: num_speculative_tokens expects a whole number; got 4.5",
+        ),
     ],
 )
 def test_refused(argv: list[str], message: str) -> None:
@@ -109,7 +128,7 @@ def test_refused(argv: list[str], message: str) -> None:
     ("text", "message"),
     [
         ("max_modle_len: 3", "unknown setting 'max_modle_len'; did you mean 'max_model_len'"),
-        ("max_num_seqs: many", "max_num_seqs: 'many' does not fit"),
+        ("max_num_seqs: many", "max_num_seqs expects a whole number; got 'many'"),
         ("- 1", "expected a mapping"),
         ("a: [", "not YAML"),
         ("!!python/object/apply:os.system ['true']", "not YAML"),
@@ -151,8 +170,8 @@ def test_speculative_config() -> None:
     config = parse(
         "--speculative-config",
         '{"num_speculative_tokens": 7, "prompt_lookup_max": 6}',
-        "--ngram-max",
-        "5",
+        "--method-option",
+        "ngram_max=5",
         OPENSPEC_NUM_SPECULATIVE_TOKENS="3",
     )
     assert config.draft_depth == 3 and config.method_options["ngram_max"] == 5
@@ -161,14 +180,6 @@ def test_speculative_config() -> None:
 @pytest.mark.parametrize("argv", [["."], [".", "--seed", "-3"], ["--seed=-3", "."]])
 def test_the_model_may_stand_without_its_flag(argv: list[str]) -> None:
     assert parse(*argv).model == "."
-
-
-def test_what_command_lines_of_vllm_bring_along(caplog: pytest.LogCaptureFixture) -> None:
-    assert parse("--tensor-parallel-size", "1", "--trust-remote-code") == EngineConfig()
-    assert caplog.text.count("no code of a checkpoint is ever run") == 1
-    given = {"tensor_parallel_size": 1, "trust_remote_code": False}
-    assert config_from_settings(given) == EngineConfig()
-    assert caplog.text.count("no code of a checkpoint is ever run") == 1
 
 
 def test_lists() -> None:
@@ -186,7 +197,7 @@ def test_lists() -> None:
     assert names("--keys", '["d e", "f"]') == {"keys": ["d e", "f"]}
     with pytest.raises(ConfigError, match="'e' stands alone"):
         names("--keys", "d", "e")
-    with pytest.raises(ConfigError, match=r"--keys: '\[d' does not fit"):
+    with pytest.raises(ConfigError, match=r"--keys expects a list: .*; got '\[d'"):
         names("--keys", "[d")
 
 
@@ -210,23 +221,25 @@ def test_every_field_has_help_and_a_flag(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     flags = re.findall(r"^  (--[a-z-]+)", shown, re.M)
     assert len(set(flags)) == len(flags)
-    for group in engine_groups():
-        for setting in group.settings:
-            assert setting.help, setting.name
-            assert setting.flag in flags
-            for choice in (*setting.literals, *setting.choices):
-                assert re.search(rf"{setting.flag} .*[{{,]{choice}[,}}]", shown), setting.flag
+    for setting in engine_group().settings:
+        assert setting.help, setting.name
+        assert setting.flag in flags
+        for choice in () if setting.takes_pairs else (*setting.literals, *setting.choices):
+            assert re.search(rf"{setting.flag} .*[{{,]{choice}[,}}]", shown), setting.flag
 
 
-def test_help_groups_the_options_of_methods() -> None:
-    titles = {setting.name: group.title for group in engine_groups() for setting in group.settings}
-    assert titles["method"] == "engine"
-    assert titles["ngram_min"] == "method ngram"
-    assert titles["draft_top_k"] == "methods dflash, dspark, eagle3, peagle"
-    assert titles["draft_anchor"] == "methods dflash, dspark"
-    for name in drafters.available_drafters():
-        for option in drafters.get_drafter(name).options:
-            assert name in titles[option.name]
+def test_options_of_a_method_come_from_all_places(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("method_options: {ngram_min: 1, ngram_max: 7, max_lookback: 80}\n")
+    config = parse(
+        *("--config", str(file), "--method-option", "ngram-min=3", "--method-option=ngram_max=9"),
+        OPENSPEC_METHOD_OPTIONS="ngram_min=2 prompt_lookup_max=8",
+    )
+    options = config.method_options
+    assert [options[name] for name in ("ngram_min", "ngram_max", "max_lookback")] == [3, 9, 80]
+    assert parse(OPENSPEC_METHOD_OPTIONS='{"ngram_min": 3}').method_options["ngram_min"] == 3
+    shown = {setting.name for setting in engine_group().settings}
+    assert not shown & set(drafters.option_names())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_refused_keys(target: ModelConfig, changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_top_k": 17}, "--draft-top-k must be at most 16, the candidates"),
+        ({"draft_top_k": 17}, "draft_top_k must be at most 16, the candidates"),
         ({"num_speculative_tokens": 16}, "at most 15, the drafts of a block"),
     ],
 )

@@ -263,7 +263,7 @@ def test_windows_that_stand_elsewhere(target: ModelConfig) -> None:
         ({"sliding_window_non_causal": True}, {}, "auto", False, False, "by sliding_window_non"),
         ({"sliding_window_non_causal": False}, {}, "auto", False, True, "by sliding_window_non"),
         ({"sliding_window_non_causal": True}, {"causal": True}, "auto", True, True, "by causal"),
-        ({"is_causal": True}, {}, "full", False, False, "by --draft-attention"),
+        ({"is_causal": True}, {}, "full", False, False, "by draft_attention"),
     ],
 )
 def test_causality_of_layers(
@@ -320,9 +320,9 @@ def test_trees(target: ModelConfig, tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "markov", *dspark())
     for options, rows in (({}, 7), ({"draft_top_k": 64, "draft_tree_size": 31}, 31)):
         assert config_of(target, folder, "dspark", **options).max_draft_tokens == rows
-    with pytest.raises(ConfigError, match=r"draft-tree-size 7 is less than the tree's depth"):
+    with pytest.raises(ConfigError, match=r"draft_tree_size=7 is less than the tree's depth"):
         read(target, zlab(), draft_top_k=4, draft_tree_size=7)
-    with pytest.raises(ConfigError, match=r"set --draft-top-k above 1"):
+    with pytest.raises(ConfigError, match=r"set draft_top_k above 1"):
         read(target, zlab(), draft_tree_size=31)
 
 
@@ -465,7 +465,7 @@ def test_checkup_tries_the_traps(target: ModelConfig) -> None:
     variants = checkup(target, dspark(), "dspark", num_speculative_tokens=7).variants
     fewer: dict[str, OptionValue] = {"draft_anchor": "drop", "num_speculative_tokens": 6}
     advice = next(variant.advice for variant in variants if variant.options == fewer)
-    assert "--draft-anchor drop" in advice and "--num-speculative-tokens 6" in advice
+    assert "--method-option draft_anchor=drop" in advice and "--num-speculative-tokens 6" in advice
     read(target, dspark(), "dspark", **fewer)
     # With the last token's row as well a block is one deeper, which the tree has to have room for.
     trees: dict[str, OptionValue] = {"draft_top_k": 8, "draft_tree_size": 15}

@@ -192,8 +192,12 @@ def test_sample_adds_up() -> None:
 
 def test_the_other_feedback_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded model's head reads its outputs before the final norm."""
-    assert doctor.main(["--method", "eagle3", "--draft-feedback", "normed"]) == 1
-    assert "use --draft-feedback raw" in capsys.readouterr().out
+    assert doctor.main(["--method", "eagle3", "--method-option", "draft_feedback=normed"]) == 1
+    shown = capsys.readouterr().out
+    assert "use --method-option draft_feedback=raw" in shown
+    assert "\n  python -m openspec.serve --method eagle3 --method-option draft_feedback=raw\n" in (
+        shown
+    )
 
 
 @pytest.mark.parametrize(("layers", "status"), [("0,1,2", 0), ("1,2,3", 1)])
@@ -201,27 +205,29 @@ def test_layers_off_by_one_are_found(
     layers: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedded model's head reads the outputs of layers 0, 1 and 2."""
-    assert doctor.main(["--method", "eagle3", "--capture-layers", layers]) == status
+    option = f"--method-option=capture_layers={layers}"
+    assert doctor.main(["--method", "eagle3", option]) == status
     shown = capsys.readouterr().out
-    assert ("use --capture-layers 0,1,2" in shown) == (status == 1)
+    assert ("use --method-option capture_layers=0,1,2" in shown) == (status == 1)
     assert ("the drafter fits the model" in shown) == (status == 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "advice"),
+    ("options", "advice"),
     [
         ([], None),
-        (["--draft-anchor", "first"], "use --draft-anchor drop"),
-        (["--draft-attention", "causal"], "use --draft-attention full"),
+        (["draft_anchor=first"], "use --method-option draft_anchor=drop"),
+        (["draft_attention=causal"], "use --method-option draft_attention=full"),
     ],
     ids=str,
 )
 def test_a_wrong_layout_is_found(
-    flags: list[str], advice: str | None, capsys: pytest.CaptureFixture[str]
+    options: list[str], advice: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedded model's block head: the last token's row drafts nothing, rows see the block."""
-    arguments = ["--method", "dflash", "--doctor-tokens", "48", *flags]
+    arguments = ["--method", "dflash", "--doctor-tokens", "48"]
+    arguments += [f"--method-option={option}" for option in options]
     assert doctor.main(arguments) == (1 if advice else 0)
     shown = capsys.readouterr().out
     assert advice is None or advice in shown
@@ -242,7 +248,8 @@ def test_texts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--method", "ngram", "--ngram-min", "1", "--doctor-tokens", "48"]) == 0
+    flags = ["--method-option", "ngram_min=1", "--doctor-tokens", "48"]
+    assert doctor.main(["--method", "ngram", *flags]) == 0
     shown = capsys.readouterr().out
     assert "acceptance, chat: " in shown and "acceptance, completion: " in shown
     assert "names no acceptance that it should reach" in shown

@@ -98,8 +98,8 @@ def test_crossed_options() -> None:
     [
         (DrafterOption(name="o", default=1, help="", minimum=1), 0, "at least 1"),
         (DrafterOption(name="o", default=1, help="", maximum=3), 4, "at most 3"),
-        (DrafterOption(name="o", default=1, help=""), True, "of type int"),
-        (DrafterOption(name="o", default=1, help=""), "1", "of type int"),
+        (DrafterOption(name="o", default=1, help=""), True, "expects a whole number"),
+        (DrafterOption(name="o", default=1, help=""), "x", "expects a whole number"),
         (DrafterOption(name="o", default=0.5, help="", minimum=0), float("nan"), "at least 0"),
         (DrafterOption(name="o", default="a", help="", choices=("a", "b")), "c", "one of a, b"),
     ],

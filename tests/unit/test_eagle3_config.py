@@ -207,7 +207,7 @@ def test_no_default_for_few_layers() -> None:
 def test_layers_of_the_user(target: ModelConfig, tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "draft", *specforge())
     assert read(target, folder, "0, 3,5").head.capture_layers == (0, 3, 5)
-    for text, message in (("1;2", "must be a list such as"), ("1,2,99", "--capture-layers: expec")):
+    for text, message in (("1;2", "must be a list such as"), ("1,2,99", "capture_layers: expec")):
         with pytest.raises(ConfigError, match=message):
             read(target, folder, text)
     with pytest.raises(ConfigError, match=r"2 captured layers.*that is 3; name all 3"):
@@ -227,7 +227,7 @@ def test_ids_one_off_the_usual_ones(target: ModelConfig, caplog: pytest.LogCaptu
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}
     assert read_format(target, speculators, **ids).head.capture_layers == (0, 16, 31)
     assert "all one less than usual (1, 17, 32)" in caplog.text
-    assert "--capture-layers 1,17,32" in caplog.text
+    assert "capture_layers=1,17,32" in caplog.text
 
 
 def test_no_ids_are_the_default_ones(target: ModelConfig) -> None:
@@ -238,7 +238,7 @@ def test_no_ids_are_the_default_ones(target: ModelConfig) -> None:
 
 def test_a_message_stays_short_and_keeps_its_remedy(target: ModelConfig) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": list(range(100_000))}
-    with pytest.raises(ConfigError, match=r"expected rising.*--capture-layers") as error:
+    with pytest.raises(ConfigError, match=r"expected rising.*set capture_layers") as error:
         read_format(target, speculators, **ids)
     assert len(str(error.value)) <= 2000
 
@@ -404,7 +404,7 @@ def test_flags(target: ModelConfig, tmp_path: Path) -> None:
         "openspec",
         "",
         ["--model", model, "--method", "eagle3", "--draft-model", folder],
-        environ={"OPENSPEC_CAPTURE_LAYERS": "1,2,3"},
+        environ={"OPENSPEC_METHOD_OPTIONS": "capture_layers=1,2,3"},
     )
     assert (config.draft_depth, config.draft_model_path) == (3, Path(folder))
     assert config.method_options["capture_layers"] == "1,2,3"
@@ -499,7 +499,7 @@ def test_drafts_of_a_tree(depth: int, options: dict[str, OptionValue], num_rows:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_tree_size": 15}, "--draft-tree-size is for trees: set --draft-top-k"),
+        ({"draft_tree_size": 15}, "draft_tree_size is for trees: set draft_top_k"),
         ({"draft_top_k": 4, "draft_tree_size": 2}, "2 is less than the tree's depth"),
         ({"draft_top_k": 11}, "draft_top_k must be at most 10"),
         ({"draft_top_k": 0}, "draft_top_k must be at least 1"),
@@ -517,8 +517,8 @@ def test_trees_that_cannot_be(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_top_k": 4}, "rejection is for chains: drop it, or --draft-top-k 4"),
-        ({"draft_noise": False}, "needs drafts that are drawn: drop it, or --no-draft-noise"),
+        ({"draft_top_k": 4}, "rejection is for chains: drop it, or draft_top_k=4"),
+        ({"draft_noise": False}, "needs drafts that are drawn: drop it, or draft_noise=false"),
     ],
 )
 def test_rejection_that_cannot_be(

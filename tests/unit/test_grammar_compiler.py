@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,18 @@ from openspec.grammar.json_rules import chars_behind_quote, compile_source
 from openspec.grammar.schema import enforceable
 from tests.unit.grammar_walks import STOP, accepts, tokens
 
+LIMITS = GrammarLimits(timeout_s=10.0, memory=4 << 30, cache_bytes=256 << 20)
 
-def compiler(**limits: float) -> GrammarCompiler:
-    return GrammarCompiler(tokens(), 4096, [STOP], GrammarLimits(**limits))
+
+def compiler(**limits: Any) -> GrammarCompiler:
+    return GrammarCompiler(tokens(), 4096, [STOP], replace(LIMITS, **limits))
+
+
+def test_limits_are_shares_of_the_free_memory() -> None:
+    limits = GrammarLimits.within(64 << 30, 5.0)
+    assert (limits.timeout_s, limits.memory, limits.cache_bytes) == (5.0, 16 << 30, 1 << 30)
+    limits = GrammarLimits.within(0)
+    assert (limits.memory, limits.cache_bytes) == (1 << 30, 16 << 20)
 
 
 def slow() -> str:
@@ -30,7 +41,7 @@ def slow() -> str:
 
 def test_results_are_kept_up_to_a_size() -> None:
     forgotten: list[str] = []
-    with_room = GrammarLimits(cache_bytes=4_000)
+    with_room = replace(LIMITS, cache_bytes=4_000)
     one = GrammarCompiler(tokens(), 4096, [STOP], with_room, on_forget=forgotten.append)
     sources = [source_of(text(word), "x") for word in ("yes", "no", "perhaps")]
     grammars = [one.compile(source) for source in sources]
@@ -63,7 +74,7 @@ def test_many_lengths_compile_as_budgets() -> None:
     text_of = {f"f{i}": {"type": "string", "maxLength": 30 + i} for i in range(12)}
     source = source_of(json_of(enforceable({"type": "object", "properties": text_of})), "x")
     vocabulary = _grammar.Vocabulary(longer, 4096, [STOP])
-    one = GrammarCompiler(longer, 4096, [STOP], GrammarLimits())
+    one = GrammarCompiler(longer, 4096, [STOP], LIMITS)
     data = one.compile(source).data
     one.close()
     assert data == compile_source(vocabulary, source, chars_behind_quote(longer))

@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import constants
 
 from openspec.checkpoint.draft_model import open_draft_checkpoint
-from openspec.checkpoint.folder import downloaded, hub_id_of, is_hub_id
+from openspec.checkpoint.folder import downloaded, hub_id_of, is_hub_id, split_revision
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL, EngineConfig, config_from_settings
 from openspec.errors import ConfigError
@@ -96,8 +96,8 @@ def test_a_draft_model_of_the_hub(hub: FakeHub) -> None:
     config = config_from_settings(settings).with_folders()
     assert config.model is None and config.draft_model is not None
     assert {path.name for path in Path(config.draft_model).iterdir()} == set(head)
-    other = config_from_settings({**settings, "draft_revision": "v2"}).with_folders()
-    assert other.draft_revision is None and other.draft_model != config.draft_model
+    other = config_from_settings({**settings, "draft_model": "org/head@v2"}).with_folders()
+    assert other.draft_model != config.draft_model
     other.check()
 
 
@@ -107,7 +107,11 @@ def test_revisions(hub: FakeHub) -> None:
         folder = downloaded(MODEL, revision)
         assert (folder / "config.json").read_bytes() == b"{}"
     assert downloaded(MODEL, None) != folder
-    message = failure(model=MODEL, revision="new")
+    config = config_from_settings({"model": f"{MODEL}@old"})
+    assert config == config_from_settings({"model": MODEL, "revision": "old"})
+    assert config.with_folders().model == str(downloaded(MODEL, "old"))
+    assert "no revision follows the @" in failure(model=f"{MODEL}@")
+    message = failure(model=f"{MODEL}@new")
     assert f"model {MODEL}: it has no revision new; name a branch, tag or commit" in message
 
 
@@ -115,11 +119,15 @@ def test_a_folder_wins_over_an_id(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / MODEL).mkdir(parents=True)
     assert not is_hub_id(MODEL)
     config = config_from_settings({"model": MODEL})
-    assert config.with_folders() is config and not hub.requests
+    assert config.with_folders() == config and not hub.requests
     assert "is a folder, and only models of the hub have revisions" in failure(
         model=MODEL, revision="main"
     )
-    assert "revision main is of no draft model" in failure(draft_revision="main")
+    assert "revision main is of no model: none is named" in failure(revision="main")
+    other = tmp_path / "org" / "other@v2"
+    other.mkdir()
+    assert split_revision("org/other@v2") == ("org/other@v2", None)
+    assert split_revision("org/other@v3") == ("org/other", "v3")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "./org/tiny", "/org/tiny", "a/b/c", "org/", "org/ tiny"])

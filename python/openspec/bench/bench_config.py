@@ -12,7 +12,7 @@ import msgspec
 
 import openspec
 from openspec.bench.workloads import workload_names
-from openspec.config import EngineConfig, engine_config, engine_groups
+from openspec.config import EngineConfig, engine_config, engine_group
 from openspec.drafters import plain_method
 from openspec.errors import ConfigError
 from openspec.settings import Raw, build, check_ranges, group_of, number, parse_command_line
@@ -127,9 +127,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
     Raises:
         ConfigError: for anything that does not fit, or asks for speeds of other texts.
     """
-    groups = engine_groups()
+    group = engine_group()
     values = parse_command_line(
-        [group_of("benchmark", BenchConfig), *groups],
+        [group_of("benchmark", BenchConfig), group],
         "python -m openspec.bench",
         "Plain decoding against a method, in turns, through the server's own HTTP path.",
         argv,
@@ -137,7 +137,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
     )
     bench = build(BenchConfig, values)
     bench.check()
-    names = {setting.name for group in groups for setting in group.settings}
+    names = {setting.name for setting in group.settings}
     settings = {
         name: value
         for name, value in values.items()

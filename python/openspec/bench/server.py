@@ -21,6 +21,7 @@ import msgspec
 from openspec.bench.client import Address
 from openspec.errors import ConfigError, check_is_built
 from openspec.settings import ENV_PREFIX, Raw
+from openspec.settings.spellings import SPELLINGS
 
 READY_TIMEOUT_S = 300.0
 DEFAULT_VOCAB_SIZE = 4096
@@ -96,7 +97,8 @@ def inherited(settings: Mapping[str, Raw]) -> dict[str, str]:
     A key in it is meant for other servers.
     """
     others = ("host", "port", "uds", "config", "api_key")
-    taken = {ENV_PREFIX + name.upper() for name in (*settings, *others)}
+    spelled = [name for spelling in SPELLINGS for name in spelling.names]
+    taken = {ENV_PREFIX + name.upper() for name in (*settings, *others, *spelled)}
     return {name: value for name, value in os.environ.items() if name not in taken}
 
 

@@ -121,7 +121,7 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
     | aux_hidden_state_layer_ids inside a method's object | SpecForge, SGLang | output | 1, 17, 32 |
     | aux_hidden_state_layer_ids at top level | speculators, vLLM | entering | 2, 18, 33 |
     | target_layer_ids, wherever it stands | z-lab, DeepSpec, SpecForge | output | 1, 17, 32 |
-    | --capture-layers | users of openspec | output | 1, 17, 32 |
+    | capture_layers | users of openspec | output | 1, 17, 32 |
 
     Raises:
         ConfigError: ids out of range or not rising, with the numbers.
@@ -132,7 +132,7 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
         raise ConfigError(
             f"{layer_ids.origin}: expected rising ids in [{shift}, {num_layers - 1 + shift}] "
             f'(numbering "{layer_ids.numbering}", the target has {num_layers} layers), '
-            f"found {list(layer_ids.ids)}; set --capture-layers, or {OTHER_TARGET}"
+            f"found {list(layer_ids.ids)}; set {CAPTURE_LAYERS}, or {OTHER_TARGET}"
         )
     return layers
 
@@ -143,12 +143,12 @@ def listed(layers: Iterable[int]) -> str:
 
 
 def layers_of_user(text: str) -> LayerIds | None:
-    """What --capture-layers names; None: nothing."""
+    """What capture_layers names; None: nothing."""
     if not text:
         return None
     if not re.fullmatch(r"\s*\d{1,6}(\s*,\s*\d{1,6})*\s*", text):
-        raise ConfigError(f"--capture-layers must be a list such as 1,17,32; got {text!r}")
-    return LayerIds(tuple(map(int, text.split(","))), "output", "--capture-layers")
+        raise ConfigError(f"{CAPTURE_LAYERS} must be a list such as 1,17,32; got {text!r}")
+    return LayerIds(tuple(map(int, text.split(","))), "output", CAPTURE_LAYERS)
 
 
 class DraftHead:
@@ -330,7 +330,7 @@ def _read_captures(
         raise ConfigError(
             f"{fc.path}: {fc.name}: expected shape [{size}, {len(layers) * size}] "
             f"for {len(layers)} captured layers ({listed(layers)}, from {layer_ids.origin}), found "
-            f"{list(fc.shape)}, that is {found}; name all {found} with --capture-layers"
+            f"{list(fc.shape)}, that is {found}; name all {found} with {CAPTURE_LAYERS}"
         )
     return layers
 

@@ -23,20 +23,31 @@ HUB_FILES = (
 GIVE = "give a local folder, or an id of the Hugging Face hub such as Qwen/Qwen3-4B"
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form `org/name` and is nothing on this disk."""
+def split_revision(source: str) -> tuple[str, str | None]:
+    """The id and the revision of `org/name@revision`; anything else, a folder's name, is whole."""
+    name, at, revision = source.partition("@")
+    is_whole = Path(source).exists() or HUB_ID.fullmatch(name) is None
+    return (source, None) if not at or is_whole else (name, revision)
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether it has the form `org/name` or `org/name@revision` and is nothing on this disk."""
+    name, _ = split_revision(source)
     return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def check_source(name: str, revision: str | None, kind: str = "model") -> None:
+def check_source(source: str, kind: str = "model") -> None:
     """Refuses what is neither a folder nor the id of a model of the hub; asks nobody.
 
     Raises:
         ConfigError: with the remedy.
     """
-    if name == "":
+    if source == "":
         raise ConfigError(f"{kind} folder must not be empty; '.' is the current one")
-    if is_hub_id(name):
+    name, revision = split_revision(source)
+    if revision == "":
+        raise ConfigError(f"{kind} {source}: no revision follows the @; name one, or drop it")
+    if is_hub_id(source):
         return
     open_folder(name, kind)
     if revision is not None:

@@ -58,6 +58,11 @@ def get_drafter(name: str) -> DrafterSpec:
     )
 
 
+def option_names() -> tuple[str, ...]:
+    """Options of all methods, by their own names and their aliases."""
+    return tuple(dict.fromkeys(name for spec in all_drafters() for name in spec.options_by_name))
+
+
 def default_method() -> str:
     """The method used when none is named."""
     return next(spec.name for spec in all_drafters() if spec.is_default)

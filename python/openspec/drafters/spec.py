@@ -1,4 +1,4 @@
-"""What a drafter says about itself; an option is a flag, an environment variable, a YAML key."""
+"""What a drafter says about itself, its options among it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed
 from openspec.errors import ConfigError
-from openspec.settings import nearest
+from openspec.settings import EXPECTED, nearest
 
 if TYPE_CHECKING:
     from openspec import _C
@@ -25,7 +27,7 @@ class DrafterOption:
     """One setting of a drafter. Its type is the type of `default`."""
 
     name: str
-    """Also the flag (`--name-with-dashes`), the YAML key and the key that C++ receives."""
+    """As `--method-option name=value` has it, and the key that C++ receives."""
     default: OptionValue
     help: str
     minimum: float | None = None
@@ -35,16 +37,16 @@ class DrafterOption:
     """Names of the same thing in vLLM's speculative config."""
 
     def check(self, value: OptionValue) -> OptionValue:
-        """Returns the value in the option's type.
+        """Returns the value in the option's type; a text may spell it.
 
         Raises:
             ConfigError: with the option, the value and what is allowed.
         """
         wanted = type(self.default)
-        if wanted is float and type(value) is int:
-            value = float(value)
-        if type(value) is not wanted:
-            raise ConfigError(f"{self.name} must be of type {wanted.__name__}, got {value!r}")
+        try:
+            value = msgspec.convert(value, wanted, strict=not isinstance(value, str))
+        except msgspec.ValidationError:
+            raise ConfigError(f"{self.name} expects {EXPECTED[wanted]}; got {value!r}") from None
         if self.choices and value not in self.choices:
             raise ConfigError(
                 f"{self.name} must be one of {', '.join(self.choices)}; got {value!r}"
@@ -68,7 +70,7 @@ MAX_ONE_PASS_TREE_SIZE = 256
 def head_options(
     *, max_top_k: int, top_k_help: str, max_tree_size: int, tree_size_help: str
 ) -> tuple[DrafterOption, ...]:
-    """The options that every head has; an option of several methods is one flag."""
+    """The options that every head has."""
     return (
         DrafterOption(
             name=CAPTURE_LAYERS,
@@ -155,7 +157,7 @@ HEAD_CAUSES = (
     "the head was trained for another target of the same size (base against instruct, 2504 against "
     "2507), or for its quantised form",
     "the head expects other layers; its card or training configuration names them "
-    "(--capture-layers takes outputs, counted from 0)",
+    "(--method-option capture_layers=... takes outputs, counted from 0)",
     "the head was trained on normed states; it has to read the residual stream as it is",
 )
 """What may be wrong with any head on the target's states."""
@@ -172,8 +174,8 @@ def layer_variants(model: DraftModel, target: ModelConfig) -> tuple[Variant, ...
                 Variant(
                     label=f"outputs of layers {listed(moved)}",
                     options={CAPTURE_LAYERS: text},
-                    advice=f"the layer ids are in the other numbering: use --capture-layers {text} "
-                    "or mend config.json",
+                    advice="the layer ids are in the other numbering: "
+                    f"use --method-option {CAPTURE_LAYERS}={text} or mend config.json",
                 )
             )
     return tuple(variants)
@@ -265,8 +267,10 @@ class DrafterSpec:
         checked: dict[str, OptionValue] = {}
         for name, value in given.items():
             if name not in by_name:
+                known = ", ".join(option.name for option in self.options) or "none"
                 raise ConfigError(
-                    f"method {self.name!r} has no option {name!r}{nearest(name, by_name)}"
+                    f"method {self.name!r} has no option {name!r}{nearest(name, by_name)}; "
+                    f"its options: {known}"
                 )
             checked[by_name[name].name] = by_name[name].check(value)
         defaults = {option.name: option.default for option in self.options}
@@ -320,19 +324,19 @@ def check_head_options(setup: DraftSetup) -> None:
     top_k, tree_size = setup.options[DRAFT_TOP_K], setup.options[DRAFT_TREE_SIZE]
     if setup.acceptance == "rejection" and top_k != 1:
         raise ConfigError(
-            f"--acceptance rejection is for chains: drop it, or --draft-top-k {top_k}"
+            f"--acceptance rejection is for chains: drop it, or {DRAFT_TOP_K}={top_k}"
         )
     if setup.acceptance == "rejection" and not setup.options[DRAFT_NOISE]:
         raise ConfigError(
-            "--acceptance rejection needs drafts that are drawn: drop it, or --no-draft-noise"
+            f"--acceptance rejection needs drafts that are drawn: drop it, or {DRAFT_NOISE}=false"
         )
     if top_k == 1:
         if tree_size != 0:
             raise ConfigError(
-                "--draft-tree-size is for trees: set --draft-top-k above 1 (such as 4)"
+                f"{DRAFT_TREE_SIZE} is for trees: set {DRAFT_TOP_K} above 1 (such as 4)"
             )
     elif 0 < setup.draft_depth > setup.max_draft_tokens:
         raise ConfigError(
-            f"--draft-tree-size {tree_size} is less than the tree's depth; raise it or lower "
+            f"{DRAFT_TREE_SIZE}={tree_size} is less than the tree's depth; raise it or lower "
             f"--num-speculative-tokens ({setup.draft_depth})"
         )

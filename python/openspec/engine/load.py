@@ -126,7 +126,7 @@ def load_engine(
     runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
-    num_non_finite = _check_weights(runner) if config.check_weights else 0
+    num_non_finite = _check_weights(runner)
     step_times = []
     if config.adaptive_speculation:
         step_times = _step_times(runner, share.step_times)
@@ -166,7 +166,6 @@ def load_engine(
         ),
         info,
         config.stats_interval_s,
-        config.max_failures_in_a_row,
         publisher,
     )
 
@@ -197,7 +196,7 @@ def _check_weights(runner: _C.Runner) -> int:
     if target:
         raise ConfigError(
             f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew, or run it as it is with --no-check-weights"
+            "checkpoint anew"
         )
     if draft:
         logger.warning(

@@ -32,11 +32,16 @@ MAX_REFUSALS = 1024
 class GrammarLimits:
     """What compiling may take."""
 
-    timeout_s: float = 10.0
-    memory: int = 4 << 30
+    timeout_s: float
+    memory: int
     """Bytes of address space of a process that compiles."""
-    cache_bytes: int = 256 << 20
+    cache_bytes: int
     """Compiled grammars that are kept, all together; none is larger than a quarter of it."""
+
+    @classmethod
+    def within(cls, available: int, timeout_s: float = 10.0) -> GrammarLimits:
+        """Limits where so many bytes of memory are free."""
+        return cls(timeout_s, max(available // 4, 1 << 30), max(available // 64, 16 << 20))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from datetime import datetime
 from typing import Literal
 
 from openspec.errors import ConfigError
-from openspec.grammar.compiler import GrammarLimits
-from openspec.messages import MAX_LOGPROBS
 from openspec.settings import check_ranges, number
 
 
@@ -42,15 +40,9 @@ class ServeConfig:
     default_max_tokens: int | None = number(None, 1, 2**31 - 1)
     """Most tokens of an answer to a chat that names no limit, in every API. Default: what the
     context leaves, and 1024 for the embedded model."""
-    max_logprobs: int = number(MAX_LOGPROBS, 0, MAX_LOGPROBS)
-    """Log-probabilities that a request may ask for at each position; this build has no more."""
-    enable_auto_tool_choice: bool = True
-    """Accepted without effect: tool calls are found wherever a request brings tools."""
-    tool_call_parser: Literal[
-        "auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "qwen3_xml"
-    ] = "auto"
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder"] = "auto"
     """Form of the tool calls that the model writes. auto: the one that its chat template shows, or
-    hermes. qwen3_xml is another name of qwen3_coder."""
+    hermes."""
     reasoning_parser: Literal["auto", "qwen3", "deepseek_r1"] = "auto"
     """Form of the model's thinking, which answers carry apart from their text. qwen3: between
     <think> and </think>; deepseek_r1: the same, and an answer begins with it even where its first
@@ -62,16 +54,8 @@ class ServeConfig:
     all its completions; further requests get 503 and Retry-After."""
     max_body_bytes: int = number(8 * 1024 * 1024, 1024, 1 << 30, is_bytes=True)
     """Largest request body."""
-    max_total_body_bytes: int = number(128 * 1024 * 1024, 1024, 1 << 40, is_bytes=True)
-    """Bytes of request bodies that may be under way at a time; further ones get 503."""
-    max_num_prompt_logprobs: int = number(4 * 1024 * 1024, 0, 1 << 40)
-    """Log-probabilities of prompts that answers may hold at a time, counted for each of `n`."""
     request_timeout_s: float = number(60.0, 0.1, 3600)
     """Seconds a client may take to send its request, or take nothing of its answer."""
-    max_num_connections: int = number(16384, 1, 1 << 20)
-    """Connections that may be open; further ones get 503 and Retry-After."""
-    keep_alive_timeout_s: float = number(30.0, 0, 3600)
-    """Seconds an idle connection stays open."""
     drain_grace_s: float = number(0.0, 0, 3600)
     """After SIGTERM, keep accepting new requests for so long: load balancers lag behind /ready."""
     shutdown_timeout: float = number(30.0, 0, 86400)
@@ -79,8 +63,6 @@ class ServeConfig:
     replicas: int | None = number(None, 1, 1024)
     """Engines, each a process with the whole model; requests go to the one that has most of their
     prompt cached, unless it is busier than the others. Default: as many as `devices`, or 1."""
-    data_parallel_size: int | None = number(None, 1, 1024)
-    """vLLM's name of `replicas`."""
     devices: list[str] | None = None
     """GPUs of the engines, in turn: indices among those that this process sees, or UUIDs of GPUs or
     MIG devices, separated by commas. Default: the first ones."""
@@ -93,43 +75,22 @@ class ServeConfig:
     restart_engine: int | None = number(None, 0, 1 << 20)
     """How often an engine that ended is started again. Default: never where there is one, without
     limit where there are several."""
-    num_text_threads: int = number(2, 1, 64)
-    """Threads that parse and tokenize large requests; as many processes for huge texts."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
     """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
-    grammar_memory: int = number(4 << 30, 1 << 28, 1 << 50, is_bytes=True)
-    """Address space of each of the two processes that compile grammars."""
-    grammar_cache_memory: int = number(256 << 20, 1 << 20, 1 << 50, is_bytes=True)
-    """Compiled grammars that are kept for further requests; one takes up to a quarter of it."""
-    allow_credentials: bool = False
-    """Let browsers of `allowed_origins` send credentials."""
     allowed_origins: list[str] | None = None
     """Web origins that may call the server (CORS), separated by commas. Default: none."""
-    speculative_stats: bool = True
-    """Put `metrics.speculative_decoding` into every answer."""
-    docs: bool = True
-    """Serve /docs, a page to try requests on, and /openapi.json."""
-    ui: bool = True
-    """Serve /ui, a page to ask questions on that shows what speculation does."""
+    pages: bool = True
+    """Serve two pages: /ui, to ask questions on, which shows what speculation does; and /docs, to
+    try requests on, with /openapi.json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much to log."""
     access_log: bool = False
     """Log a line for every request, with the path that was asked for."""
 
     @property
-    def num_replicas(self) -> int | None:
-        """Engines that are asked for, if any number is."""
-        return self.data_parallel_size if self.replicas is None else self.replicas
-
-    @property
     def template_time(self) -> datetime | None:
         """`template_date` as a time."""
         return None if self.template_date is None else datetime.fromisoformat(self.template_date)
-
-    @property
-    def grammar_limits(self) -> GrammarLimits:
-        """What compiling grammars may take."""
-        return GrammarLimits(self.grammar_timeout_s, self.grammar_memory, self.grammar_cache_memory)
 
     def check(self) -> None:
         """Checks what can be checked without the engine.
@@ -138,25 +99,10 @@ class ServeConfig:
             ConfigError: with the setting, its value and what is allowed.
         """
         check_ranges(self)
-        if self.data_parallel_size not in (None, self.num_replicas):
-            raise ConfigError(
-                f"data_parallel_size ({self.data_parallel_size}) is another name of replicas "
-                f"({self.replicas}); give one of them"
-            )
-        if self.max_total_body_bytes < self.max_body_bytes:
-            raise ConfigError(
-                f"max_total_body_bytes ({self.max_total_body_bytes}) is less than one body may "
-                f"have, max_body_bytes ({self.max_body_bytes}); raise the one or lower the other"
-            )
         if self.template_date is not None and not is_date(self.template_date):
             raise ConfigError(
                 f"template_date: expected YYYY-MM-DD, such as 2026-01-31, found "
                 f"{self.template_date!r}"
-            )
-        if not self.enable_auto_tool_choice:
-            raise ConfigError(
-                "enable_auto_tool_choice cannot be off; requests without tool calls say "
-                "tool_choice 'none'"
             )
         # An empty variable is what a secret that is missing leaves behind: no reason to be open.
         if self.api_key is not None and not self.api_key:

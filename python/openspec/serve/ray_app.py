@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openspec.config import EngineConfig, engine_config, engine_groups
+from openspec.config import EngineConfig, engine_config, engine_group
 from openspec.engine.processes.log import log_to_stderr
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
@@ -25,19 +25,17 @@ from openspec.serve.generation.context import ServerContext
 from openspec.serve.ray_metrics import export
 from openspec.serve.server.app import build_app
 from openspec.serve.server.run import load, model_names, with_default_max_tokens
-from openspec.settings import Raw, check_ranges, group_of, nearest, number
+from openspec.settings import Names, Raw, check_ranges, group_of, number, with_revisions
 from openspec.settings import build as build_settings
 
 NOT_OF_REPLICAS = frozenset(
-    {"host", "port", "uds", "max_num_connections", "keep_alive_timeout_s", "request_timeout_s"}
-    | {"drain_grace_s", "restart_engine", "replicas", "data_parallel_size", "min_replicas"}
-    | {"devices"}
+    {"host", "port", "uds", "request_timeout_s", "drain_grace_s", "restart_engine", "replicas"}
+    | {"min_replicas", "devices"}
 )
 """Settings of the server whose matter is Ray's: connections, how many engines and where."""
 RECONFIGURABLE = frozenset(
-    {"api_key", "admin_api_key", "allowed_origins", "allow_credentials", "access_log", "docs"}
-    | {"default_max_tokens", "max_logprobs", "max_num_queued_reqs", "max_num_queued_tokens"}
-    | {"max_body_bytes", "speculative_stats"}
+    {"api_key", "admin_api_key", "allowed_origins", "access_log", "pages", "default_max_tokens"}
+    | {"max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes"}
 )
 """Settings of the server that `user_config` may change while it runs."""
 
@@ -110,15 +108,12 @@ def parse(args: Mapping[str, Raw]) -> tuple[EngineConfig, ServeConfig, RayConfig
         ConfigError: for an unknown name or a value that does not fit.
     """
     groups = [group_of("server", ServeConfig, tuple(NOT_OF_REPLICAS)), group_of("ray", RayConfig)]
-    by_name = {one.name: one for group in (*engine_groups(), *groups) for one in group.settings}
-    values: dict[str, Raw] = {}
-    for key, raw in args.items():
-        name = key.replace("-", "_")
-        if name in NOT_OF_REPLICAS and name not in by_name:
+    names = Names([engine_group(), *groups])
+    for key in args:
+        name = names.name_of(key)
+        if name in NOT_OF_REPLICAS and name not in names:
             raise ConfigError(f"{key}: not of a replica; Ray Serve has options of its own for it")
-        if name not in by_name:
-            raise ConfigError(f"unknown setting {key!r}{nearest(name, by_name)}")
-        values[name] = by_name[name].convert(raw, key)
+    values = with_revisions(names.read(args.items()))
     engine = engine_config(values)
     server = build_settings(
         ServeConfig, {name: raw for name, raw in values.items() if name not in NOT_OF_REPLICAS}

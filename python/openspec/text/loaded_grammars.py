@@ -31,9 +31,16 @@ class GrammarEngine(Protocol):
 class LoadedGrammars:
     """Compiles and loads what requests ask for. The processes that compile start on first use."""
 
-    def __init__(self, engine: GrammarEngine, tokenizer: Tokenizer, model: ModelConfig) -> None:
+    def __init__(
+        self,
+        engine: GrammarEngine,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        limits: GrammarLimits,
+    ) -> None:
         self.form = AnswerForm.of(tokenizer, "auto", "auto")
         self._engine, self._tokenizer, self._model = engine, tokenizer, model
+        self._limits = limits
         self._compiler: GrammarCompiler | None = None
         self._loaded: set[str] = set()
         self._forgotten: list[str] = []
@@ -72,6 +79,6 @@ class LoadedGrammars:
             vocab_size, stop_ids = self._model.vocab_size, list(self._model.eos_token_ids)
             self._engine.set_vocabulary(tokens, vocab_size, stop_ids)
             self._compiler = GrammarCompiler(
-                tokens, vocab_size, stop_ids, GrammarLimits(), on_forget=self._forgotten.append
+                tokens, vocab_size, stop_ids, self._limits, on_forget=self._forgotten.append
             )
         return self._compiler

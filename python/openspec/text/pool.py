@@ -23,6 +23,8 @@ from openspec.text.worker import ENCODE_S, RENDER_S, to_json
 T = TypeVar("T")
 
 WORKER_COMMAND = (sys.executable, "-m", "openspec.text.worker")
+NUM_THREADS = 2
+"""That parse and tokenize large requests; as many processes for huge texts."""
 MAX_INLINE_CHARS = 4096
 """Smaller work is done at once: a thread would cost more than it saves."""
 MAX_THREAD_CHARS = 1 << 20
@@ -35,10 +37,10 @@ class TextPool:
     More work than that waits its turn. Belongs to one event loop.
     """
 
-    def __init__(self, num_threads: int, tokenizer: Tokenizer, folder: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
         """`folder` holds the tokenizer's files."""
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="openspec-text")
-        self._huge = asyncio.Semaphore(num_threads)
+        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="openspec-text")
+        self._huge = asyncio.Semaphore(NUM_THREADS)
         self._tokenizer = tokenizer
         self._folder = to_json({"folder": str(folder)})
         templates = tokenizer.chat_templates

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 
 from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
 from openspec.checkpoint.float16 import Float16Weights
-from openspec.checkpoint.folder import check_source, downloaded, find_file, is_hub_id, open_folder
+from openspec.checkpoint.folder import (
+    check_source,
+    downloaded,
+    find_file,
+    is_hub_id,
+    open_folder,
+    split_revision,
+)
 from openspec.checkpoint.weights import (
     CONVERTER,
     INDEX_FILE,
@@ -46,26 +53,30 @@ METADATA = "__metadata__"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog=CONVERTER, description=__doc__)
-    parser.add_argument("source", metavar="SRC", help="folder or id of the hub")
-    parser.add_argument("--revision", help="branch, tag or commit of a draft model of the hub")
+    parser.add_argument(
+        "source", metavar="SRC", help="folder, or id of the hub: ORG/NAME[@REVISION]"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the hub, after an @ as well")
     parser.add_argument("target", metavar="DST", help="folder to write; must not exist or be empty")
     args = parser.parse_args(argv)
     try:
-        print(convert(_folder_of(args.source, args.revision), Path(args.target)))
+        source = args.source if args.revision is None else f"{args.source}@{args.revision}"
+        print(convert(_folder_of(source), Path(args.target)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _folder_of(source: str, revision: str | None) -> Path:
-    check_source(source, revision, KIND)
+def _folder_of(source: str) -> Path:
+    check_source(source, KIND)
     if not is_hub_id(source):
         return Path(source)
-    folder = downloaded(source, revision, KIND)
+    name, revision = split_revision(source)
+    folder = downloaded(name, revision, KIND)
     if any(folder.glob("*.safetensors")):
         return folder  # which may be of a type to convert; a pickle beside it is not needed
-    return downloaded(source, revision, KIND, (*COPIED, PICKLED_PATTERN, PICKLED_INDEX))
+    return downloaded(name, revision, KIND, (*COPIED, PICKLED_PATTERN, PICKLED_INDEX))
 
 
 def convert(source: Path, target: Path) -> str:

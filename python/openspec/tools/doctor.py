@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 import openspec
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
-from openspec.config import EngineConfig, parse_engine_args
+from openspec.config import EngineConfig, engine_group, parse_engine_args
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import DrafterSpec, Options, Variant
 from openspec.errors import ConfigError, RequestError, check_is_built
@@ -98,7 +101,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = build(DoctorConfig, values)
         check_ranges(own)
         check_is_built()
-        config = config.with_folders()
         has_problem = False
         for line in examine(config, lambda one: measure(one, own.doctor_tokens)):
             print(line, flush=True)
@@ -112,10 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
     """The report, line by line as it comes; a line that begins with PROBLEM decides.
 
+    Where another configuration accepts more, the line after it starts a server so.
+
     Raises:
         ConfigError: for a pairing that cannot work at all.
         RequestError: the built-in texts cannot be served.
     """
+    asked, config = config, config.with_folders()
     target = ModelConfig.from_folder(config.model_path)
     spec = get_drafter(config.method)
     setup = config.draft_setup(target)
@@ -151,7 +156,7 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
             f"{PROBLEM} the drafter failed in {sample.num_failures} steps; the log of "
             "python -m openspec.serve has the reason"
         )
-    yield from _judge(config, spec, target, sample, measure)
+    yield from _judge(asked, config, spec, target, sample, measure)
 
 
 def _broken_tensors(draft_model: DraftModel) -> list[str]:
@@ -167,6 +172,7 @@ def _broken_tensors(draft_model: DraftModel) -> list[str]:
 
 
 def _judge(
+    asked: EngineConfig,
     config: EngineConfig,
     spec: DrafterSpec,
     target: ModelConfig,
@@ -198,6 +204,7 @@ def _judge(
             f"{PROBLEM} {variant.label}: mean length of {tried.length:.2f}, the "
             f"configuration {sample.length:.2f}: {variant.advice}"
         )
+        yield f"  {serve_command(_with_options(asked, variant.options))}"
         sample = tried
     elif sample.first >= checkup.usual[0]:
         yield "the drafter fits the model"
@@ -244,6 +251,27 @@ def _with_options(config: EngineConfig, options: Options) -> EngineConfig:
         num_speculative_tokens=None if num_drafts is None else int(num_drafts),
         method_options={**config.method_options, **changed},
     )
+
+
+def serve_command(config: EngineConfig) -> str:
+    """The command line of a server with these settings, for a shell."""
+    words = ["python", "-m", "openspec.serve"]
+    for setting in engine_group().settings:
+        value = getattr(config, setting.name, setting.default)
+        if value == setting.default or setting.takes_pairs:
+            continue
+        if isinstance(value, bool):
+            words.append(setting.flag if value else f"--no-{setting.flag[2:]}")
+        elif isinstance(value, dict):
+            words += [setting.flag, msgspec.json.encode(value).decode()]
+        else:
+            words += [setting.flag, str(value)]
+    for option in config.drafter.options:
+        chosen = config.method_options.get(option.name, option.default)
+        if chosen != option.default:
+            shown = str(chosen).lower() if isinstance(chosen, bool) else chosen
+            words += ["--method-option", f"{option.name}={shown}"]
+    return shlex.join(words)
 
 
 def _shown(counters: SpecDecodeStats) -> str:

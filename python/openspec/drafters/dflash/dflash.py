@@ -150,7 +150,7 @@ def _check_parts(setup: DraftSetup, dialect: BlockDialect, draft_vocab: int) -> 
     top_k = int(setup.options[DRAFT_TOP_K])
     if top_k > parts.selector_top_k:
         raise ConfigError(
-            f"--draft-top-k must be at most {parts.selector_top_k}, the candidates of this head's "
+            f"{DRAFT_TOP_K} must be at most {parts.selector_top_k}, the candidates of this head's "
             f"selector, got {top_k}"
         )
 
@@ -168,7 +168,7 @@ def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov
 
 
 def _other_attentions(model: DraftModel) -> tuple[str, ...]:
-    """What --draft-attention could say that is not what is done."""
+    """What draft_attention could say that is not what is done."""
     head = model.head
     causal = {
         head.sliding_is_causal if layer.mixer.window else head.is_causal for layer in head.layers
@@ -197,15 +197,16 @@ def _plan_checkup(setup: DraftSetup, has_markov: bool) -> Checkup:
             Variant(
                 label=f"anchor-{anchor} blocks",
                 options=options,
-                advice="the head was trained with the other rows drafting: use --draft-anchor "
-                f"{anchor} or mend config.json (num_anchors, sample_from_anchor){also}",
+                advice="the head was trained with the other rows drafting: use --method-option "
+                f"{DRAFT_ANCHOR}={anchor} or mend config.json (num_anchors, "
+                f"sample_from_anchor){also}",
             ),
             *(
                 Variant(
                     label=f"{attention} attention within blocks, in all layers",
                     options={DRAFT_ATTENTION: attention},
-                    advice=f"the head was trained so: use --draft-attention {attention} or mend "
-                    "config.json (is_causal)",
+                    advice=f"the head was trained so: use --method-option "
+                    f"{DRAFT_ATTENTION}={attention} or mend config.json (is_causal)",
                 )
                 for attention in _other_attentions(draft_model)
             ),

@@ -209,7 +209,7 @@ def _read_causality(
     and vLLM and SGLang read z-lab's heads. speculators' own default for DFlash2 is that none is.
     """
     if attention != AUTO:
-        return _Causality(attention == CAUSAL, attention == CAUSAL, "by --draft-attention")
+        return _Causality(attention == CAUSAL, attention == CAUSAL, f"by {DRAFT_ATTENTION}")
     for name in CAUSAL_KEYS:
         if block.get(name) is not None:
             value = block.boolean(name, False)

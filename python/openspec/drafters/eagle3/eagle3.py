@@ -53,7 +53,7 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
         if layers == tuple(layer + shift for layer in usual):
             logger.warning(
                 "%s: reads the outputs of layers %s, all one %s than usual (%s); were the ids "
-                "written in the other numbering? --capture-layers %s reads the usual ones, "
+                "written in the other numbering? capture_layers=%s reads the usual ones, "
                 "python -m openspec.doctor says which of them accepts more",
                 folder,
                 listed(layers),
@@ -71,8 +71,8 @@ def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
         Variant(
             label=f"outputs fed back {place} the final norm",
             options={DRAFT_FEEDBACK: feedback},
-            advice=f"the head was trained so: use --draft-feedback {feedback} or mend config.json "
-            "(norm_output)",
+            advice=f"the head was trained so: use --method-option {DRAFT_FEEDBACK}={feedback} or "
+            "mend config.json (norm_output)",
         )
     ]
     named = parts.format.dialect.layer.get("sliding_window")
@@ -87,7 +87,7 @@ def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
                 label=f"the last {window} tokens alone",
                 options={DRAFT_WINDOW: window},
                 advice="config.json drops a window that the head was trained with: use "
-                f"--draft-window {window} or mend config.json (use_sliding_window)",
+                f"--method-option {DRAFT_WINDOW}={window} or mend config.json (use_sliding_window)",
             )
         )
     return tuple(variants)

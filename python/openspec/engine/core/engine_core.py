@@ -29,6 +29,7 @@ from openspec.messages import (
 logger = logging.getLogger(__name__)
 
 DRAFTER_CHECK_STEPS = 64
+MAX_FAILURES_IN_A_ROW = 3
 GRAMMAR_WAIT_S = 0.005
 """What the engine waits for a grammar at a time if it has nothing else to do."""
 _LONGEST_STEP_S = 1.0  # a longer gap between ticks is idleness
@@ -43,7 +44,7 @@ class EngineCore:
     A step that fails is run once more without drafts; if that fails too, the requests in it end
     with finish reason "error" and everyone else goes on. So does a request that the device cannot
     take. The engine ends where going on makes no sense: an invariant is broken or the device does
-    not answer (`EngineError` from the integrity check), or `max_failures_in_a_row` admissions and
+    not answer (`EngineError` from the integrity check), or `MAX_FAILURES_IN_A_ROW` admissions and
     steps failed and none succeeded.
     """
 
@@ -53,7 +54,6 @@ class EngineCore:
         scheduler_config: SchedulerConfig,
         info: EngineInfo,
         stats_interval_s: float = 0.0,
-        max_failures_in_a_row: int = 3,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         self.info = info
@@ -65,7 +65,6 @@ class EngineCore:
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = self._num_admission_failures = 0
         self._num_failures_in_a_row = 0
-        self._max_failures_in_a_row = max_failures_in_a_row
         self._num_steps = 0
         self._reported: set[str] = set()
         self._kv_events = kv_events
@@ -238,7 +237,7 @@ class EngineCore:
         """Ends requests, and with them the engine if it cannot serve others either."""
         self._runner.check_integrity()
         self._num_failures_in_a_row += 1
-        if self._num_failures_in_a_row == self._max_failures_in_a_row:
+        if self._num_failures_in_a_row == MAX_FAILURES_IN_A_ROW:
             raise EngineError(
                 f"{self._num_failures_in_a_row} failures in a row; the last: {message}"
             )

@@ -19,7 +19,7 @@ SCRIPTS = ("api.js", "tokens.js", "tree.js", "panel.js", "main.js")
 
 async def ui(context: ServerContext, _: Request) -> Response:
     """A page that shows drafts as they are made and accepted."""
-    if not context.config.ui:
+    if not context.config.pages:
         raise not_found()
     page, headers = _page()
     return Response(page, headers=headers, media_type="text/html")

@@ -330,7 +330,7 @@ class EventStream(Response):
 
 
 def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
-    stats = job.speculation() if context.config.speculative_stats else None
+    stats = job.speculation()
     if stats is None:
         return None
     info = context.engine.info

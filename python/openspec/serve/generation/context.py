@@ -15,8 +15,10 @@ from typing import Protocol
 
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
+from openspec.engine.memory import available_memory
 from openspec.engine.processes.replicas import Replicas
 from openspec.errors import RequestError
+from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.grammars import GrammarStore
@@ -30,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 16 << 20
 MAX_NOTES = 64
+MAX_PROMPT_LOGPROBS = 4 << 20
+"""That answers may hold at a time, counted for each of `n`."""
+BODIES_SHARE = 128
+"""The part of the free memory that bodies of requests may take at a time."""
 TRIM_AFTER_S = 1.0
 """Later than the last use of what is given back."""
 
@@ -207,22 +213,19 @@ class ServerContext:
             self.tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
         )
         self.metrics = ServerMetrics(self.model_name, self.engine.info, len(self.engine.all))
+        available = available_memory()
         self.grammars = GrammarStore(
             self.engine,
             self.text_pool,
             lambda: self.tokenizer.grammar_tokens(self.answer_form.spelled_ids),
             self.model.vocab_size,
             list(self.model.eos_token_ids),
-            self.config.grammar_limits,
+            GrammarLimits.within(available, self.config.grammar_timeout_s),
         )
         refused = self.metrics.rejections.labels("over_budget").inc
-        config = self.config
-        self.body_bytes = Budget(
-            "bytes of bodies", config.max_total_body_bytes, refused, _give_memory_back
-        )
-        self.prompt_logprobs = Budget(
-            "log-probabilities of prompts", config.max_num_prompt_logprobs, refused
-        )
+        most = max(available // BODIES_SHARE, self.config.max_body_bytes)
+        self.body_bytes = Budget("bytes of bodies", most, refused, _give_memory_back)
+        self.prompt_logprobs = Budget("log-probabilities of prompts", MAX_PROMPT_LOGPROBS, refused)
         self.allowed_ids = Budget(
             "allowed_token_ids times sequences", MAX_ALLOWED_IDS_OF_ALL, refused
         )

@@ -267,10 +267,6 @@ def sampling_params(
     Raises:
         RequestError: naming the field.
     """
-    most = context.config.max_logprobs
-    for name, num in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if num is not None and num > most:
-            raise RequestError(f"{name} must be in [0, {most}] on this server, got {num}", name)
     takes_advice = context.config.generation_config == "auto"
     fields: dict[str, object] = dict(context.model.sampling.given() if takes_advice else {})
     for name in SamplingParams.__struct_fields__:

@@ -85,14 +85,14 @@ async def root(_: ServerContext, __: Request) -> Response:
 
 async def openapi(context: ServerContext, _: Request) -> Response:
     """The schemas that requests are checked against."""
-    if not context.config.docs:
+    if not context.config.pages:
         raise not_found()
     return json_response(_description())
 
 
 async def docs(context: ServerContext, _: Request) -> Response:
     """A page that lists the endpoints and sends requests to them."""
-    if not context.config.docs:
+    if not context.config.pages:
         raise not_found()
     return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")
 
@@ -171,7 +171,6 @@ def build_app(context: ServerContext) -> ASGIApp:
     return CORSMiddleware(
         Gate(context),
         allow_origins=config.allowed_origins,
-        allow_credentials=config.allow_credentials,
         allow_methods=["GET", "POST"],
         # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
         allow_headers=["*"],

@@ -11,6 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from openspec.serve.shapes.wire import ApiError, error_bytes, overloaded
 
+MAX_CONNECTIONS = 1 << 14
+"""That may be open; further ones get 503."""
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 5.0
 
@@ -23,7 +25,6 @@ class ClientConnection(H11Protocol):
     """
 
     timeout_s = 60.0
-    max_connections = 1 << 14
     _head_timer: asyncio.TimerHandle | None = None
     _look_timer: asyncio.TimerHandle | None = None
     """Set from the end of the client's side on."""
@@ -37,8 +38,8 @@ class ClientConnection(H11Protocol):
             # while a slow client works through them.
             milliseconds = round(self.timeout_s * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        if len(self.connections) > self.max_connections:
-            message = f"This server takes up to {self.max_connections} connections at a time."
+        if len(self.connections) > MAX_CONNECTIONS:
+            message = f"This server takes up to {MAX_CONNECTIONS} connections at a time."
             self._answer(overloaded(message, retry_after_s=1))
         else:
             self._watch_head()

@@ -50,7 +50,7 @@ async def start_engines(
     # In a thread, because it may ask nvidia-smi.
     all_places = await asyncio.to_thread(
         places,
-        config.num_replicas,
+        config.replicas,
         config.devices,
         os.environ,
         available_memory(),

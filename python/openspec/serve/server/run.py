@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 import openspec
+from openspec.checkpoint.folder import split_revision
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 EMBEDDED_MAX_TOKENS = 1024
 CLOSE_CONNECTIONS_S = 1
+KEEP_ALIVE_TIMEOUT_S = 30
+"""That an idle connection stays open."""
 MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
@@ -95,7 +98,7 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
                 f"the tokenizer has {tokenizer.num_tokens} tokens, but the model's vocabulary is "
                 f"{model.vocab_size}; take both from the same checkpoint"
             )
-        text_pool = TextPool(config.num_text_threads, tokenizer, engine_config.model_path)
+        text_pool = TextPool(tokenizer, engine_config.model_path)
         await text_pool.start()
     except BaseException:
         engine_task.cancel()
@@ -133,7 +136,7 @@ def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig)
     if config.served_model_name:
         return list(config.served_model_name)
     if asked.model is not None and asked.model != folders.model:
-        return [asked.model]  # an id of the hub
+        return [split_revision(asked.model)[0]]  # an id of the hub
     names = [folders.model_path.resolve().name]
     if folders.model is not None and folders.model not in names:
         names.append(folders.model)
@@ -143,7 +146,7 @@ def model_names(asked: EngineConfig, folders: EngineConfig, config: ServeConfig)
 def http_server(context: ServerContext) -> HttpServer:
     """The HTTP side of a server; run it with `serve(sockets=[...])`."""
     config = context.config
-    limits = {"timeout_s": config.request_timeout_s, "max_connections": config.max_num_connections}
+    limits = {"timeout_s": config.request_timeout_s}
     return HttpServer(
         uvicorn.Config(
             build_app(context),
@@ -155,7 +158,7 @@ def http_server(context: ServerContext) -> HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=max(1, round(config.keep_alive_timeout_s)),
+            timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )

@@ -199,12 +199,10 @@ _FORMS: dict[str, tuple[Callable[[CallRule], Format], str]] = {
     "llama3_json": (_llama, "; "),
     "mistral": (_mistral_named, ""),
     "qwen3_coder": (_qwen_coder, "\n"),
-    "qwen3_xml": (_qwen_coder, "\n"),
 }
 _TRIGGERS = {
     "hermes": HermesParser.opening,
     "llama3_json": LlamaParser.tag,
     "mistral": MistralParser.tag,
     "qwen3_coder": "<tool_call>",
-    "qwen3_xml": "<tool_call>",
 }

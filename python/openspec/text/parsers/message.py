@@ -29,14 +29,12 @@ CALL_PARSERS: Mapping[str, type[CallParser]] = {
     "llama3_json": LlamaParser,
     "mistral": MistralParser,
     "qwen3_coder": XmlParser,
-    "qwen3_xml": XmlParser,
 }
 """By vLLM's names."""
 _TAGS = ("<tool_call>", "</tool_call>")
 MARKERS = {
     "hermes": _TAGS,
     "qwen3_coder": _TAGS,
-    "qwen3_xml": _TAGS,
     "llama3_json": (LlamaParser.tag,),
     "mistral": (MistralParser.tag, MistralParser.id_tag, MistralParser.arguments_tag),
 }
