@@ -196,11 +196,12 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
   const int tokens = kv_len + rows;
   const int pages_per_seq = (tokens + kPage - 1) / kPage;
   const size_t num_rows = static_cast<size_t>(num_spans * rows);
-  std::vector<int32_t> pages, position, parent, begin = {0}, len, seq;
+  std::vector<int32_t> pages, position, span, parent, begin = {0}, len, seq;
   for (int i = 0; i < num_spans * pages_per_seq; ++i) pages.push_back(i);
   for (int s = 0; s < num_spans; ++s) {
     for (int r = 0; r < rows; ++r) {
       position.push_back(kv_len + r);
+      span.push_back(s);
       parent.push_back(r == 0 ? -1 : s * rows + r - 1);
     }
     begin.push_back((s + 1) * rows);
@@ -215,6 +216,7 @@ void bench_attention(const char* model, int q_heads, int kv_heads, int num_spans
   params.rows.num_rows = static_cast<int>(num_rows);
   params.rows.num_spans = num_spans;
   params.rows.row_position = position.data();
+  params.rows.row_span = span.data();
   params.rows.row_parent = parent.data();
   params.rows.span_begin = begin.data();
   params.rows.span_kv_len = len.data();
@@ -345,8 +347,8 @@ void bench_small(const char* model, int width, int q_heads, int kv_heads, int nu
   const double rope_time = best_time([&] { rope_append_cpu(exec(), rope); });
 
   std::vector<uint16_t> table(static_cast<size_t>(width) * 16);
-  EmbeddingParams embedding = {token.data(), table.data(), out.data(), num_rows,
-                               width,        DType::kBF16, DType::kF32};
+  EmbeddingParams embedding = {token.data(), table.data(), out.data(),
+                               num_rows,     width,        DType::kF32};
   const double embedding_time = best_time([&] { embedding_cpu(exec(), embedding); });
   std::printf(
       "rows        %-5s %4d rows: rms_norm %.2f us, rope_angles %.2f us, rope_append %.2f us, "

@@ -1,4 +1,4 @@
-"""The CUDA kernel against the CPU reference, bit for bit."""
+"""The CUDA kernel against the CPU engine, bit for bit."""
 
 from __future__ import annotations
 

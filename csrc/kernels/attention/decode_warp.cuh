@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/attention/decode_warp_tile.cuh"
 #include "kernels/attention/math.cuh"
 #include "kernels/attention/sums.cuh"
 #include "kernels/attention/work.cuh"
@@ -38,91 +39,6 @@ __device__ __forceinline__ void wait_for_turn(const int* num_merged, int count) 
   while (load_from_cta(num_merged) != count) {
   }
 }
-
-/// A warp's results: of kTiles x 8 pairs. A lane has pairs 2 (lane % 4) and the next of each 8, and
-/// columns lane / 4 and lane / 4 + 8 of each 16.
-template <int kHeadDim, int kTiles>
-struct WarpSums {
-  static constexpr int kDimTiles = kHeadDim / 16;
-  float out[kTiles][kDimTiles][4];  // [column half, pair]
-  float maximum[kTiles][2];
-  float normaliser[kTiles][2];
-
-  /// *this = earlier + *this; of both pointers the lane's entries are 32 apart.
-  __device__ __forceinline__ void merge_behind(const float4* sums, const float4* stats,
-                                               float scale) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float4 earlier = stats[tile * 32];
-      float first = earlier.x, second = earlier.y;
-      const MergeWeights weights[2] = {merge_weights(first, maximum[tile][0], scale),
-                                       merge_weights(second, maximum[tile][1], scale)};
-      maximum[tile][0] = first;
-      maximum[tile][1] = second;
-      normaliser[tile][0] = merged(earlier.z, normaliser[tile][0], weights[0]);
-      normaliser[tile][1] = merged(earlier.w, normaliser[tile][1], weights[1]);
-#pragma unroll
-      for (int i = 0; i < kDimTiles; ++i) {
-        float (&x)[4] = out[tile][i];
-        const float4 before = sums[(tile * kDimTiles + i) * 32];
-        x[0] = merged(before.x, x[0], weights[0]);
-        x[1] = merged(before.y, x[1], weights[1]);
-        x[2] = merged(before.z, x[2], weights[0]);
-        x[3] = merged(before.w, x[3], weights[1]);
-      }
-    }
-  }
-  __device__ __forceinline__ void keep(float4* sums, float4* stats) const {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      stats[tile * 32] =
-          make_float4(maximum[tile][0], maximum[tile][1], normaliser[tile][0], normaliser[tile][1]);
-#pragma unroll
-      for (int i = 0; i < kDimTiles; ++i) {
-        const float (&x)[4] = out[tile][i];
-        sums[(tile * kDimTiles + i) * 32] = make_float4(x[0], x[1], x[2], x[3]);
-      }
-    }
-  }
-  __device__ __forceinline__ void store_output(const AttentionArgs& args, int first_row,
-                                               int kv_head, int num_pairs) const {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float reciprocal[2] = {__frcp_rn(normaliser[tile][0]), __frcp_rn(normaliser[tile][1])};
-      const int pair = tile * 8 + lane / 4;
-      __nv_bfloat16* to =
-          args.out + pair_at<kHeadDim>(args, first_row, kv_head, pair) + lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 2 * kDimTiles; ++i) {
-        const float* x = out[tile][i / 2] + i % 2 * 2;
-        const uint32_t bits =
-            transposed(pack_bf16(finish(x[0], reciprocal[0]), finish(x[1], reciprocal[1])));
-        if (pair < num_pairs) *reinterpret_cast<uint32_t*>(to + i * 8) = bits;
-      }
-    }
-  }
-  /// To the partial results of pairs [0, num_pairs) that begin at `pair_slot`.
-  __device__ __forceinline__ void store_partial(const Workspace& workspace, int64_t pair_slot,
-                                                int num_pairs) const {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int pair = tile * 8 + lane % 4 * 2 + i;
-        if (pair >= num_pairs) continue;
-        float* to = workspace.partial_sums + (pair_slot + pair) * kHeadDim + lane / 4;
-#pragma unroll
-        for (int j = 0; j < 2 * kDimTiles; ++j) to[j * 8] = out[tile][j / 2][j % 2 * 2 + i];
-        if (lane / 4 == 0) {
-          workspace.partial_stats[pair_slot + pair] =
-              make_float2(maximum[tile][i], normaliser[tile][i]);
-        }
-      }
-    }
-  }
-};
 
 /// Where a warp begins with an item: known before the item itself is at hand.
 struct WarpStart {
@@ -217,13 +133,13 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
                                                 int kv_head, WarpCopier<kHeadDim>& copier,
                                                 const WarpStart& next, unsigned char* shared,
                                                 float4* kept) {
-  using Sums = WarpSums<kHeadDim, kTiles>;
+  using Tile = WarpTile<kHeadDim, kTiles>;
   using Layout = WarpLayout<kHeadDim>;
-  constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes;
-  constexpr int kKeyTiles = kBlockTokens / 16, kSteps = kHeadDim / 16;
+  constexpr int kLineBytes = Tile::kLineBytes;
   const int lane = opaque_thread() % 32;
   const float scale = args.scale;
   const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
+  const ItemPairs pairs = {args, item, kv_head, first_row, num_pairs};
   const int block_begin = item.block_begin, block_end = item.block_end;
   const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
   int block = copier.block;
@@ -234,27 +150,9 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
     return;
   }
 
-  uint32_t query[kTiles][kSteps][2];
+  typename Tile::Queries query;
   int num_visible[kTiles][2];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int pair = min(tile * 8 + lane / 4, num_pairs - 1);
-    const __nv_bfloat16* from =
-        args.q + pair_at<kHeadDim>(args, first_row, kv_head, pair) + lane % 4 * 2;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        query[tile][step][i] = *reinterpret_cast<const uint32_t*>(from + step * 16 + i * 8);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int seeing = min(tile * 8 + lane % 4 * 2 + i, num_pairs - 1);
-      const int seeing_row = seeing * args.group_reciprocal >> 16;
-      num_visible[tile][i] = min(item.first_visible + seeing_row, item.end);
-    }
-  }
+  Tile::load_queries(pairs, lane, query, num_visible);
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 and 6, or adds.
   const int matrix = lane / 8, matrix_row = lane % 8;
@@ -280,129 +178,29 @@ __device__ __forceinline__ void attend_by_warps(const AttentionArgs& args, const
     wait_for_copies<1>();
     __syncwarp();  // K of this block is there
 
-    float scores[kTiles][kKeyTiles][4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) {
-        uint32_t key[4];
-        load_matrices(key, (key_at ^ (step % 4 * 32)) + step / 4 * 128 + i * 16 * kLineBytes);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(scores[tile][i], key, query[tile][step][0], query[tile][step][1]);
-        }
-      }
-    }
+    typename Tile::Scores scores = {};
+    Tile::multiply_keys(key_at, query, scores);
     __syncwarp();  // everyone is done with K
     copier.copy_keys();
 
     if ((block + 1) * kBlockTokens > item.first_visible || block * kBlockTokens < args.hidden_end) {
-      const int first = block * kBlockTokens + lane / 4;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
-                             first_seen(args, item.kv_len, num_visible[tile][1])};
-#pragma unroll
-        for (int i = 0; i < kKeyTiles * 4; ++i) {
-          const int token = first + i / 2 * 8;
-          if (token >= num_visible[tile][i % 2] || token < seen[i % 2]) {
-            scores[tile][i / 4][i % 4] = -INFINITY;
-          }
-        }
-      }
+      Tile::hide_tokens(pairs, block, lane, num_visible, scores);
     }
-    Sums sums;
-    uint32_t weights[kTiles][kKeyTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float offset[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& m = sums.maximum[tile][i];
-        m = fmaxf(scores[tile][0][i], scores[tile][0][i + 2]);
-#pragma unroll
-        for (int j = 1; j < kKeyTiles; ++j) {
-          m = fmaxf(m, fmaxf(scores[tile][j][i], scores[tile][j][i + 2]));
-        }
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2) {
-          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, distance));
-        }
-        offset[i] = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
-      }
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) {
-        const float (&s)[4] = scores[tile][j];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          weights[tile][j][i] =
-              transposed(pack_bf16(exp2_of(__fmaf_rn(s[2 * i], scale, offset[0])),
-                                   exp2_of(__fmaf_rn(s[2 * i + 1], scale, offset[1]))));
-        }
-      }
-    }
+    typename Tile::Sums sums;
+    typename Tile::Weights weights;
+    Tile::soften(scores, scale, sums, weights);
 
     wait_for_copies<1>();
     __syncwarp();  // V of this block is there
-    constexpr uint32_t kOnes[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float total[4] = {};
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) {
-        multiply_add(total, kOnes, weights[tile][j][0], weights[tile][j][1]);
-      }
-      sums.normaliser[tile][0] = total[0];
-      sums.normaliser[tile][1] = total[1];
-#pragma unroll
-      for (int i = 0; i < Sums::kDimTiles; ++i) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sums.out[tile][i][k] = 0.0f;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < Sums::kDimTiles; ++i) {
-        uint32_t value[4];
-        load_matrices_transposed(value,
-                                 (value_at ^ (i % 4 * 32)) + i / 4 * 128 + j * 16 * kLineBytes);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(sums.out[tile][i], value, weights[tile][j][0], weights[tile][j][1]);
-        }
-      }
-    }
+    Tile::weigh_values(value_at, weights, sums);
     __syncwarp();  // everyone is done with V
     copier.copy_values();
 
-    // Blocks are merged in runs, up to the end of the item or of a segment. Where the item is no
-    // whole tile and began inside the segment, a run is one block.
     const int in_item = block - block_begin;
-    const bool is_last = block + 1 == block_end, is_single = in_item < num_singles;
+    const bool is_last = block + 1 == block_end;
     wait_for_turn(num_merged, in_item);
-    if (in_item > 0 && !is_single && block % kSegmentBlocks != 0) {
-      sums.merge_behind(sums_at, stats_at, scale);
-    }
-    if (!is_last && !is_single && (block + 1) % kSegmentBlocks != 0) {
-      sums.keep(sums_at, stats_at);
-    } else if (is_direct) {
-      float4* kept_stats = kept + kTiles * Sums::kDimTiles * 32 + lane;
-      if (block >= kSegmentBlocks) sums.merge_behind(kept + lane, kept_stats, scale);
-      if (is_last) {
-        sums.store_output(args, first_row, kv_head, num_pairs);
-      } else {
-        sums.keep(kept + lane, kept_stats);
-      }
-    } else {
-      // [kv_head][slot][pair] of the tile
-      const int run =
-          is_single ? in_item
-                    : num_singles + block / kSegmentBlocks - ceil_div(block_begin, kSegmentBlocks);
-      const int slot = kv_head * item.num_slots + item.first_slot + run;
-      sums.store_partial(args.workspace, item.slot_base + static_cast<int64_t>(slot) * num_pairs,
-                         num_pairs);
-    }
+    Tile::merge(pairs, block, block_begin, is_last, is_direct, num_singles, scale, lane, sums_at,
+                stats_at, kept, sums);
     __syncwarp();
     if (lane == 0) store_for_cta(num_merged, in_item + 1);
     if (!has_later) break;

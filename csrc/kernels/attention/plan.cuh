@@ -380,6 +380,27 @@ __device__ inline void write_ancestors(const PlanArgs& args, int row, int span_r
   to[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
+/// Marks the spans that are trees, and lists their rows' ancestors.
+__device__ __forceinline__ void mark_trees(const PlanArgs& args, const SpanTable& spans,
+                                           int num_rows) {
+  const int thread = threadIdx.x;
+  bool has_tree = false;
+  for (int row = thread; row < num_rows && args.is_causal; row += kPlanThreads) {
+    const int span = args.rows.row_span[row];
+    const int chain_parent = row == spans.row[span] ? -1 : row - 1;
+    if (args.rows.row_parent[row] != chain_parent) {
+      spans.flags[span] = kIsTree;
+      has_tree = true;
+    }
+  }
+  if (__syncthreads_or(has_tree)) {
+    for (int row = thread; row < num_rows; row += kPlanThreads) {
+      const int span = args.rows.row_span[row];
+      if ((spans.flags[span] & kIsTree) != 0) write_ancestors(args, row, spans.row[span]);
+    }
+  }
+}
+
 /// One CTA: lists the step's work.
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
   cuda::allow_next_kernel();
@@ -397,21 +418,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   }
   __syncthreads();
   const int num_rows = spans.row[num_spans];
-  bool has_tree = false;
-  for (int row = thread; row < num_rows && args.is_causal; row += kPlanThreads) {
-    const int span = args.rows.row_span[row];
-    const int chain_parent = row == spans.row[span] ? -1 : row - 1;
-    if (args.rows.row_parent[row] != chain_parent) {
-      spans.flags[span] = kIsTree;
-      has_tree = true;
-    }
-  }
-  if (__syncthreads_or(has_tree)) {
-    for (int row = thread; row < num_rows; row += kPlanThreads) {
-      const int span = args.rows.row_span[row];
-      if ((spans.flags[span] & kIsTree) != 0) write_ancestors(args, row, spans.row[span]);
-    }
-  }
+  mark_trees(args, spans, num_rows);
   if (args.has_prefill && args.has_wgmma) {
     mark_prefill_spans(args, spans);
   } else if (args.has_prefill) {

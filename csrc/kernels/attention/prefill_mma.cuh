@@ -65,29 +65,205 @@ struct KeySource {
   }
 };
 
-/// Attention of an item's pairs over its blocks, kRowTiles x 16 pairs to a warp. Uses all of the
-/// CTA's shared memory; the caller puts a barrier between calls.
+/// What a thread computes of an item's pairs, kRowTiles x 16 pairs to a warp.
+template <int kHeadDim>
+struct PrefillTile {
+  static constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes;
+  static constexpr int kChunks = Lines<kHeadDim>::kChunks, kPairStep = kPrefillThreads / kChunks;
+  static constexpr int kTiles = kPrefillTilePairs / 16, kRowTiles = kTiles / kPrefillWarps;
+  static constexpr int kKeyTiles = kBlockTokens / 8, kDimTiles = kHeadDim / 8;
+  static constexpr int kDimChunk = 4;  // column tiles at a time
+  static constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
+
+  using Scores = float[kRowTiles][kKeyTiles][4];
+  using Weights = uint32_t[kRowTiles][kKeySteps][4];
+  using Halves = float[kRowTiles][2];  // a value of each of the thread's rows
+  using Merges = MergeWeights[kRowTiles][2];
+  using TileSums = Sums<kHeadDim, kRowTiles, kDimTiles>;
+
+  static __device__ __forceinline__ void copy_queries(const ItemPairs& of, int thread,
+                                                      uint32_t queries) {
+#pragma unroll
+    for (int first = 0; first < kPrefillTilePairs; first += kPairStep) {
+      const int chunk = thread % kChunks, pair = first + thread / kChunks;
+      const int64_t from =
+          pair_at<kHeadDim>(of.args, of.first_row, of.kv_head, min(pair, of.num_pairs - 1));
+      copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16),
+                 of.args.q + from + chunk * 8, pair < of.num_pairs);
+    }
+  }
+
+  /// Tokens that the thread's rows see, counted from 0.
+  static __device__ __forceinline__ void count_visible(const ItemPairs& of, int first_tile,
+                                                       int lane, int (&num_visible)[kRowTiles][2]) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, of.num_pairs - 1);
+        num_visible[tile][half] = min(of.item.first_visible + pair / of.args.group, of.item.end);
+      }
+    }
+  }
+
+  /// q . k of a block.
+  static __device__ __forceinline__ void multiply_keys(uint32_t key_stage, uint32_t query_at,
+                                                       Scores& scores) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t query[kRowTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        load_matrices(query[tile], (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
+      }
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; j += 2) {
+        uint32_t key[4];
+        load_matrices(key, (key_stage ^ (step * 32)) + j * 8 * kLineBytes);
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          multiply_add(scores[tile][j], query[tile], key[0], key[1]);
+          multiply_add(scores[tile][j + 1], query[tile], key[2], key[3]);
+        }
+      }
+    }
+  }
+
+  /// Scores of tokens that a pair does not see become -infinity.
+  static __device__ __forceinline__ void hide_tokens(const ItemPairs& of, int block, int lane,
+                                                     const int (&num_visible)[kRowTiles][2],
+                                                     Scores& scores) {
+    const int first = block * kBlockTokens + lane % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const int seen[2] = {first_seen(of.args, of.item.kv_len, num_visible[tile][0]),
+                           first_seen(of.args, of.item.kv_len, num_visible[tile][1])};
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int token = first + j * 8 + k % 2;
+          if (token >= num_visible[tile][k / 2] || token < seen[k / 2]) {
+            scores[tile][j][k] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  /// Maxima of the scores, and p as a left operand.
+  static __device__ __forceinline__ void soften(const Scores& scores, float scale, Halves& maximum,
+                                                Weights& weights) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& m = maximum[tile][half];
+        m = fmaxf(scores[tile][0][2 * half], scores[tile][0][2 * half + 1]);
+#pragma unroll
+        for (int j = 1; j < kKeyTiles; ++j) {
+          m = fmaxf(m, fmaxf(scores[tile][j][2 * half], scores[tile][j][2 * half + 1]));
+        }
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      float offset[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float m = maximum[tile][half];
+        offset[half] = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
+      }
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) {
+        const float (&s)[4] = scores[tile][j];
+        const uint32_t upper = pack_bf16(exp2_of(__fmaf_rn(s[0], scale, offset[0])),
+                                         exp2_of(__fmaf_rn(s[1], scale, offset[0])));
+        const uint32_t lower = pack_bf16(exp2_of(__fmaf_rn(s[2], scale, offset[1])),
+                                         exp2_of(__fmaf_rn(s[3], scale, offset[1])));
+        weights[tile][j / 2][j % 2 * 2] = upper;
+        weights[tile][j / 2][j % 2 * 2 + 1] = lower;
+      }
+    }
+  }
+
+  /// p . 1 of a block, merged into the normalisers; and how its sums are to be merged.
+  static __device__ __forceinline__ void add_weights(const Weights& weights, const Halves& maximum,
+                                                     float scale, TileSums& sums, Merges& merge) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      constexpr uint32_t kOnes = 0x3f803f80u;
+      float total[4] = {};
+#pragma unroll
+      for (int step = 0; step < kKeySteps; ++step) {
+        multiply_add(total, weights[tile][step], kOnes, kOnes);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        merge[tile][half] = merge_weights(sums.maximum[tile][half], maximum[tile][half], scale);
+        sums.normaliser[tile][half] =
+            merged(sums.normaliser[tile][half], total[2 * half], merge[tile][half]);
+      }
+    }
+  }
+
+  /// p . v of a block, merged into the sums.
+  static __device__ __forceinline__ void weigh_values(uint32_t value_stage, const Weights& weights,
+                                                      const Merges& merge, TileSums& sums) {
+#pragma unroll
+    for (int chunk = 0; chunk < kDimTiles; chunk += kDimChunk) {
+      float product[kRowTiles][kDimChunk][4] = {};
+#pragma unroll
+      for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+        for (int j = 0; j < kDimChunk; j += 2) {
+          uint32_t value[4];
+          load_matrices_transposed(value,
+                                   (value_stage ^ ((chunk + j) * 16)) + step * 16 * kLineBytes);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            multiply_add(product[tile][j], weights[tile][step], value[0], value[1]);
+            multiply_add(product[tile][j + 1], weights[tile][step], value[2], value[3]);
+          }
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < kDimChunk; ++j) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            float& sum = sums.out[tile][chunk + j][k];
+            sum = merged(sum, product[tile][j][k], merge[tile][k / 2]);
+          }
+        }
+      }
+    }
+  }
+};
+
+/// Attention of an item's pairs over its blocks. Uses all of the CTA's shared memory; the caller
+/// puts a barrier between calls.
 template <int kHeadDim>
 __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const WorkItem& item,
                                                int kv_head, unsigned char* shared,
                                                float4* scratch) {
   using Layout = PrefillLayout<kHeadDim>;
   using Keys = KeySource<kHeadDim>;
+  using Tile = PrefillTile<kHeadDim>;
   constexpr int kLineBytes = Lines<kHeadDim>::kLineBytes,
                 kStageBytes = Lines<kHeadDim>::kStageBytes;
-  constexpr int kChunks = Lines<kHeadDim>::kChunks, kPairStep = kPrefillThreads / kChunks;
-  constexpr int kTiles = kPrefillTilePairs / 16, kRowTiles = kTiles / kPrefillWarps;
-  constexpr int kKeyTiles = kBlockTokens / 8, kDimTiles = kHeadDim / 8;
-  constexpr int kDimChunk = 4;  // column tiles at a time
-  constexpr int kSteps = kHeadDim / 16, kKeySteps = kBlockTokens / 16;
 
   const int thread = opaque_thread();
   const int warp = thread / 32, lane = thread % 32;
-  const int first_tile = warp * kRowTiles;
+  const int first_tile = warp * Tile::kRowTiles;
   const uint32_t ring = shared_address(shared);
   const float scale = args.scale;
 
   const int first_row = item.tile_row, num_pairs = item.tile_rows * args.group;
+  const ItemPairs pairs = {args, item, kv_head, first_row, num_pairs};
   const int block_begin = item.block_begin, block_end = item.block_end;
 
   const Keys keys = {args, args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq,
@@ -99,13 +275,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   lines.high = item.lines[(lane + 32) / kLineRows] + lane % kLineRows + keys.head_lines;
   keys.copy(ring + Layout::kKeysAt, block_begin, lines, 0);
   const uint32_t queries = ring + Layout::kQueriesAt;
-#pragma unroll
-  for (int first = 0; first < kPrefillTilePairs; first += kPairStep) {
-    const int chunk = thread % kChunks, pair = first + thread / kChunks;
-    const int64_t from = pair_at<kHeadDim>(args, first_row, kv_head, min(pair, num_pairs - 1));
-    copy_async(queries + pair * kLineBytes + ((chunk ^ (pair % 8)) * 16), args.q + from + chunk * 8,
-               pair < num_pairs);
-  }
+  Tile::copy_queries(pairs, thread, queries);
   commit_copies();
   keys.copy(ring + Layout::kValuesAt, block_begin, lines, keys.value_lines());
   commit_copies();
@@ -115,16 +285,8 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
   }
   commit_copies();
 
-  // Tokens that the thread's rows see, counted from 0.
-  int num_visible[kRowTiles][2];
-#pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int pair = min((first_tile + tile) * 16 + half * 8 + lane / 4, num_pairs - 1);
-      num_visible[tile][half] = min(item.first_visible + pair / args.group, item.end);
-    }
-  }
+  int num_visible[Tile::kRowTiles][2];
+  Tile::count_visible(pairs, first_tile, lane, num_visible);
   const int all_visible = item.first_visible;
 
   // Lane addresses of the fragments. A step of 16 columns flips bits 5 .. 7, a step of rows adds.
@@ -141,7 +303,7 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
 
   int block = block_begin;
   while (block < block_end) {
-    Sums<kHeadDim, kRowTiles, kDimTiles> sums;
+    typename Tile::TileSums sums;
     sums.clear();
     const int run_end = min(block_end, (block / kSegmentBlocks + 1) * kSegmentBlocks);
     for (; block < run_end; ++block) {
@@ -156,81 +318,17 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       typename Keys::KeyLines lines_after = lines;
       if (block + 2 < block_end) lines_after = keys.lines_of(block + 2);
 
-      float scores[kRowTiles][kKeyTiles][4] = {};
+      typename Tile::Scores scores = {};
       const uint32_t key_stage = ring + Layout::kKeysAt + stage + key_at;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        uint32_t query[kRowTiles][4];
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          load_matrices(query[tile], (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
-        }
-#pragma unroll
-        for (int j = 0; j < kKeyTiles; j += 2) {
-          uint32_t key[4];
-          load_matrices(key, (key_stage ^ (step * 32)) + j * 8 * kLineBytes);
-#pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) {
-            multiply_add(scores[tile][j], query[tile], key[0], key[1]);
-            multiply_add(scores[tile][j + 1], query[tile], key[2], key[3]);
-          }
-        }
-      }
+      Tile::multiply_keys(key_stage, query_at, scores);
 
       if ((block + 1) * kBlockTokens > all_visible || block * kBlockTokens < args.hidden_end) {
-        const int first = block * kBlockTokens + lane % 4 * 2;
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          const int seen[2] = {first_seen(args, item.kv_len, num_visible[tile][0]),
-                               first_seen(args, item.kv_len, num_visible[tile][1])};
-#pragma unroll
-          for (int j = 0; j < kKeyTiles; ++j) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              const int token = first + j * 8 + k % 2;
-              if (token >= num_visible[tile][k / 2] || token < seen[k / 2]) {
-                scores[tile][j][k] = -INFINITY;
-              }
-            }
-          }
-        }
+        Tile::hide_tokens(pairs, block, lane, num_visible, scores);
       }
 
-      float maximum[kRowTiles][2];
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& m = maximum[tile][half];
-          m = fmaxf(scores[tile][0][2 * half], scores[tile][0][2 * half + 1]);
-#pragma unroll
-          for (int j = 1; j < kKeyTiles; ++j) {
-            m = fmaxf(m, fmaxf(scores[tile][j][2 * half], scores[tile][j][2 * half + 1]));
-          }
-          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        }
-      }
-      uint32_t weights[kRowTiles][kKeySteps][4];
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        float offset[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float m = maximum[tile][half];
-          offset[half] = m == -INFINITY ? 0.0f : -__fmul_rn(m, scale);
-        }
-#pragma unroll
-        for (int j = 0; j < kKeyTiles; ++j) {
-          const float (&s)[4] = scores[tile][j];
-          const uint32_t upper = pack_bf16(exp2_of(__fmaf_rn(s[0], scale, offset[0])),
-                                           exp2_of(__fmaf_rn(s[1], scale, offset[0])));
-          const uint32_t lower = pack_bf16(exp2_of(__fmaf_rn(s[2], scale, offset[1])),
-                                           exp2_of(__fmaf_rn(s[3], scale, offset[1])));
-          weights[tile][j / 2][j % 2 * 2] = upper;
-          weights[tile][j / 2][j % 2 * 2 + 1] = lower;
-        }
-      }
+      typename Tile::Halves maximum;
+      typename Tile::Weights weights;
+      Tile::soften(scores, scale, maximum, weights);
 
       wait_for_copies<2>();
       __syncthreads();  // V of this block is there; everyone is done with K
@@ -239,53 +337,11 @@ __device__ __forceinline__ void attend_prefill(const AttentionArgs& args, const 
       commit_copies();
       lines = lines_after;
 
-      MergeWeights merge[kRowTiles][2];
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        constexpr uint32_t kOnes = 0x3f803f80u;
-        float total[4] = {};
-#pragma unroll
-        for (int step = 0; step < kKeySteps; ++step) {
-          multiply_add(total, weights[tile][step], kOnes, kOnes);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          merge[tile][half] = merge_weights(sums.maximum[tile][half], maximum[tile][half], scale);
-          sums.normaliser[tile][half] =
-              merged(sums.normaliser[tile][half], total[2 * half], merge[tile][half]);
-        }
-      }
+      typename Tile::Merges merge;
+      Tile::add_weights(weights, maximum, scale, sums, merge);
 
       const uint32_t value_stage = ring + Layout::kValuesAt + stage + value_at;
-#pragma unroll
-      for (int chunk = 0; chunk < kDimTiles; chunk += kDimChunk) {
-        float product[kRowTiles][kDimChunk][4] = {};
-#pragma unroll
-        for (int step = 0; step < kKeySteps; ++step) {
-#pragma unroll
-          for (int j = 0; j < kDimChunk; j += 2) {
-            uint32_t value[4];
-            load_matrices_transposed(value,
-                                     (value_stage ^ ((chunk + j) * 16)) + step * 16 * kLineBytes);
-#pragma unroll
-            for (int tile = 0; tile < kRowTiles; ++tile) {
-              multiply_add(product[tile][j], weights[tile][step], value[0], value[1]);
-              multiply_add(product[tile][j + 1], weights[tile][step], value[2], value[3]);
-            }
-          }
-        }
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-          for (int j = 0; j < kDimChunk; ++j) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              float& sum = sums.out[tile][chunk + j][k];
-              sum = merged(sum, product[tile][j][k], merge[tile][k / 2]);
-            }
-          }
-        }
-      }
+      Tile::weigh_values(value_stage, weights, merge, sums);
     }
 
     if (has_kept) sums.merge_into_kept(scratch, scale);

@@ -180,6 +180,23 @@ class PairGroup {
     wgmma::sync_group(group_);
   }
 
+  /// Writes an item's sums: the tile's output where the item is the whole tile, else a partial
+  /// result.
+  __device__ __forceinline__ void store_sums(const WorkItem& item, int kv_head, int num_pairs,
+                                             int pair, bool is_direct, bool has_kept,
+                                             Sums<kHeadDim, 1, kHeadDim / 8>& sums) {
+    const int column = lane_ % 4 * 2;
+    if (is_direct) {
+      if (has_kept) sums.merge_into_kept(scratch_, args_.scale);
+      sums.store_output(args_, item.tile_row, kv_head, num_pairs, pair, column);
+    } else {
+      const int64_t pair_slot =
+          item.slot_base +
+          static_cast<int64_t>(kv_head * item.num_slots + item.first_slot) * num_pairs;
+      sums.store_partial(args_.workspace, pair_slot, num_pairs, pair, column);
+    }
+  }
+
   __device__ __forceinline__ void attend_blocks(const WorkItem& item, int kv_head, int num_pairs,
                                                 int first_visible, int block_begin, int block_end) {
     const float scale = args_.scale;
@@ -275,16 +292,7 @@ class PairGroup {
     finish_sums(at_);
     at_ = at_.next();
 
-    const int column = lane_ % 4 * 2;
-    if (is_direct) {
-      if (has_kept) sums.merge_into_kept(scratch_, scale);
-      sums.store_output(args_, item.tile_row, kv_head, num_pairs, pair, column);
-    } else {
-      const int64_t pair_slot =
-          item.slot_base +
-          static_cast<int64_t>(kv_head * item.num_slots + item.first_slot) * num_pairs;
-      sums.store_partial(args_.workspace, pair_slot, num_pairs, pair, column);
-    }
+    store_sums(item, kv_head, num_pairs, pair, is_direct, has_kept, sums);
   }
 
   /// A block of the item of which the group sees nothing.

@@ -136,7 +136,20 @@ class Attention {
     return is_chain;
   }
 
+  // Lines of K and V of a block, at the place of their token within it.
+  struct BlockLines {
+    const char* keys[kBlockTokens];
+    const float* values[kBlockTokens];
+  };
   const char* key_line(const Item& item, int token) const;
+  void set_line(const Item& item, int place, int token, Scratch& scratch, BlockLines& lines) const;
+  void score_shared(const Item& item, int begin, int num_shared, bool is_chain,
+                    const BlockLines& lines, Scratch& scratch) const;
+  void score_ancestors(const Item& item, int i, int begin, int num_shared, int count,
+                       BlockLines& lines, Scratch& scratch) const;
+  void soften_row(int i, int hidden, int count, Scratch& scratch, const Partial& out) const;
+  void weigh_row(int i, int hidden, int first, int last, const BlockLines& lines,
+                 const Scratch& scratch, const Partial& out) const;
   void transpose_keys(const char* const* lines, int count, float* keys) const;
   void score(const float* queries, int count, const float* keys, float* scores) const;
   void weigh(const float* weights, const float* const* lines, int begin, int end, bool is_first,
@@ -259,87 +272,103 @@ void Attention::weigh(const float* weights, const float* const* lines, int begin
   }
 }
 
-void Attention::attend(const Item& item, int block, Scratch& scratch, const Partial& out) const {
-  const RowBatch& rows = params_.rows;
-  const int span_first = rows.span_begin[item.span];
-  const int kv_len = rows.span_kv_len[item.span];
-  const int begin = block * kBlockTokens;
-  const int end = begin + kBlockTokens;
-  const bool is_chain = sees_contiguous_tokens(item);
-
-  // Lines of K and V, at the place of their token within the block.
-  const char* keys[kBlockTokens];
-  const float* values[kBlockTokens];
+OPENSPEC_INLINE void Attention::set_line(const Item& item, int place, int token, Scratch& scratch,
+                                         BlockLines& lines) const {
   const int64_t value_offset = static_cast<int64_t>(params_.kv.num_kv_heads) *
                                params_.kv.page_size * head_dim_ *
                                static_cast<int64_t>(dtype_bytes(params_.dtype));
-  const auto set_line = [&](int place, int token) {
-    keys[place] = key_line(item, token);
-    const char* value = keys[place] + value_offset;
-    if (params_.dtype == DType::kF32) {
-      values[place] = reinterpret_cast<const float*>(value);
-    } else {
-      float* wide = scratch.values + place * head_dim_;
-      bf16_to_float(reinterpret_cast<const uint16_t*>(value), wide, head_dim_);
-      values[place] = wide;
-    }
-  };
+  lines.keys[place] = key_line(item, token);
+  const char* value = lines.keys[place] + value_offset;
+  if (params_.dtype == DType::kF32) {
+    lines.values[place] = reinterpret_cast<const float*>(value);
+  } else {
+    float* wide = scratch.values + place * head_dim_;
+    bf16_to_float(reinterpret_cast<const uint16_t*>(value), wide, head_dim_);
+    lines.values[place] = wide;
+  }
+}
 
-  const int shared_end = is_chain ? num_visible(item.first_row + item.num_rows - 1) : kv_len;
-  const int num_shared = max_of(0, min_of(shared_end, end) - begin);
-  for (int i = 0; i < num_shared; ++i) set_line(i, begin + i);
+// Scores of the first `num_shared` tokens of a block for all rows of the item.
+OPENSPEC_INLINE void Attention::score_shared(const Item& item, int begin, int num_shared,
+                                             bool is_chain, const BlockLines& lines,
+                                             Scratch& scratch) const {
   for (int first = 0; first < num_shared; first += kPanelTokens) {
     // The first rows of a chain end before this token.
     const int num_skipped =
         is_chain ? max_of(0, begin + first + 1 - num_visible(item.first_row)) : 0;
-    transpose_keys(keys + first, min_of(kPanelTokens, num_shared - first), scratch.keys);
+    transpose_keys(lines.keys + first, min_of(kPanelTokens, num_shared - first), scratch.keys);
     score(scratch.queries + num_skipped * group_ * head_dim_,
           (item.num_rows - num_skipped) * group_, scratch.keys,
           scratch.scores + num_skipped * group_ * kScoreStride + first);
   }
+}
 
-  // What lies before the first visible token was perhaps never written.
+// Scores of row i of the item for those tokens of a block that it does not share, of `count` that
+// it sees: its ancestors, in a tree.
+OPENSPEC_INLINE void Attention::score_ancestors(const Item& item, int i, int begin, int num_shared,
+                                                int count, BlockLines& lines,
+                                                Scratch& scratch) const {
+  const int span_first = params_.rows.span_begin[item.span];
+  const int kv_len = params_.rows.span_kv_len[item.span];
+  for (int node = item.first_row + i; node >= 0; node = params_.rows.row_parent[node]) {
+    const int place = num_visible(node) - 1 - begin;
+    if (place < num_shared) break;
+    if (place < kBlockTokens) set_line(item, place, kv_len + node - span_first, scratch, lines);
+  }
+  for (int first = num_shared; first < count; first += kPanelTokens) {
+    transpose_keys(lines.keys + first, min_of(kPanelTokens, count - first), scratch.keys);
+    score(scratch.queries + i * group_ * head_dim_, group_, scratch.keys,
+          scratch.scores + i * group_ * kScoreStride + first);
+  }
+}
+
+// Turns the scores of row i into weights. What lies before the first visible token was perhaps
+// never written.
+OPENSPEC_INLINE void Attention::soften_row(int i, int hidden, int count, Scratch& scratch,
+                                           const Partial& out) const {
+  for (int q = i * group_; q < (i + 1) * group_; ++q) {
+    float* scores = scratch.scores + q * kScoreStride;
+    for (int t = 0; t < hidden; ++t) scores[t] = -__builtin_inff();
+    soften(scores, count, out.maximum[q], out.normaliser[q]);
+  }
+}
+
+// Of places [first, last) of a block those that row i sees, which come after `hidden`.
+OPENSPEC_INLINE void Attention::weigh_row(int i, int hidden, int first, int last,
+                                          const BlockLines& lines, const Scratch& scratch,
+                                          const Partial& out) const {
+  const int from = max_of(first, hidden);
+  if (from >= last) return;
+  weigh(scratch.scores + i * group_ * kScoreStride, lines.values, from, last, from == hidden,
+        out.sums + i * group_ * head_dim_);
+}
+
+void Attention::attend(const Item& item, int block, Scratch& scratch, const Partial& out) const {
+  const int begin = block * kBlockTokens, end = begin + kBlockTokens;
+  const bool is_chain = sees_contiguous_tokens(item);
+  const int shared_end = is_chain ? num_visible(item.first_row + item.num_rows - 1)
+                                  : params_.rows.span_kv_len[item.span];
+  const int num_shared = max_of(0, min_of(shared_end, end) - begin);
   const auto num_hidden = [&](int i) {
     return max_of(0, first_visible(item.first_row + i) - begin);
   };
-  // Of places [first, last) those that the row sees.
-  const auto weigh_row = [&](int i, int first, int last) {
-    const int hidden = num_hidden(i), from = max_of(first, hidden);
-    if (from >= last) return;
-    weigh(scratch.scores + i * group_ * kScoreStride, values, from, last, from == hidden,
-          out.sums + i * group_ * head_dim_);
-  };
+  const auto num_seen = [&](int i) { return min_of(num_visible(item.first_row + i), end) - begin; };
+  BlockLines lines;
+  for (int i = 0; i < num_shared; ++i) set_line(item, i, begin + i, scratch, lines);
+  score_shared(item, begin, num_shared, is_chain, lines, scratch);
   for (int i = 0; i < item.num_rows; ++i) {
-    const int row = item.first_row + i;
-    const int count = min_of(num_visible(row), end) - begin;
-    const int hidden = num_hidden(i);
+    const int count = num_seen(i), hidden = num_hidden(i);
     if (count <= hidden) continue;
-    float* scores = scratch.scores + i * group_ * kScoreStride;
-    if (count > num_shared) {  // only in a tree
-      for (int node = row; node >= 0; node = rows.row_parent[node]) {
-        const int place = num_visible(node) - 1 - begin;
-        if (place < num_shared) break;
-        if (place < kBlockTokens) set_line(place, kv_len + node - span_first);
-      }
-      for (int first = num_shared; first < count; first += kPanelTokens) {
-        transpose_keys(keys + first, min_of(kPanelTokens, count - first), scratch.keys);
-        score(scratch.queries + i * group_ * head_dim_, group_, scratch.keys, scores + first);
-      }
-    }
-    for (int q = 0; q < group_; ++q) {
-      for (int t = 0; t < hidden; ++t) scores[q * kScoreStride + t] = -__builtin_inff();
-      soften(scores + q * kScoreStride, count, out.maximum[i * group_ + q],
-             out.normaliser[i * group_ + q]);
-    }
-    if (!is_chain) weigh_row(i, 0, count);
+    if (count > num_shared) score_ancestors(item, i, begin, num_shared, count, lines, scratch);
+    soften_row(i, hidden, count, scratch, out);
+    if (!is_chain) weigh_row(i, hidden, 0, count, lines, scratch, out);
   }
   if (!is_chain) return;
   // By slices of value lines that stay in the first-level cache for all rows.
   const int slice = 64 * 128 / head_dim_;
   for (int first = 0; first < num_shared; first += slice) {
     for (int i = 0; i < item.num_rows; ++i) {
-      const int count = min_of(num_visible(item.first_row + i), end) - begin;
-      if (count > first) weigh_row(i, first, min_of(first + slice, count));
+      weigh_row(i, num_hidden(i), first, min_of(first + slice, num_seen(i)), lines, scratch, out);
     }
   }
 }

@@ -59,6 +59,13 @@ __device__ __forceinline__ int num_seen_in_tree(const AttentionArgs& args, const
   return count;
 }
 
+/// The pairs that an item computes at a time, those of rows from `first_row` on.
+struct ItemPairs {
+  const AttentionArgs& args;
+  const WorkItem& item;
+  int kv_head, first_row, num_pairs;
+};
+
 /// Where q and the output of a tile's pair begin, in elements.
 template <int kHeadDim, typename Args>
 __device__ __forceinline__ int64_t pair_at(const Args& args, int first_row, int kv_head, int pair) {

@@ -67,22 +67,19 @@ __device__ __forceinline__ void list_paths(const AttentionArgs& args, const Work
   }
 }
 
-/// Attention of a tile's rows over their own blocks: a partial result for each. Uses all of the
-/// CTA's shared memory; the caller puts a barrier between calls.
+/// What a CTA computes of a tile's rows over their own blocks.
 template <int kHeadDim, int kTiles>
-__device__ __forceinline__ void attend_tails(const AttentionArgs& args, const WorkItem& item,
-                                             int kv_head, unsigned char* shared) {
+struct TailTile {
   using Layout = TailLayout<kHeadDim, kTiles>;
-  constexpr int kLineBytes = Layout::kLineBytes, kChunks = Lines<kHeadDim>::kChunks;
-  constexpr int kColumnWarps = kHeadDim / 16;
-  const int thread = opaque_thread();
-  const int warp = thread / 32, lane = thread % 32;
-  const uint32_t base = shared_address(shared);
-  const int group = args.group, num_pairs = item.tile_rows * group;
-  const int first_token = item.num_shared_blocks * kBlockTokens;  // of the lines
-  const int num_lines = item.end - first_token;
+  static constexpr int kLineBytes = Layout::kLineBytes, kChunks = Lines<kHeadDim>::kChunks;
+  static constexpr int kColumnWarps = kHeadDim / 16;
+  using Scores = float[2][kTiles][2][4];  // of the lines that a warp has at a time
 
-  {
+  /// Starts copying K and V of the lines, and Q.
+  static __device__ __forceinline__ void start_copies(const AttentionArgs& args,
+                                                      const WorkItem& item, int kv_head,
+                                                      int num_pairs, int first_token, int num_lines,
+                                                      int thread, uint32_t base) {
     const int chunk = thread % kChunks;
     const uint32_t head_lines = static_cast<uint32_t>(args.num_kv_heads) * args.page_size;
     const int32_t* pages = args.pages + static_cast<int64_t>(item.seq) * args.max_pages_per_seq;
@@ -108,62 +105,64 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
     }
     commit_copies();
   }
-  list_paths<kHeadDim, kTiles>(args, item, item.kv_len - first_token, shared);
-  wait_for_copies<0>();
-  __syncthreads();
 
-  // A warp has 16 lines at a time. What is computed of lines that were not copied nobody picks.
-  const int matrix = lane / 8, matrix_row = lane % 8;
-  float scores[2][kTiles][2][4] = {};
+  /// q . k of all lines. A warp has 16 lines at a time. What is computed of lines that were not
+  /// copied nobody picks.
+  static __device__ __forceinline__ void multiply_keys(int num_lines, int warp, int lane,
+                                                       uint32_t base, Scores& scores) {
+    const int matrix = lane / 8, matrix_row = lane % 8;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int first_line = (warp + i * kDecodeCtaWarps) * 16;
-    if (first_line >= num_lines) break;
-    const uint32_t key_at = base + Layout::kKeysAt +
-                            (first_line + matrix / 2 * 8 + matrix_row) * kLineBytes +
-                            ((matrix % 2 ^ matrix_row) * 16);
-    const uint32_t query_at = base + Layout::kQueriesAt +
-                              (matrix % 2 * 8 + matrix_row) * kLineBytes +
-                              ((matrix / 2 ^ matrix_row) * 16);
+    for (int i = 0; i < 2; ++i) {
+      const int first_line = (warp + i * kDecodeCtaWarps) * 16;
+      if (first_line >= num_lines) break;
+      const uint32_t key_at = base + Layout::kKeysAt +
+                              (first_line + matrix / 2 * 8 + matrix_row) * kLineBytes +
+                              ((matrix % 2 ^ matrix_row) * 16);
+      const uint32_t query_at = base + Layout::kQueriesAt +
+                                (matrix % 2 * 8 + matrix_row) * kLineBytes +
+                                ((matrix / 2 ^ matrix_row) * 16);
 #pragma unroll 2
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      uint32_t key[4];
-      load_matrices(key, key_at ^ (step * 32));
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32_t key[4];
+        load_matrices(key, key_at ^ (step * 32));
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          uint32_t query[4];
+          load_matrices(query, (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
+          multiply_add(scores[i][tile][0], query, key[0], key[1]);
+          multiply_add(scores[i][tile][1], query, key[2], key[3]);
+        }
+      }
+    }
+  }
+
+  /// To shared memory, where K and Q were.
+  static __device__ __forceinline__ void share_scores(const Scores& scores, int num_lines, int warp,
+                                                      int lane, float* all_scores) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int first_line = (warp + i * kDecodeCtaWarps) * 16;
+      if (first_line >= num_lines) break;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        uint32_t query[4];
-        load_matrices(query, (query_at ^ (step * 32)) + tile * 16 * kLineBytes);
-        multiply_add(scores[i][tile][0], query, key[0], key[1]);
-        multiply_add(scores[i][tile][1], query, key[2], key[3]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float* to = all_scores + (tile * 16 + j / 2 * 8 + lane / 4) * Layout::kScoreStride +
+                      first_line + j % 2 * 8 + lane % 4 * 2;
+          const float (&from)[4] = scores[i][tile][j % 2];
+          *reinterpret_cast<float2*>(to) = make_float2(from[j / 2 * 2], from[j / 2 * 2 + 1]);
+        }
       }
     }
   }
-  __syncthreads();  // everyone is done with K and Q
-  float* all_scores = reinterpret_cast<float*>(shared + Layout::kScoresAt);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int first_line = (warp + i * kDecodeCtaWarps) * 16;
-    if (first_line >= num_lines) break;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float* to = all_scores + (tile * 16 + j / 2 * 8 + lane / 4) * Layout::kScoreStride +
-                    first_line + j % 2 * 8 + lane % 4 * 2;
-        const float (&from)[4] = scores[i][tile][j % 2];
-        *reinterpret_cast<float2*>(to) = make_float2(from[j / 2 * 2], from[j / 2 * 2 + 1]);
-      }
-    }
-  }
-  __syncthreads();
 
-  float* maxima = reinterpret_cast<float*>(shared + Layout::kMaximaAt);
-  const int* num_positions = reinterpret_cast<const int*>(shared + Layout::kNumPositionsAt);
-  const uint8_t* paths = shared + Layout::kPathsAt;
-  const float scale = args.scale;
-#pragma unroll 1
-  for (int block = 0; block < item.block_end - item.block_begin; ++block) {
-    const int first_position = block * kBlockTokens;
+  /// p and the maximum of a block of each pair, whose scores are those of its row's path.
+  static __device__ __forceinline__ void soften(const AttentionArgs& args, const WorkItem& item,
+                                                int num_pairs, int first_token, int first_position,
+                                                int warp, int lane, float scale,
+                                                const float* all_scores, const int* num_positions,
+                                                const uint8_t* paths, float* maxima,
+                                                unsigned char* shared) {
 #pragma unroll 1
     for (int pair = warp; pair < num_pairs; pair += kDecodeCtaWarps) {
       const int row = pair * args.group_reciprocal >> 16;
@@ -194,8 +193,17 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
       }
       if (lane == 0) maxima[pair] = m;
     }
-    __syncthreads();
+  }
 
+  /// p . 1 and p . v of a block of each row: a partial result.
+  static __device__ __forceinline__ void weigh_values(const AttentionArgs& args,
+                                                      const WorkItem& item, int kv_head,
+                                                      int num_pairs, int block, int warp, int lane,
+                                                      const int* num_positions,
+                                                      const uint8_t* paths, const float* maxima,
+                                                      uint32_t base) {
+    const int group = args.group, first_position = block * kBlockTokens;
+    const int matrix = lane / 8, matrix_row = lane % 8;
     // A warp has 16 columns of every row, or of every other one. A row's pairs are the first of 16
     // that are multiplied.
     constexpr uint32_t kOnes = 0x3f803f80u;
@@ -237,6 +245,48 @@ __device__ __forceinline__ void attend_tails(const AttentionArgs& args, const Wo
       }
       if (column == 0) args.workspace.partial_stats[at] = make_float2(maxima[pair], total[0]);
     }
+  }
+};
+
+/// Attention of a tile's rows over their own blocks: a partial result for each. Uses all of the
+/// CTA's shared memory; the caller puts a barrier between calls.
+template <int kHeadDim, int kTiles>
+__device__ __forceinline__ void attend_tails(const AttentionArgs& args, const WorkItem& item,
+                                             int kv_head, unsigned char* shared) {
+  using Layout = TailLayout<kHeadDim, kTiles>;
+  using Tile = TailTile<kHeadDim, kTiles>;
+  const int thread = opaque_thread();
+  const int warp = thread / 32, lane = thread % 32;
+  const uint32_t base = shared_address(shared);
+  const int num_pairs = item.tile_rows * args.group;
+  const int first_token = item.num_shared_blocks * kBlockTokens;  // of the lines
+  const int num_lines = item.end - first_token;
+
+  Tile::start_copies(args, item, kv_head, num_pairs, first_token, num_lines, thread, base);
+  list_paths<kHeadDim, kTiles>(args, item, item.kv_len - first_token, shared);
+  wait_for_copies<0>();
+  __syncthreads();
+
+  typename Tile::Scores scores = {};
+  Tile::multiply_keys(num_lines, warp, lane, base, scores);
+  __syncthreads();  // everyone is done with K and Q
+  float* all_scores = reinterpret_cast<float*>(shared + Layout::kScoresAt);
+  Tile::share_scores(scores, num_lines, warp, lane, all_scores);
+  __syncthreads();
+
+  float* maxima = reinterpret_cast<float*>(shared + Layout::kMaximaAt);
+  const int* num_positions = reinterpret_cast<const int*>(shared + Layout::kNumPositionsAt);
+  const uint8_t* paths = shared + Layout::kPathsAt;
+  const float scale = args.scale;
+#pragma unroll 1
+  for (int block = 0; block < item.block_end - item.block_begin; ++block) {
+    const int first_position = block * kBlockTokens;
+    Tile::soften(args, item, num_pairs, first_token, first_position, warp, lane, scale, all_scores,
+                 num_positions, paths, maxima, shared);
+    __syncthreads();
+
+    Tile::weigh_values(args, item, kv_head, num_pairs, block, warp, lane, num_positions, paths,
+                       maxima, base);
     __syncthreads();
   }
 }

@@ -187,6 +187,53 @@ constexpr int kPathWarps = 16;
 constexpr int kPathOwn = kMaxTopDrafts / kPathWarps;  // candidates of a warp: warp, warp + 16, ...
 constexpr int kSuccessorsOwn = kNumSuccessors / kPathWarps;  // successors of a warp
 
+/// Asks for the rows of the tables that drafts from `first_depth` on may need.
+__device__ __forceinline__ void fetch_rows(const TokenPairs& pairs, const int32_t* tokens,
+                                           int top_k, int first_depth, int num_drafts,
+                                           const int32_t* successors) {
+  constexpr int kLine = 64;  // bf16 of a cache line
+  for (int i = first_depth * top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
+       i += kPathWarps * kWarp) {
+    const int32_t token = tokens[i];
+    for (int at = 0; at < pairs.rank; at += kLine) {
+      if (i >= (first_depth + 1) * top_k) cuda::fetch_to_cache(second_row(pairs, token) + at);
+      if (i < (num_drafts - 1) * top_k) {
+        cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
+      }
+    }
+    if (successors != nullptr && i < (num_drafts - 1) * top_k) {
+      cuda::fetch_to_cache(successors + int64_t{token} * kNumSuccessors);
+    }
+  }
+}
+
+/// Successors of the token before, as far as they are better than the best candidate. `value_alone`
+/// says what a token counts for without the one before.
+template <typename ValueAlone>
+__device__ __forceinline__ void try_successors(const TokenPairs& pairs, const int32_t* successors,
+                                               int32_t best_token, float best_score, int depth,
+                                               const cuda::FloatPack<8>& first, float scale,
+                                               const ValueAlone& value_alone, float& best,
+                                               int& at) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % 32;
+  const float none = sm::float_of(0xff800000u);
+  const float best_alone = value_alone(depth, column_of(pairs, best_token), best_token);
+#pragma unroll
+  for (int i = 0; i < kSuccessorsOwn; ++i) {
+    const int s = warp + i * kPathWarps;
+    const int32_t token = successors[s];
+    const int32_t column = column_of(pairs, token);
+    const Terms second = terms_of(pairs.second, column, pairs.rank, lane);
+    const float alone = value_alone(depth, column, token);
+    const float own = alone > none ? fminf(0.0f, (alone - best_alone) + best_score) : none;
+    const float value = value_of<false>(own, worth_of(first, second), scale, 0.0f);
+    if (value > best) {
+      best = value;
+      at = kMaxTopDrafts + s;
+    }
+  }
+}
+
 /// A sequence. Which rows of the tables its drafts may need is known before the first of them is
 /// chosen: all are asked for at once, and only the L2's latency is left between two drafts.
 template <bool kHasTerms>
@@ -247,20 +294,7 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
     if (num_drafts == 1) return;
   }
   load(kFirstDepth);
-  constexpr int kLine = 64;  // bf16 of a cache line
-  for (int i = kFirstDepth * top_k + static_cast<int>(threadIdx.x); i < num_drafts * top_k;
-       i += kPathWarps * kWarp) {
-    const int32_t token = tokens[i];
-    for (int at = 0; at < pairs.rank; at += kLine) {
-      if (i >= (kFirstDepth + 1) * top_k) cuda::fetch_to_cache(second_row(pairs, token) + at);
-      if (i < (num_drafts - 1) * top_k) {
-        cuda::fetch_to_cache(row_of(pairs.first, token, pairs.rank) + at);
-      }
-    }
-    if (successors != nullptr && i < (num_drafts - 1) * top_k) {
-      cuda::fetch_to_cache(successors + int64_t{token} * kNumSuccessors);
-    }
-  }
+  fetch_rows(pairs, tokens, top_k, kFirstDepth, num_drafts, successors);
 
   for (int depth = kFirstDepth; depth < num_drafts; ++depth) {
     const auto first =
@@ -278,23 +312,8 @@ __global__ void __launch_bounds__(kPathWarps* kWarp)
     }
     if constexpr (!kHasTerms) {
       if (successors != nullptr) {
-        const int32_t best_token = tokens[depth * top_k];
-        const float best_score = scores[depth * top_k];
-        const float best_alone = value_alone(depth, column_of(pairs, best_token), best_token);
-#pragma unroll
-        for (int i = 0; i < kSuccessorsOwn; ++i) {
-          const int s = warp + i * kPathWarps;
-          const int32_t token = successors[int64_t{before} * kNumSuccessors + s];
-          const int32_t column = column_of(pairs, token);
-          const Terms second = terms_of(pairs.second, column, pairs.rank, lane);
-          const float alone = value_alone(depth, column, token);
-          const float own = alone > none ? fminf(0.0f, (alone - best_alone) + best_score) : none;
-          const float value = value_of<false>(own, worth_of(first, second), scale, 0.0f);
-          if (value > best) {
-            best = value;
-            at = kMaxTopDrafts + s;
-          }
-        }
+        try_successors(pairs, successors + int64_t{before} * kNumSuccessors, tokens[depth * top_k],
+                       scores[depth * top_k], depth, first, scale, value_alone, best, at);
       }
     }
     const int parity = depth % 2;

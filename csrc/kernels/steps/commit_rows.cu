@@ -66,6 +66,35 @@ __device__ Verdict judge_tree(const int32_t* drafts, const int32_t* parents, int
   return verdict;
 }
 
+__device__ __forceinline__ void report_drafts(const CommitRowsParams& params, int64_t entry,
+                                              int64_t first_draft, const int32_t* drafts,
+                                              int granted, bool has_tree) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first_out = entry * params.max_drafts;
+  for (int i = lane; i < granted; i += 32) {
+    params.out_drafts[first_out + i] = drafts[i];
+    params.out_parents[first_out + i] = has_tree ? params.parents[first_draft + i] : i - 1;
+    if (params.scores != nullptr) {
+      params.out_scores[first_out + i] = params.scores[first_draft + i];
+    }
+  }
+}
+
+__device__ __forceinline__ void copy_logprobs(const CommitRowsParams& params, int ring_index,
+                                              const StepOutcome& outcome) {
+  const int lane = threadIdx.x % 32;
+  const int64_t ring_begin = static_cast<int64_t>(ring_index) * params.max_samples;
+  constexpr int kWidth = 1 + kMaxLogprobs;
+  const int end = min(outcome.sample_end, params.max_samples);
+  for (int i = outcome.sample_begin * kWidth + lane; i < end * kWidth; i += 32) {
+    params.out_logprob_ids[ring_begin * kWidth + i] = params.logprob_ids[i];
+    params.out_logprobs[ring_begin * kWidth + i] = params.logprobs[i];
+  }
+  for (int i = outcome.sample_begin + lane; i < end; i += 32) {
+    params.out_ranks[ring_begin + i] = params.ranks[i];
+  }
+}
+
 /// A warp for each span; 32 tokens of its run at a time.
 __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams params) {
   cuda::allow_next_kernel();
@@ -142,14 +171,7 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
     }
     if (sampling.reports_steps) {
       outcome.has_scores = params.scores != nullptr;
-      const int64_t first_out = entry * params.max_drafts;
-      for (int i = lane; i < granted; i += 32) {
-        params.out_drafts[first_out + i] = drafts[i];
-        params.out_parents[first_out + i] = has_tree ? params.parents[first_draft + i] : i - 1;
-        if (params.scores != nullptr) {
-          params.out_scores[first_out + i] = params.scores[first_draft + i];
-        }
-      }
+      report_drafts(params, entry, first_draft, drafts, granted, has_tree);
     }
     outcome.num_accepted = min(outcome.num_tokens, verdict.num_accepted);
     outcome.num_computed += outcome.num_tokens - 1;
@@ -171,16 +193,7 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
       (sampling.num_logprobs < 0 && sampling.num_prompt_logprobs < 0)) {
     return;
   }
-  const int64_t ring_begin = static_cast<int64_t>(header.ring_index) * params.max_samples;
-  constexpr int kWidth = 1 + kMaxLogprobs;
-  const int end = min(outcome.sample_end, params.max_samples);
-  for (int i = outcome.sample_begin * kWidth + lane; i < end * kWidth; i += 32) {
-    params.out_logprob_ids[ring_begin * kWidth + i] = params.logprob_ids[i];
-    params.out_logprobs[ring_begin * kWidth + i] = params.logprobs[i];
-  }
-  for (int i = outcome.sample_begin + lane; i < end; i += 32) {
-    params.out_ranks[ring_begin + i] = params.ranks[i];
-  }
+  copy_logprobs(params, header.ring_index, outcome);
 }
 
 }  // namespace

@@ -201,6 +201,79 @@ struct SpanRows {
   int slot, kv_len, num_new, num_scored, sample_begin, first_choice;
 };
 
+/// How many drafts of each span can have rows: those up to the first that cannot.
+__device__ __forceinline__ void count_drafts(const LayoutRowsParams& params, int* count) {
+  const int s = threadIdx.x;
+  count[s] = s < params.max_spans ? max(min(params.num_drafts[s], params.num_wanted[s]), 0) : 0;
+  if (__syncthreads_or(count[s] > 0)) {
+    for (int i = threadIdx.x; i < params.max_spans * params.max_drafts; i += kThreads) {
+      const int of = i / params.max_drafts, draft = i % params.max_drafts;
+      if (draft < count[of] && is_unusable(params, i - draft, draft)) {
+        atomicMin(&count[of], draft);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+/// What a row of the step is: of spans that have begun at `begin_of` the last one's, or nothing.
+__device__ __forceinline__ void write_row(const LayoutRowsParams& params, int row, int num_rows,
+                                          int num_spans, const int* begin_of,
+                                          const SpanRows* rows_of) {
+  const DeviceTable& table = params.table;
+  int token = 0, position = 0, parent = -1, index = -1;
+  int64_t kv_slot = -1;
+  if (row < num_rows) {
+    // The last span that begins at or before the row: behind empty ones.
+    int low = 0, high = num_spans;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (begin_of[middle] <= row) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    index = low - 1;
+    const SpanRows of = rows_of[index];
+    const int i = row - begin_of[index];
+    const int32_t* history = table.tokens + of.slot * table.tokens_stride;
+    const int kv_index = of.kv_len + i;
+    const int32_t page = table.pages[static_cast<int64_t>(of.slot) * table.max_pages_per_seq +
+                                     kv_index / params.page_size];
+    position = kv_index;
+    parent = i == 0 ? -1 : row - 1;
+    if (i < of.num_new) {
+      token = history[position];
+    } else {
+      const int64_t first = static_cast<int64_t>(index) * params.max_drafts;
+      const int draft = i - of.num_new;
+      token = params.drafts[first + draft];
+      if (params.parents != nullptr) {
+        const int last_known = row - draft - 1;
+        int above = params.parents[first + draft];
+        parent = last_known + 1 + above;
+        position = of.kv_len + of.num_new;
+        for (; above >= 0; above = params.parents[first + above]) ++position;
+      }
+    }
+    kv_slot = static_cast<int64_t>(page) * params.page_size + kv_index % params.page_size;
+    if (i < of.num_scored) {
+      params.sample_row[of.sample_begin + i] = row;
+      params.score_token[of.sample_begin + i] = history[position + 1];
+    }
+    if (of.first_choice >= 0 && i >= of.num_new - 1) {
+      params.sample_row[of.first_choice + i - (of.num_new - 1)] = row;
+      params.score_token[of.first_choice + i - (of.num_new - 1)] = -1;
+    }
+  }
+  params.row_token[row] = token;
+  params.row_position[row] = position;
+  params.row_span[row] = index;
+  params.row_parent[row] = parent;
+  params.row_kv_slot[row] = kv_slot;
+}
+
 __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
@@ -211,17 +284,7 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   const StepHeader header = *params.input.header;
   const DeviceTable& table = params.table;
   const int s = threadIdx.x;
-  offers.count[s] =
-      s < params.max_spans ? max(min(params.num_drafts[s], params.num_wanted[s]), 0) : 0;
-  if (__syncthreads_or(offers.count[s] > 0)) {
-    for (int i = threadIdx.x; i < params.max_spans * params.max_drafts; i += kThreads) {
-      const int of = i / params.max_drafts, draft = i % params.max_drafts;
-      if (draft < offers.count[of] && is_unusable(params, i - draft, draft)) {
-        atomicMin(&offers.count[of], draft);
-      }
-    }
-    __syncthreads();
-  }
+  count_drafts(params, offers.count);
 
   SpanRows span = {0, 0, 0, 0, 0, -1};
   bool is_sampled = false;
@@ -272,57 +335,7 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   __syncthreads();
 
   for (int row = threadIdx.x; row < params.num_rows; row += kThreads) {
-    int token = 0, position = 0, parent = -1, index = -1;
-    int64_t kv_slot = -1;
-    if (row < num_rows) {
-      // The last span that begins at or before the row: behind empty ones.
-      int low = 0, high = header.num_spans;
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (begin_of[middle] <= row) {
-          low = middle + 1;
-        } else {
-          high = middle;
-        }
-      }
-      index = low - 1;
-      const SpanRows of = rows_of[index];
-      const int i = row - begin_of[index];
-      const int32_t* history = table.tokens + of.slot * table.tokens_stride;
-      const int kv_index = of.kv_len + i;
-      const int32_t page = table.pages[static_cast<int64_t>(of.slot) * table.max_pages_per_seq +
-                                       kv_index / params.page_size];
-      position = kv_index;
-      parent = i == 0 ? -1 : row - 1;
-      if (i < of.num_new) {
-        token = history[position];
-      } else {
-        const int64_t first = static_cast<int64_t>(index) * params.max_drafts;
-        const int draft = i - of.num_new;
-        token = params.drafts[first + draft];
-        if (params.parents != nullptr) {
-          const int last_known = row - draft - 1;
-          int above = params.parents[first + draft];
-          parent = last_known + 1 + above;
-          position = of.kv_len + of.num_new;
-          for (; above >= 0; above = params.parents[first + above]) ++position;
-        }
-      }
-      kv_slot = static_cast<int64_t>(page) * params.page_size + kv_index % params.page_size;
-      if (i < of.num_scored) {
-        params.sample_row[of.sample_begin + i] = row;
-        params.score_token[of.sample_begin + i] = history[position + 1];
-      }
-      if (of.first_choice >= 0 && i >= of.num_new - 1) {
-        params.sample_row[of.first_choice + i - (of.num_new - 1)] = row;
-        params.score_token[of.first_choice + i - (of.num_new - 1)] = -1;
-      }
-    }
-    params.row_token[row] = token;
-    params.row_position[row] = position;
-    params.row_span[row] = index;
-    params.row_parent[row] = parent;
-    params.row_kv_slot[row] = kv_slot;
+    write_row(params, row, num_rows, header.num_spans, begin_of, rows_of);
   }
   for (int i = num_samples + threadIdx.x; i < params.num_samples; i += kThreads) {
     params.sample_row[i] = -1;

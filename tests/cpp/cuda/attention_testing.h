@@ -10,6 +10,7 @@
 
 #include "cuda/cuda_testing.h"
 #include "kernels/attention/span_attention.h"
+#include "kernels/attention_reference.h"
 #include "kernels/rope/rope.h"
 #include "kernels/steps/gather_rows.h"
 
@@ -33,14 +34,6 @@ inline Bits random_bits(Rng& rng, size_t count, float scale) {
   return bits;
 }
 
-// What rows see beside their ancestors; the same for all of a step.
-struct Sight {
-  int first_token = 0;    // tokens before it are not seen
-  bool is_causal = true;  // false: every row sees all rows
-  int window = 0;
-  bool window_follows_rows = false;
-};
-
 // One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
 struct Sequence : Sight {
   int kv_len = 0;
@@ -51,24 +44,10 @@ struct Sequence : Sight {
   int num_rows() const { return static_cast<int>(parents.size()); }
   int num_tokens() const { return kv_len + num_rows(); }
   // Tokens that a row sees without a window, in order, and those before the first token.
-  std::vector<int> path(int row) const {
-    std::vector<int> tokens;
-    if (!is_causal) {
-      for (int token = num_tokens() - 1; token >= kv_len; --token) tokens.push_back(token);
-      row = -1;
-    }
-    for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
-      tokens.push_back(kv_len + node);
-    }
-    for (int token = kv_len - 1; token >= 0; --token) tokens.push_back(token);
-    std::reverse(tokens.begin(), tokens.end());
-    return tokens;
-  }
+  std::vector<int> path(int row) const { return path_of_row(*this, kv_len, parents, row); }
   // Of these, how many come before what it sees.
   int num_hidden(int row) const {
-    if (window == 0) return first_token;
-    const int end = window_follows_rows ? static_cast<int>(path(row).size()) : kv_len;
-    return std::max(first_token, end - window);
+    return num_hidden_of(*this, kv_len, static_cast<int>(path(row).size()));
   }
   std::vector<int> visible(int row) const {
     const std::vector<int> tokens = path(row);
@@ -390,38 +369,26 @@ inline void add_row_errors(const Shape& shape, const Sequence& s, int row, const
       return static_cast<size_t>(token) * shape.kv_width() +
              static_cast<size_t>(head / shape.group()) * dim;
     };
-    std::vector<double> scores;
-    double maximum = -1e300;
-    for (const int token : tokens) {
-      double score = 0;
-      for (size_t d = 0; d < dim; ++d) {
-        score += static_cast<double>(from_bf16(s.q[q_at + d])) *
-                 static_cast<double>(from_bf16(s.k[kv_at(token) + d]));
-      }
-      scores.push_back(score / std::sqrt(static_cast<double>(dim)));
-      maximum = std::max(maximum, scores.back());
-    }
-    std::vector<double> expected(dim, 0.0), plain(dim, 0.0);
-    double total = 0;
+    const AttendedHead exact = attend_to(
+        tokens, dim, [&](size_t d) { return from_bf16(s.q[q_at + d]); },
+        [&](int token, size_t d) { return from_bf16(s.k[kv_at(token) + d]); },
+        [&](int token, size_t d) { return from_bf16(s.v[kv_at(token) + d]); });
+    std::vector<double> plain(dim, 0.0);
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const double weight = std::exp(scores[i] - maximum);
-      const double rounded = static_cast<double>(from_bf16(to_bf16(static_cast<float>(weight))));
-      total += weight;
+      const float rounded = from_bf16(to_bf16(static_cast<float>(exact.weights[i])));
       for (size_t d = 0; d < dim; ++d) {
-        const double value = static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
-        expected[d] += weight * value;
-        plain[d] += rounded * value;
+        plain[d] += static_cast<double>(rounded) *
+                    static_cast<double>(from_bf16(s.v[kv_at(tokens[i]) + d]));
       }
     }
     for (size_t d = 0; d < dim; ++d) {
-      const double exact = expected[d] / total;
       const double found = static_cast<double>(
           from_bf16(out[out_row * shape.q_width() + static_cast<size_t>(head) * dim + d]));
       CHECK(std::isfinite(found));
-      errors.ours = std::max(errors.ours, std::abs(found - exact));
+      errors.ours = std::max(errors.ours, std::abs(found - exact.out[d]));
       const double rounded =
-          static_cast<double>(from_bf16(to_bf16(static_cast<float>(plain[d] / total))));
-      errors.plain = std::max(errors.plain, std::abs(rounded - exact));
+          static_cast<double>(from_bf16(to_bf16(static_cast<float>(plain[d] / exact.total))));
+      errors.plain = std::max(errors.plain, std::abs(rounded - exact.out[d]));
     }
   }
 }

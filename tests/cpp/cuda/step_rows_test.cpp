@@ -211,34 +211,36 @@ Ids grant(const Case& at, const Ids& offered, int room) {
   return granted;
 }
 
-void check_case(uint64_t seed, Drafts kind, bool is_short) {
-  Case at(seed, kind);
-  const bool has_trees = kind != Drafts::kChains;
-  const size_t num_spans = at.step.spans.size();
-  Ids offered;
-  int num_base = 0;
-  for (size_t s = 0; s < num_spans; ++s) {
-    offered.push_back(usable_drafts(at, s));
-    if (at.sequences[static_cast<size_t>(at.step.spans[s].slot)].is_active) {
-      num_base += at.step.spans[s].num_new_tokens;
+/// What the host makes of a case.
+struct HostStep {
+  HostStep(Case& at, bool is_short) {
+    int num_base = 0;
+    for (size_t s = 0; s < at.step.spans.size(); ++s) {
+      offered.push_back(usable_drafts(at, s));
+      if (at.sequences[static_cast<size_t>(at.step.spans[s].slot)].is_active) {
+        num_base += at.step.spans[s].num_new_tokens;
+      }
     }
+    const int num_offered = std::accumulate(offered.begin(), offered.end(), 0);
+    at.step.row_budget = num_base + (is_short ? num_offered / 2 : num_offered + 3);
+    granted = grant(at, offered, at.step.row_budget - num_base);
+    layout.clear();
+    for (size_t s = 0; s < at.step.spans.size(); ++s) append_span(at, s);
   }
-  const int num_offered = std::accumulate(offered.begin(), offered.end(), 0);
-  at.step.row_budget = num_base + (is_short ? num_offered / 2 : num_offered + 3);
-  const Ids granted = grant(at, offered, at.step.row_budget - num_base);
+  Ids offered, granted;
+  RowLayout layout;
 
-  RowLayout expected;
-  expected.clear();
-  for (size_t s = 0; s < num_spans; ++s) {
+ private:
+  void append_span(const Case& at, size_t s) {
     const StepSpan& of = at.step.spans[s];
     const Sequence& sequence = at.sequences[static_cast<size_t>(of.slot)];
     if (!sequence.is_active) {  // an empty span, which RowLayout does not have
-      expected.span_begin.push_back(expected.num_rows());
-      expected.span_kv_len.push_back(sequence.kv_len);
-      expected.span_seq.push_back(of.slot);
-      expected.sample_begin.push_back(static_cast<int32_t>(expected.sample_row.size()));
-      expected.first_choice.push_back(-1);
-      continue;
+      layout.span_begin.push_back(layout.num_rows());
+      layout.span_kv_len.push_back(sequence.kv_len);
+      layout.span_seq.push_back(of.slot);
+      layout.sample_begin.push_back(static_cast<int32_t>(layout.sample_row.size()));
+      layout.first_choice.push_back(-1);
+      return;
     }
     Span span{.slot = of.slot,
               .num_new_tokens = of.num_new_tokens,
@@ -246,234 +248,333 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
               .num_tokens = static_cast<int>(sequence.tokens.size()),
               .draft = at.step.drafts[s]};
     span.draft.truncate(granted[s]);
-    expected.append(span, sequence.tokens, sequence.pages, kPageSize,
-                    sequence.scores_prompt ? 0 : kMaxLen, sequence.prompt_len);
+    layout.append(span, sequence.tokens, sequence.pages, kPageSize,
+                  sequence.scores_prompt ? 0 : kMaxLen, sequence.prompt_len);
+  }
+};
+
+/// The case's drafts in device memory.
+struct DraftsOnDevice {
+  explicit DraftsOnDevice(const Case& at)
+      : tokens(size_t{kSeqs} * kDrafts * 4),
+        counts(kSeqs * 4),
+        parents(tokens.bytes()),
+        scores(tokens.bytes()) {
+    Ids draft_ids(size_t{kSeqs} * kDrafts, -1), draft_parents = draft_ids, draft_counts(kSeqs, 77);
+    Floats draft_scores(draft_ids.size(), 5.0f);
+    for (size_t s = 0; s < at.step.spans.size(); ++s) {
+      const Draft& draft = at.step.drafts[s];
+      const auto first = static_cast<std::ptrdiff_t>(s) * kDrafts;
+      draft_counts[s] = draft.size();
+      std::copy(draft.tokens.begin(), draft.tokens.end(), draft_ids.begin() + first);
+      std::copy(draft.parents.begin(), draft.parents.end(), draft_parents.begin() + first);
+      std::copy(draft.scores.begin(), draft.scores.end(), draft_scores.begin() + first);
+    }
+    tokens.upload(draft_ids);
+    counts.upload(draft_counts);
+    parents.upload(draft_parents);
+    scores.upload(draft_scores);
+  }
+  DeviceBuffer tokens, counts, parents, scores;
+};
+
+/// A case by the device's ops, and what they write against the host's.
+struct DeviceCheck {
+  DeviceCheck(Case& of, Drafts of_kind, const HostStep& by_host)
+      : at(of), kind(of_kind), host(by_host), expected(by_host.layout), device(of), drafts(of) {}
+
+  void lay_out() {
+    CHECK_CUDA(begin_step_cuda({.header = device.host_header,
+                                .host_spans = device.host_spans.as<StepSpan>(),
+                                .slot_updates = device.slot_updates.as<SlotUpdate>(),
+                                .page_updates = device.page_updates.as<PageUpdate>(),
+                                .table = device.table(),
+                                .max_spans = kSeqs,
+                                .out_header = device.header.as<StepHeader>(),
+                                .spans = device.spans.as<StepSpan>(),
+                                .seq = seq.as<int32_t>(),
+                                .num_wanted = num_wanted.as<int32_t>()},
+                               nullptr));
+    CHECK_CUDA(layout_rows_cuda(
+        {.input = device.input(),
+         .table = device.table(),
+         .num_wanted = num_wanted.as<int32_t>(),
+         .drafts = drafts.tokens.as<int32_t>(),
+         .num_drafts = drafts.counts.as<int32_t>(),
+         .parents = has_trees() ? drafts.parents.as<int32_t>() : nullptr,
+         .scores = kind == Drafts::kScoredTrees ? drafts.scores.as<float>() : nullptr,
+         .max_spans = kSeqs,
+         .max_drafts = kDrafts,
+         .page_size = kPageSize,
+         .vocab_size = kVocab,
+         .num_rows = num_rows,
+         .num_samples = num_samples,
+         .row_token = token.as<int32_t>(),
+         .row_position = position.as<int32_t>(),
+         .row_span = span.as<int32_t>(),
+         .row_parent = parent.as<int32_t>(),
+         .row_kv_slot = kv_slot.as<int64_t>(),
+         .span_begin = span_begin.as<int32_t>(),
+         .span_kv_len = span_kv_len.as<int32_t>(),
+         .span_seq = span_seq.as<int32_t>(),
+         .num_offered = num_usable.as<int32_t>(),
+         .num_granted = num_granted.as<int32_t>(),
+         .first_choice = first_choice.as<int32_t>(),
+         .sample_begin = sample_begin.as<int32_t>(),
+         .sample_row = sample_row.as<int32_t>(),
+         .score_token = score_token.as<int32_t>()},
+        nullptr));
   }
 
-  const int num_rows = at.step.row_budget + 9;
-  const int num_samples = static_cast<int>(expected.sample_row.size()) + 5;
-  const OnDevice device(at);
-  Ids draft_ids(size_t{kSeqs} * kDrafts, -1), draft_parents = draft_ids, draft_counts(kSeqs, 77);
-  Floats draft_scores(draft_ids.size(), 5.0f);
-  for (size_t s = 0; s < num_spans; ++s) {
-    const Draft& draft = at.step.drafts[s];
-    const auto first = static_cast<std::ptrdiff_t>(s) * kDrafts;
-    draft_counts[s] = draft.size();
-    std::copy(draft.tokens.begin(), draft.tokens.end(), draft_ids.begin() + first);
-    std::copy(draft.parents.begin(), draft.parents.end(), draft_parents.begin() + first);
-    std::copy(draft.scores.begin(), draft.scores.end(), draft_scores.begin() + first);
+  void check_layout() const {
+    const size_t num_spans = at.step.spans.size();
+    const auto head = [](const DeviceBuffer& buffer, size_t count) {
+      Ids values = buffer.download<int32_t>();
+      values.resize(count);
+      return values;
+    };
+    const auto padded = [](Ids values, size_t count, int32_t with) {
+      values.resize(count, with);
+      return values;
+    };
+    const auto n = static_cast<size_t>(num_rows);
+    CHECK_EQ(head(num_usable, num_spans), host.offered);
+    CHECK_EQ(head(num_granted, num_spans), host.granted);
+    CHECK_EQ(head(span_begin, kSeqs + 1),
+             padded(expected.span_begin, kSeqs + 1, expected.num_rows()));
+    CHECK_EQ(head(span_kv_len, kSeqs), padded(expected.span_kv_len, kSeqs, 0));
+    CHECK_EQ(head(span_seq, kSeqs), padded(expected.span_seq, kSeqs, 0));
+    CHECK_EQ(head(first_choice, kSeqs), padded(expected.first_choice, kSeqs, -1));
+    CHECK_EQ(head(token, n), padded(expected.token, n, 0));
+    CHECK_EQ(head(position, n), padded(expected.position, n, 0));
+    CHECK_EQ(head(span, n), padded(expected.span, n, -1));
+    CHECK_EQ(head(parent, n), padded(expected.parent, n, -1));
+    std::vector<int64_t> slots = expected.kv_slot;
+    slots.resize(n, -1);
+    CHECK(kv_slot.download<int64_t>() == slots);
+    const auto samples = static_cast<size_t>(num_samples);
+    CHECK_EQ(head(sample_begin, num_spans + 1), expected.sample_begin);
+    CHECK_EQ(head(sample_row, samples), padded(expected.sample_row, samples, -1));
+    CHECK_EQ(head(score_token, samples), padded(expected.score_token, samples, -1));
   }
-  const DeviceBuffer drafts(draft_ids), num_drafts(draft_counts), parents(draft_parents),
-      scores(draft_scores);
-  const DeviceBuffer seq(kSeqs * 4), num_wanted(kSeqs * 4);
-  CHECK_CUDA(begin_step_cuda({.header = device.host_header,
-                              .host_spans = device.host_spans.as<StepSpan>(),
-                              .slot_updates = device.slot_updates.as<SlotUpdate>(),
-                              .page_updates = device.page_updates.as<PageUpdate>(),
-                              .table = device.table(),
-                              .max_spans = kSeqs,
-                              .out_header = device.header.as<StepHeader>(),
-                              .spans = device.spans.as<StepSpan>(),
-                              .seq = seq.as<int32_t>(),
-                              .num_wanted = num_wanted.as<int32_t>()},
-                             nullptr));
-  const auto rows = static_cast<size_t>(num_rows) * 4;
-  const DeviceBuffer token(rows), position(rows), span(rows), parent(rows), kv_slot(2 * rows),
-      span_begin((kSeqs + 1) * 4), span_kv_len(kSeqs * 4), span_seq(kSeqs * 4),
-      num_usable(kSeqs * 4), num_granted(kSeqs * 4), first_choice(kSeqs * 4),
-      sample_begin((kSeqs + 1) * 4), sample_row(static_cast<size_t>(num_samples) * 4),
-      score_token(static_cast<size_t>(num_samples) * 4);
-  CHECK_CUDA(
-      layout_rows_cuda({.input = device.input(),
-                        .table = device.table(),
-                        .num_wanted = num_wanted.as<int32_t>(),
-                        .drafts = drafts.as<int32_t>(),
-                        .num_drafts = num_drafts.as<int32_t>(),
-                        .parents = has_trees ? parents.as<int32_t>() : nullptr,
-                        .scores = kind == Drafts::kScoredTrees ? scores.as<float>() : nullptr,
-                        .max_spans = kSeqs,
-                        .max_drafts = kDrafts,
-                        .page_size = kPageSize,
-                        .vocab_size = kVocab,
-                        .num_rows = num_rows,
-                        .num_samples = num_samples,
-                        .row_token = token.as<int32_t>(),
-                        .row_position = position.as<int32_t>(),
-                        .row_span = span.as<int32_t>(),
-                        .row_parent = parent.as<int32_t>(),
-                        .row_kv_slot = kv_slot.as<int64_t>(),
-                        .span_begin = span_begin.as<int32_t>(),
-                        .span_kv_len = span_kv_len.as<int32_t>(),
-                        .span_seq = span_seq.as<int32_t>(),
-                        .num_offered = num_usable.as<int32_t>(),
-                        .num_granted = num_granted.as<int32_t>(),
-                        .first_choice = first_choice.as<int32_t>(),
-                        .sample_begin = sample_begin.as<int32_t>(),
-                        .sample_row = sample_row.as<int32_t>(),
-                        .score_token = score_token.as<int32_t>()},
-                       nullptr));
-  const auto head = [](const DeviceBuffer& buffer, size_t count) {
-    Ids values = buffer.download<int32_t>();
-    values.resize(count);
-    return values;
-  };
-  const auto padded = [](Ids values, size_t count, int32_t with) {
-    values.resize(count, with);
-    return values;
-  };
-  const auto n = static_cast<size_t>(num_rows);
-  CHECK_EQ(head(num_usable, num_spans), offered);
-  CHECK_EQ(head(num_granted, num_spans), granted);
-  CHECK_EQ(head(span_begin, kSeqs + 1),
-           padded(expected.span_begin, kSeqs + 1, expected.num_rows()));
-  CHECK_EQ(head(span_kv_len, kSeqs), padded(expected.span_kv_len, kSeqs, 0));
-  CHECK_EQ(head(span_seq, kSeqs), padded(expected.span_seq, kSeqs, 0));
-  CHECK_EQ(head(first_choice, kSeqs), padded(expected.first_choice, kSeqs, -1));
-  CHECK_EQ(head(token, n), padded(expected.token, n, 0));
-  CHECK_EQ(head(position, n), padded(expected.position, n, 0));
-  CHECK_EQ(head(span, n), padded(expected.span, n, -1));
-  CHECK_EQ(head(parent, n), padded(expected.parent, n, -1));
-  std::vector<int64_t> slots = expected.kv_slot;
-  slots.resize(n, -1);
-  CHECK(kv_slot.download<int64_t>() == slots);
-  const auto samples = static_cast<size_t>(num_samples);
-  CHECK_EQ(head(sample_begin, num_spans + 1), expected.sample_begin);
-  CHECK_EQ(head(sample_row, samples), padded(expected.sample_row, samples, -1));
-  CHECK_EQ(head(score_token, samples), padded(expected.score_token, samples, -1));
 
-  // Choices that follow the drafts for a while.
-  Ids choices(samples);
-  for (int32_t& choice : choices) choice = at.rng.integer(0, kVocab - 1);
-  for (size_t s = 0; s < num_spans; ++s) {
-    if (expected.first_choice[s] < 0) continue;
-    const Draft& draft = at.step.drafts[s];
-    for (int last = -1; last < granted[s] && at.rng.integer(0, 5) > 0;) {
-      Ids children;
-      for (int i = last + 1; i < offered[s]; ++i) {
-        if (draft.parents[static_cast<size_t>(i)] == last) children.push_back(i);
+  /// Choices that follow the drafts for a while.
+  void choose() {
+    choices.resize(static_cast<size_t>(num_samples));
+    for (int32_t& choice : choices) choice = at.rng.integer(0, kVocab - 1);
+    for (size_t s = 0; s < at.step.spans.size(); ++s) {
+      if (expected.first_choice[s] < 0) continue;
+      const Draft& draft = at.step.drafts[s];
+      for (int last = -1; last < host.granted[s] && at.rng.integer(0, 5) > 0;) {
+        Ids children;
+        for (int i = last + 1; i < host.offered[s]; ++i) {
+          if (draft.parents[static_cast<size_t>(i)] == last) children.push_back(i);
+        }
+        if (children.empty()) break;
+        const int32_t child =
+            children[static_cast<size_t>(at.rng.integer(0, static_cast<int>(children.size()) - 1))];
+        choices[static_cast<size_t>(expected.first_choice[s] + last + 1)] =
+            draft.tokens[static_cast<size_t>(child)];
+        last = child;
       }
-      if (children.empty()) break;
-      const int32_t child =
-          children[static_cast<size_t>(at.rng.integer(0, static_cast<int>(children.size()) - 1))];
-      choices[static_cast<size_t>(expected.first_choice[s] + last + 1)] =
-          draft.tokens[static_cast<size_t>(child)];
-      last = child;
     }
   }
-  const DeviceBuffer chosen(choices);
-  const DeviceBuffer num_computed_rows(kSeqs * sizeof(int32_t)),
-      outcomes(size_t{kRing} * kSeqs * sizeof(StepOutcome)),
-      out_tokens(size_t{kRing} * kSeqs * (1 + kDrafts) * 4), out_samples(out_tokens.bytes()),
-      out_drafts(size_t{kRing} * kSeqs * kDrafts * 4), out_parents(out_drafts.bytes()),
-      out_scores(out_drafts.bytes()), committed_row(rows);
-  CHECK_CUDA(
-      commit_rows_cuda({.input = device.input(),
-                        .table = device.table(),
-                        .drafts = drafts.as<int32_t>(),
-                        .parents = has_trees ? parents.as<int32_t>() : nullptr,
-                        .scores = kind == Drafts::kScoredTrees ? scores.as<float>() : nullptr,
-                        .span_begin = span_begin.as<int32_t>(),
-                        .num_offered = num_usable.as<int32_t>(),
-                        .num_granted = num_granted.as<int32_t>(),
-                        .first_choice = first_choice.as<int32_t>(),
-                        .sample_begin = sample_begin.as<int32_t>(),
-                        .chosen = chosen.as<int32_t>(),
-                        .num_spans = kSeqs,
-                        .max_spans = kSeqs,
-                        .max_drafts = kDrafts,
-                        .max_samples = num_samples,
-                        .num_computed = num_computed_rows.as<int32_t>(),
-                        .committed_row = committed_row.as<int32_t>(),
-                        .outcomes = outcomes.as<StepOutcome>(),
-                        .tokens = out_tokens.as<int32_t>(),
-                        .samples = out_samples.as<int32_t>(),
-                        .out_drafts = out_drafts.as<int32_t>(),
-                        .out_parents = out_parents.as<int32_t>(),
-                        .out_scores = out_scores.as<float>()},
-                       nullptr));
-  const auto all_outcomes = outcomes.download<StepOutcome>();
-  const Ids all_tokens = out_tokens.download<int32_t>(),
-            all_samples = out_samples.download<int32_t>(),
-            all_drafts = out_drafts.download<int32_t>(),
-            all_parents = out_parents.download<int32_t>(),
-            history = device.tokens.download<int32_t>(),
-            committed_rows = committed_row.download<int32_t>();
-  const Ids numbers = device.numbers.download<int32_t>();
-  const Floats all_scores = out_scores.download<float>();
-  for (size_t s = 0; s < num_spans; ++s) {
-    const StepSpan& of = at.step.spans[s];
-    const Sequence& sequence = at.sequences[static_cast<size_t>(of.slot)];
-    const StepOutcome& outcome = all_outcomes[kSeqs + s];
+
+  void commit() {
+    const DeviceBuffer chosen(choices);
+    CHECK_CUDA(commit_rows_cuda(
+        {.input = device.input(),
+         .table = device.table(),
+         .drafts = drafts.tokens.as<int32_t>(),
+         .parents = has_trees() ? drafts.parents.as<int32_t>() : nullptr,
+         .scores = kind == Drafts::kScoredTrees ? drafts.scores.as<float>() : nullptr,
+         .span_begin = span_begin.as<int32_t>(),
+         .num_offered = num_usable.as<int32_t>(),
+         .num_granted = num_granted.as<int32_t>(),
+         .first_choice = first_choice.as<int32_t>(),
+         .sample_begin = sample_begin.as<int32_t>(),
+         .chosen = chosen.as<int32_t>(),
+         .num_spans = kSeqs,
+         .max_spans = kSeqs,
+         .max_drafts = kDrafts,
+         .max_samples = num_samples,
+         .num_computed = num_computed_rows.as<int32_t>(),
+         .committed_row = committed_row.as<int32_t>(),
+         .outcomes = outcomes.as<StepOutcome>(),
+         .tokens = out_tokens.as<int32_t>(),
+         .samples = out_samples.as<int32_t>(),
+         .out_drafts = out_drafts.as<int32_t>(),
+         .out_parents = out_parents.as<int32_t>(),
+         .out_scores = out_scores.as<float>()},
+        nullptr));
+  }
+
+  void check_outcomes() const {
+    const Found found(*this);
+    for (size_t s = 0; s < at.step.spans.size(); ++s) {
+      const Run run = run_of(s);
+      check_outcome(found, s, run);
+      check_report(found, s);
+      check_table(found, s, run);
+    }
+  }
+
+  void check_guards() const {
+    for (const DeviceBuffer* buffer :
+         {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
+          &score_token, &out_tokens, &out_samples, &out_drafts, &out_parents, &out_scores,
+          &committed_row, &outcomes, &device.tokens, &device.numbers}) {
+      CHECK(buffer->guard_is_whole());
+    }
+  }
+
+ private:
+  /// What the device wrote.
+  struct Found {
+    explicit Found(const DeviceCheck& of)
+        : outcomes(of.outcomes.download<StepOutcome>()),
+          tokens(of.out_tokens.download<int32_t>()),
+          samples(of.out_samples.download<int32_t>()),
+          drafts(of.out_drafts.download<int32_t>()),
+          parents(of.out_parents.download<int32_t>()),
+          history(of.device.tokens.download<int32_t>()),
+          committed_rows(of.committed_row.download<int32_t>()),
+          num_computed(of.num_computed_rows.download<int32_t>()),
+          numbers(of.device.numbers.download<int32_t>()),
+          scores(of.out_scores.download<float>()) {}
+    std::vector<StepOutcome> outcomes;
+    Ids tokens, samples, drafts, parents, history, committed_rows, num_computed, numbers;
+    Floats scores;
+  };
+
+  /// The tokens of a span that the host would keep.
+  struct Run {
     Ids tokens, samples, path;
-    int finish = 0, num_accepted = 0;
+    int finish = 0, num_accepted = 0, num_computed = 0;
     DraftJudgement judgement;
+  };
+
+  const StepSpan& span_at(size_t s) const { return at.step.spans[s]; }
+  const Sequence& sequence_of(size_t s) const {
+    return at.sequences[static_cast<size_t>(span_at(s).slot)];
+  }
+
+  Run run_of(size_t s) const {
+    const Sequence& sequence = sequence_of(s);
+    Run run;
     const int first = expected.first_choice[s];
     if (first >= 0) {
       Draft draft = at.step.drafts[s];
-      draft.truncate(offered[s]);
+      draft.truncate(host.offered[s]);
       const auto of_span = std::span(choices).subspan(static_cast<size_t>(first));
-      judgement = judge_drafts(draft, granted[s], of_span);
-      draft.truncate(granted[s]);
-      path = accept_drafts(draft, of_span);
-      for (size_t i = 0; i <= path.size() && finish == 0; ++i) {
-        samples.push_back(first + (i == 0 ? 0 : 1 + path[i - 1]));
-        const int32_t token = choices[static_cast<size_t>(samples.back())];
-        tokens.push_back(token);
-        num_accepted += i < path.size();
+      run.judgement = judge_drafts(draft, host.granted[s], of_span);
+      draft.truncate(host.granted[s]);
+      run.path = accept_drafts(draft, of_span);
+      for (size_t i = 0; i <= run.path.size() && run.finish == 0; ++i) {
+        run.samples.push_back(first + (i == 0 ? 0 : 1 + run.path[i - 1]));
+        const int32_t choice = choices[static_cast<size_t>(run.samples.back())];
+        run.tokens.push_back(choice);
+        run.num_accepted += i < run.path.size();
         const int num_known = static_cast<int>(sequence.tokens.size() + i) + 1;
         const bool is_stop = num_known - sequence.prompt_len > sequence.min_tokens &&
-                             std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(), token) !=
-                                 sequence.stop_ids.end();
-        finish = is_stop ? 1 : num_known >= sequence.max_num_tokens ? 2 : 0;
+                             std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(),
+                                       choice) != sequence.stop_ids.end();
+        run.finish = is_stop ? 1 : num_known >= sequence.max_num_tokens ? 2 : 0;
       }
     }
+    if (sequence.is_active) {
+      run.num_computed =
+          span_at(s).num_new_tokens + std::max(0, static_cast<int>(run.tokens.size()) - 1);
+    }
+    return run;
+  }
+
+  void check_outcome(const Found& found, size_t s, const Run& run) const {
+    const StepOutcome& outcome = found.outcomes[kSeqs + s];
+    const int first = expected.first_choice[s];
     const auto of_ring = [&](const Ids& values) {
       const auto begin = values.begin() + static_cast<std::ptrdiff_t>((kSeqs + s) * (1 + kDrafts));
       return Ids(begin, begin + outcome.num_tokens);
     };
-    CHECK_EQ(of_ring(all_tokens), tokens);
-    CHECK_EQ(of_ring(all_samples), samples);
-    CHECK_EQ(outcome.finish, finish);
-    CHECK_EQ(outcome.num_accepted, num_accepted);
-    CHECK_EQ(outcome.num_drafts, first < 0 ? 0 : granted[s]);
-    if (of.slot % 2 == 1 && first >= 0) {
-      const Draft& draft = at.step.drafts[s];
-      CHECK_EQ(outcome.has_scores, kind == Drafts::kScoredTrees ? 1 : 0);
-      for (size_t i = 0; i < static_cast<size_t>(granted[s]); ++i) {
-        const size_t entry = (kSeqs + s) * kDrafts + i;
-        CHECK_EQ(all_drafts[entry], draft.tokens[i]);
-        CHECK_EQ(all_parents[entry], draft.parents[i]);
-        if (outcome.has_scores != 0) CHECK_EQ(all_scores[entry], draft.scores[i]);
-      }
-    }
-    CHECK_EQ(outcome.num_judged, judgement.num_judged);
-    CHECK_EQ(outcome.num_right, judgement.num_right);
+    CHECK_EQ(of_ring(found.tokens), run.tokens);
+    CHECK_EQ(of_ring(found.samples), run.samples);
+    CHECK_EQ(outcome.finish, run.finish);
+    CHECK_EQ(outcome.num_accepted, run.num_accepted);
+    CHECK_EQ(outcome.num_drafts, first < 0 ? 0 : host.granted[s]);
+    CHECK_EQ(outcome.num_judged, run.judgement.num_judged);
+    CHECK_EQ(outcome.num_right, run.judgement.num_right);
     CHECK_EQ(outcome.first_choice, first);
-    const int num_computed =
-        !sequence.is_active ? 0
-                            : of.num_new_tokens + std::max(0, static_cast<int>(tokens.size()) - 1);
-    CHECK_EQ(outcome.num_computed, num_computed);
-    CHECK_EQ(num_computed_rows.download<int32_t>()[s], num_computed);
+    CHECK_EQ(outcome.num_computed, run.num_computed);
+    CHECK_EQ(found.num_computed[s], run.num_computed);
+  }
+
+  void check_report(const Found& found, size_t s) const {
+    if (span_at(s).slot % 2 == 0 || expected.first_choice[s] < 0) return;
+    const StepOutcome& outcome = found.outcomes[kSeqs + s];
+    const Draft& draft = at.step.drafts[s];
+    CHECK_EQ(outcome.has_scores, kind == Drafts::kScoredTrees ? 1 : 0);
+    for (size_t i = 0; i < static_cast<size_t>(host.granted[s]); ++i) {
+      const size_t entry = (kSeqs + s) * kDrafts + i;
+      CHECK_EQ(found.drafts[entry], draft.tokens[i]);
+      CHECK_EQ(found.parents[entry], draft.parents[i]);
+      if (outcome.has_scores != 0) CHECK_EQ(found.scores[entry], draft.scores[i]);
+    }
+  }
+
+  void check_table(const Found& found, size_t s, const Run& run) const {
+    const StepSpan& of = span_at(s);
+    const Sequence& sequence = sequence_of(s);
     const int begin = expected.span_begin[s];
-    for (int i = 0; has_trees && i < num_computed; ++i) {
+    for (int i = 0; has_trees() && i < run.num_computed; ++i) {
       const int draft = i - of.num_new_tokens;
-      const int row = draft < 0 ? i : of.num_new_tokens + path[static_cast<size_t>(draft)];
-      CHECK_EQ(committed_rows[static_cast<size_t>(begin + i)], begin + row);
+      const int row = draft < 0 ? i : of.num_new_tokens + run.path[static_cast<size_t>(draft)];
+      CHECK_EQ(found.committed_rows[static_cast<size_t>(begin + i)], begin + row);
     }
     const auto slot = static_cast<size_t>(of.slot);
-    CHECK_EQ(numbers[slot], static_cast<int>(sequence.tokens.size() + tokens.size()));
-    CHECK_EQ(numbers[kSeqs + slot], sequence.kv_len + num_computed);
-    CHECK_EQ(numbers[4 * kSeqs + slot], sequence.is_active && finish == 0 ? 1 : 0);
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      CHECK_EQ(history[slot * kMaxLen + sequence.tokens.size() + i], tokens[i]);
+    CHECK_EQ(found.numbers[slot], static_cast<int>(sequence.tokens.size() + run.tokens.size()));
+    CHECK_EQ(found.numbers[kSeqs + slot], sequence.kv_len + run.num_computed);
+    CHECK_EQ(found.numbers[4 * kSeqs + slot], sequence.is_active && run.finish == 0 ? 1 : 0);
+    for (size_t i = 0; i < run.tokens.size(); ++i) {
+      CHECK_EQ(found.history[slot * kMaxLen + sequence.tokens.size() + i], run.tokens[i]);
     }
   }
-  for (const DeviceBuffer* buffer :
-       {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
-        &score_token, &out_tokens, &out_samples, &out_drafts, &out_parents, &out_scores,
-        &committed_row, &outcomes, &device.tokens, &device.numbers}) {
-    CHECK(buffer->guard_is_whole());
-  }
+
+  bool has_trees() const { return kind != Drafts::kChains; }
+
+  Case& at;
+  Drafts kind;
+  const HostStep& host;
+  const RowLayout& expected;
+  const OnDevice device;
+  const DraftsOnDevice drafts;
+  Ids choices;
+
+  const int num_rows = at.step.row_budget + 9;
+  const int num_samples = static_cast<int>(expected.sample_row.size()) + 5;
+  const size_t rows = static_cast<size_t>(num_rows) * 4;
+  const DeviceBuffer seq{kSeqs * 4}, num_wanted{kSeqs * 4};
+  const DeviceBuffer token{rows}, position{rows}, span{rows}, parent{rows}, kv_slot{2 * rows},
+      span_begin{(kSeqs + 1) * 4}, span_kv_len{kSeqs * 4}, span_seq{kSeqs * 4},
+      num_usable{kSeqs * 4}, num_granted{kSeqs * 4}, first_choice{kSeqs * 4},
+      sample_begin{(kSeqs + 1) * 4}, sample_row{static_cast<size_t>(num_samples) * 4},
+      score_token{static_cast<size_t>(num_samples) * 4};
+  const DeviceBuffer num_computed_rows{kSeqs * sizeof(int32_t)},
+      outcomes{size_t{kRing} * kSeqs * sizeof(StepOutcome)},
+      out_tokens{size_t{kRing} * kSeqs * (1 + kDrafts) * 4}, out_samples{out_tokens.bytes()},
+      out_drafts{size_t{kRing} * kSeqs * kDrafts * 4}, out_parents{out_drafts.bytes()},
+      out_scores{out_drafts.bytes()}, committed_row{rows};
+};
+
+void check_case(uint64_t seed, Drafts kind, bool is_short) {
+  Case at(seed, kind);
+  const HostStep host(at, is_short);
+  DeviceCheck check(at, kind, host);
+  check.lay_out();
+  check.check_layout();
+  check.choose();
+  check.commit();
+  check.check_outcomes();
+  check.check_guards();
 }
 
 }  // namespace

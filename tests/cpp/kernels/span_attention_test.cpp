@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention_reference.h"
 #include "kernel_testing.h"
 
 using namespace openspec;
@@ -23,6 +24,7 @@ struct Shape {
   bool window_follows_rows = false;
 
   size_t q_width() const { return static_cast<size_t>(num_q_heads * head_dim); }
+  Sight sight() const { return {0, is_causal, window, window_follows_rows}; }
 };
 
 // One sequence: the K and V of its tokens, and its rows. A row's token index is kv_len + row.
@@ -34,29 +36,11 @@ struct Sequence {
   std::vector<std::vector<float>> q;  // [row] [num_q_heads * head_dim]
 
   int num_rows() const { return static_cast<int>(parents.size()); }
-  int depth(int row) const {
-    int count = 0;
-    for (int node = parents[static_cast<size_t>(row)]; node >= 0;
-         node = parents[static_cast<size_t>(node)]) {
-      ++count;
-    }
-    return count;
+  std::vector<int> path(int row, const Sight& sight = {}) const {
+    return path_of_row(sight, kv_len, parents, row);
   }
-  // Tokens that a row sees, in order.
-  std::vector<int> visible(int row, bool is_causal = true) const {
-    std::vector<int> tokens;
-    for (int other = num_rows() - 1; !is_causal && other > row; --other) {
-      tokens.push_back(kv_len + other);  // of a block, which is a chain
-    }
-    for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) {
-      tokens.push_back(kv_len + node);
-    }
-    std::reverse(tokens.begin(), tokens.end());
-    std::vector<int> all(static_cast<size_t>(kv_len));
-    for (int i = 0; i < kv_len; ++i) all[static_cast<size_t>(i)] = i;
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    return all;
-  }
+  // Tokens that a row sees in a causal span, its own included.
+  int num_seen(int row) const { return static_cast<int>(path(row).size()); }
 };
 
 Sequence random_sequence(Rng& rng, const Shape& shape, int kv_len, int num_rows, bool is_tree) {
@@ -123,7 +107,7 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
       const int above = s.parents[static_cast<size_t>(row)];
       parent.push_back(above < 0 ? -1 : begin.back() + above);
       token.push_back(0);
-      position.push_back(shape.first_position + s.kv_len + s.depth(row));
+      position.push_back(shape.first_position + s.num_seen(row) - 1);
       span.push_back(static_cast<int32_t>(index));
       q.insert(q.end(), s.q[static_cast<size_t>(row)].begin(), s.q[static_cast<size_t>(row)].end());
     }
@@ -165,43 +149,28 @@ Buffer run(Rng& rng, const Shape& shape, const std::vector<Sequence>& sequences,
 
 // Tokens before those that a row sees for its window.
 int num_hidden(const Shape& shape, const Sequence& s, int row) {
-  if (shape.window == 0) return 0;
-  const int end = shape.window_follows_rows ? s.kv_len + s.depth(row) + 1 : s.kv_len;
-  return std::max(0, end - shape.window);
+  return num_hidden_of(shape.sight(), s.kv_len, s.num_seen(row));
 }
 
 float stored(float x, DType dtype) { return dtype == DType::kBF16 ? from_bf16(to_bf16(x)) : x; }
 
 void check_row(const Shape& shape, const Sequence& s, int row, const Buffer& out, size_t out_row) {
-  std::vector<int> tokens = s.visible(row, shape.is_causal);
+  std::vector<int> tokens = s.path(row, shape.sight());
   tokens.erase(tokens.begin(), tokens.begin() + num_hidden(shape, s, row));
-  const int group = shape.num_q_heads / shape.num_kv_heads;
   const size_t dim = static_cast<size_t>(shape.head_dim);
   for (int head = 0; head < shape.num_q_heads; ++head) {
-    const size_t kv_at = static_cast<size_t>(head / group) * dim;
-    std::vector<double> weights;
-    double total = 0;
-    for (const int token : tokens) {
-      double score = 0;
-      for (size_t d = 0; d < dim; ++d) {
-        score +=
-            static_cast<double>(stored(
-                s.q[static_cast<size_t>(row)][static_cast<size_t>(head) * dim + d], shape.dtype)) *
-            static_cast<double>(stored(s.k[static_cast<size_t>(token)][kv_at + d], shape.dtype));
-      }
-      weights.push_back(std::exp(score / std::sqrt(static_cast<double>(dim))));
-      total += weights.back();
-    }
+    const size_t q_at = static_cast<size_t>(head) * dim;
+    const size_t kv_at = static_cast<size_t>(head / (shape.num_q_heads / shape.num_kv_heads)) * dim;
+    const auto element = [&](const std::vector<std::vector<float>>& lines, int line, size_t at) {
+      return stored(lines[static_cast<size_t>(line)][at], shape.dtype);
+    };
+    const AttendedHead expected = attend_to(
+        tokens, dim, [&](size_t d) { return element(s.q, row, q_at + d); },
+        [&](int token, size_t d) { return element(s.k, token, kv_at + d); },
+        [&](int token, size_t d) { return element(s.v, token, kv_at + d); });
     for (size_t d = 0; d < dim; ++d) {
-      double expected = 0;
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        expected += weights[i] / total *
-                    static_cast<double>(
-                        stored(s.v[static_cast<size_t>(tokens[i])][kv_at + d], shape.dtype));
-      }
-      const double found =
-          static_cast<double>(out[out_row * shape.q_width() + static_cast<size_t>(head) * dim + d]);
-      CHECK_NEAR(found, expected, tolerance(shape.dtype, std::abs(expected), 2e-6));
+      const double found = static_cast<double>(out[out_row * shape.q_width() + q_at + d]);
+      CHECK_NEAR(found, expected.out[d], tolerance(shape.dtype, std::abs(expected.out[d]), 2e-6));
     }
   }
 }
@@ -306,7 +275,7 @@ TEST(trees_equal_chains_bit_for_bit) {
         const Sequence tree = random_sequence(rng, shape, kv_len, 60, true);
         const Buffer out = run(rng, shape, {tree}, 2);
         for (int row = 0; row < tree.num_rows(); ++row) {
-          const std::vector<int> path = tree.visible(row);
+          const std::vector<int> path = tree.path(row);
           Sequence chain;
           chain.kv_len = kv_len;
           for (const int token : path) {
