@@ -185,7 +185,7 @@ def test_the_kubernetes_example(tmp_path: Path) -> None:
     server = build(ServeConfig, values)
     assert Path(str(engine.model)) == tmp_path / "qwen3-4b"
     assert server.port == container["ports"][0]["containerPort"]
-    assert server.num_replicas == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert server.replicas == container["resources"]["limits"]["nvidia.com/gpu"]
     longest_end_s = server.drain_grace_s + server.shutdown_timeout
     assert pod["spec"]["terminationGracePeriodSeconds"] > longest_end_s
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -488,6 +488,25 @@ def test_folder_says_what_it_is(folder: Path) -> None:
     assert len(readme.read_text().splitlines()) <= MAX_README_LINES, relative(readme)
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [f for f in source_folders() if f.is_relative_to(CSRC) or f.is_relative_to(PACKAGE)],
+    ids=relative,
+)
+def test_folder_names_its_files(folder: Path) -> None:
+    """In code, with or without the suffix; `<op>` stands for `<op>_cpu` as well."""
+    code = re.findall(r"`[^`\n]+`|^    .*$", (folder / "README.md").read_text(), re.M)
+    words = {word for text in code for word in re.findall(r"\w+", text)}
+    missing = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if path.suffix in SOURCE_SUFFIXES
+        and path.stem != "__init__"
+        and not {path.stem, path.stem.removesuffix("_cpu")} & words
+    ]
+    assert not missing, f"{relative(folder)}/README.md does not name {', '.join(missing)}"
+
+
 def test_no_paths_of_somebodys_machine() -> None:
     git = subprocess.run(
         ["git", "grep", "-nIE", r"(^|[^A-Za-z0-9_./$-])/(root|work|home/[a-z]+|Users/[A-Za-z]+)/"],
