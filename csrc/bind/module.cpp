@@ -12,6 +12,7 @@
 #include "bind/specs.h"
 #include "bind/step_results.h"
 #include "core/check.h"
+#include "model/targets/target.h"
 #include "runtime/runner.h"
 
 namespace py = pybind11;

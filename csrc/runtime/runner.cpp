@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 #include "runtime/device/device_step.h"
 #include "runtime/step/host_step.h"
 

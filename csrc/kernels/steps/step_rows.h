@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of

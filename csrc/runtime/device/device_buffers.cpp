@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/choose/choose.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 #include "runtime/device/device_step.h"
 
 namespace openspec {

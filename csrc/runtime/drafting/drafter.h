@@ -10,12 +10,18 @@
 
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/common/rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/heads/head_spec.h"
-#include "model/targets/target.h"
+#include "model/parts/forward_limits.h"
+#include "model/targets/state_needs.h"
+#include "model/targets/target_spec.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
+
+class TargetModel;
+class Weights;
 
 /// What makes of a draft an accepted one.
 enum class Acceptance : uint8_t {

@@ -9,7 +9,7 @@
 
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 
 namespace openspec {
 

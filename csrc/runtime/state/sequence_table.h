@@ -9,9 +9,9 @@
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "grammar/grammar_state.h"
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/weights/buffer.h"
 
 namespace openspec {

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 
 namespace openspec {
 

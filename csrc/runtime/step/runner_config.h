@@ -6,7 +6,8 @@
 
 #include "core/prefix_hash.h"
 #include "model/heads/head_spec.h"
-#include "model/targets/target.h"
+#include "model/parts/forward_limits.h"
+#include "model/targets/target_spec.h"
 #include "runtime/drafting/drafter.h"
 
 namespace openspec {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/state/lease.h"
