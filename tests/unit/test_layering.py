@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import openspec
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "openspec"
@@ -347,6 +349,12 @@ def test_python_imports_have_no_circle() -> None:
             break
         imports = {name: others - free for name, others in imports.items() if name not in free}
     assert not imports, f"these import each other, or those that do: {sorted(imports)}"
+
+
+def test_names_of_the_package_have_homes() -> None:
+    """They load on first use, so a module that moved would show there only."""
+    assert set(openspec._HOMES) == set(openspec.__all__)
+    assert {f"openspec.{home}" for home in openspec._HOMES.values()} <= set(MODULES)
 
 
 def test_few_modules_at_the_root() -> None:
