@@ -43,11 +43,9 @@ HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: applicati
 def run_server(arguments: list[str], profile: str | None) -> int:
     """The server with synthetic engines, in this process."""
     from openspec.serve import __main__ as command
-    from openspec.serve.server import engines
-    from openspec.serve.server import run as server
 
     line = (sys.executable, "-m", "bench.front_engine")
-    server.start_engines = functools.partial(engines.start_engines, command=line)  # type: ignore
+    command.Standby = functools.partial(command.Standby, line)  # type: ignore
     if profile is None:
         return command.main(arguments)
     profiler = cProfile.Profile()

@@ -376,13 +376,13 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
     for (size_t i = 0; i < kinds.size(); ++i) {
       // However long they take: two points make a line, and sizes all count.
       const bool is_needed =
-          is_cuda ||
-          (kinds[i].num_seqs == 1 &&
-           (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.max_draft_tokens));
+          is_cuda || (kinds[i].num_seqs == 1 &&
+                      (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.draft_room()));
       if (seconds_since(start) > budget && (repeat > 0 || !is_needed)) continue;
       if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
       // In a row: the first find caches and clocks as a step of another kind has left them.
       for (int turn = 0; turn < num_turns; ++turn) {
+        if (turn > 0 && seconds_since(start) > budget) break;
         const double seconds = backend_->time_step(kinds[i], slots);
         if (best[i] == 0.0 || seconds < best[i]) best[i] = seconds;
       }

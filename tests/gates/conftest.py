@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
+from openspec.engine import memory
 from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 from tests.gates.pairs import EMBEDDED
@@ -120,7 +122,8 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     What it finds decides when there are drafts, and the text must not depend on that.
     """
     if not harness.IS_FULL and harness.DEVICE == "cpu":
-        monkeypatch.setattr("openspec.engine.load.STEP_TIMING_BUDGET_S", 0.02)
+        quick = dataclasses.replace(memory.CPU, step_timing_s=0.02)
+        monkeypatch.setattr(memory, "CPU", quick)
 
 
 @pytest.fixture(params=[EMBEDDED, *other_targets.SHAPES])

@@ -349,7 +349,7 @@ def test_an_error_within_a_stream_becomes_its_last_event(start_server) -> None:
 
 def test_small_writes_are_not_delayed() -> None:
     from openspec.serve.config import ServeConfig
-    from openspec.serve.server.run import bound_socket
+    from openspec.serve.server.listening import bound_socket
 
     # asyncio sets TCP_NODELAY on connections only if the socket says that it is TCP.
     with bound_socket(ServeConfig(port=0)) as sock:

@@ -9,7 +9,7 @@ import pytest
 
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
-from openspec.serve.server.run import allow_reuse, bound_socket
+from openspec.serve.server.listening import allow_reuse, bound_socket
 
 
 def test_connections_do_not_wait_for_acknowledgements() -> None:

@@ -118,7 +118,7 @@ def test_version() -> None:
 def test_the_age_counts_from_the_start_of_the_process() -> None:
     code = (
         "import time; time.sleep(0.5)\n"
-        "from openspec.serve.server.run import process_age_s; print(process_age_s())"
+        "from openspec.engine.start_phases import process_age_s; print(process_age_s())"
     )
     started = time.monotonic()
     done = subprocess.run(
@@ -131,7 +131,11 @@ def test_the_first_line_comes_before_heavy_imports() -> None:
     code = """
 import sys, time, types
 
-def serve(*_: object) -> None:  # in place of the server's, which the first line precedes
+def serve(*arguments):  # in place of the server's, which the first line precedes
+    standby = arguments[-2]
+    assert standby._child.is_running  # it imports beside this process
+    global child
+    child = standby._child
     heavy = {"torch", "pydantic", "starlette", "tokenizers", "openspec._C"} & set(sys.modules)
     print(sorted(heavy), time.process_time())
 
@@ -139,6 +143,7 @@ sys.modules["openspec.serve.server.run"] = types.ModuleType("server")
 sys.modules["openspec.serve.server.run"].serve = serve
 from openspec.serve.__main__ import main
 main([])
+assert not child.is_running  # no engine took it
 """
     done = subprocess.run(
         [command([])[0], "-c", code], env=environment(), check=True, capture_output=True, text=True
@@ -151,6 +156,25 @@ main([])
 def test_the_front_process_does_not_load_torch() -> None:
     code = "import sys, openspec.serve.server.run; sys.exit('torch' in sys.modules)"
     subprocess.run([command([])[0], "-c", code], env=environment(), check=True)
+
+
+def test_the_engine_s_process_does_not_load_torch() -> None:
+    code = """
+import contextlib, sys
+from openspec.config import EngineConfig
+from openspec.engine.devices import Share
+from openspec.engine.processes import process
+from openspec.engine.start_phases import Phases
+
+process._import_ahead()
+ahead = set(sys.modules)
+with contextlib.closing(process._load(Phases(), EngineConfig().with_folders(), Share())):
+    print("torch" in sys.modules, sorted(set(sys.modules) - ahead))
+"""
+    done = subprocess.run(
+        [command([])[0], "-c", code], env=environment(), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "False []\n", "what loading needs is imported before the settings come"
 
 
 class TestRunning:

@@ -16,6 +16,7 @@ from openspec.engine.devices import Share
 from openspec.engine.processes import supervisor
 from openspec.engine.processes.child import EngineChild
 from openspec.engine.processes.replicas import Replicas
+from openspec.engine.processes.standby import Standby
 from openspec.errors import ConfigError, EngineError
 from openspec.messages import StepTime
 from openspec.serve.config import ServeConfig
@@ -354,7 +355,7 @@ class Starts:
     async def start(self, *_: object, share: Share, child: EngineChild, **__: object) -> object:
         self.shares.append(share)
         await self.gate.acquire()
-        await child.close()
+        child.close()
         if error := self.outcomes.pop(0):
             raise error
         engine = make_engine()
@@ -374,7 +375,7 @@ def test_one_engine_measures_its_steps_and_the_others_start_side_by_side(
         config = ServeConfig(replicas=4, min_replicas=3)
         command = (sys.executable, "-c", "import time; time.sleep(600)")
         task = asyncio.create_task(
-            engines.start_engines(EngineConfig(device="cpu"), config, command)
+            engines.start_engines(EngineConfig(device="cpu"), config, Standby(command))
         )
 
         async def told(number: int) -> None:
@@ -391,7 +392,7 @@ def test_one_engine_measures_its_steps_and_the_others_start_side_by_side(
         starts = Starts(None, None, None, None, None)
         monkeypatch.setattr(engines.EngineClient, "start", starts.start)
         task = asyncio.create_task(
-            engines.start_engines(EngineConfig(device="cpu"), config, command)
+            engines.start_engines(EngineConfig(device="cpu"), config, Standby(command))
         )
         await told(1)
         starts.gate.release()

@@ -121,8 +121,9 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "memory": (),
         "devices": (),
         "core": (),
-        "load": ("memory", "devices", "core"),
-        "processes": ("devices", "core", "load"),
+        "start_phases": (),
+        "load": ("memory", "devices", "core", "start_phases"),
+        "processes": ("devices", "core", "load", "start_phases"),
     },
     "serve": {
         "config": (),

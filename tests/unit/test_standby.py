@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,7 +36,7 @@ def run(test: Callable[[Standby], Awaitable[None]], command: tuple[str, ...] = C
         try:
             await test(standby)
         finally:
-            await standby.close()
+            standby.close()
 
     asyncio.run(main())
 
@@ -46,12 +44,11 @@ def run(test: Callable[[Standby], Awaitable[None]], command: tuple[str, ...] = C
 def test_it_becomes_the_next_engine() -> None:
     async def test(standby: Standby) -> None:
         standby.prepare()
-        await asyncio.sleep(0)
         standby.prepare()
-        child = await standby.take()
-        other = await standby.take()
+        child = standby.take()
+        other = standby.take()
         assert child.process.pid != other.process.pid, "there was one, for the first"
-        await other.close()
+        other.close()
         config = EngineConfig(model="fake", max_num_seqs=4)
         client = await EngineClient.start(config, child=child)
         assert client.pid == child.process.pid
@@ -63,50 +60,44 @@ def test_it_becomes_the_next_engine() -> None:
 
 
 def test_one_that_died_is_not_given_out() -> None:
-    async def test(standby: Standby) -> None:
-        standby.prepare()
-        assert standby._starting is not None
-        dead = (await standby._starting).process
-        os.kill(dead.pid, signal.SIGKILL)
-        await dead.wait()
-        child = await standby.take()
-        assert child.is_running and child.process.pid != dead.pid
-        standby.prepare()
-        ready = (await standby._starting).process
-        os.kill(ready.pid, signal.SIGKILL)
-        await ready.wait()
-        standby.prepare()  # one that died is no reason not to
-        again = await standby.take()
-        assert again.is_running and again.process.pid not in (dead.pid, ready.pid)
-        await again.close()
-        await child.close()
-
-    run(test)
+    standby = Standby(COMMAND)
+    standby.prepare()
+    assert standby._child is not None
+    dead = standby._child.process
+    dead.kill()
+    dead.wait()
+    child = standby.take()
+    assert child.is_running and child.process.pid != dead.pid
+    standby.prepare()
+    ready = standby._child.process
+    ready.kill()
+    ready.wait()
+    standby.prepare()  # one that died is no reason not to
+    again = standby.take()
+    assert again.is_running and again.process.pid not in (dead.pid, ready.pid)
+    again.close()
+    child.close()
 
 
 def test_closing_ends_it() -> None:
-    async def test(standby: Standby) -> None:
-        standby.prepare()
-        starting = standby._starting
-        assert starting is not None
-        await standby.close()  # while it is started
-        assert not starting.result().is_running
-        standby.prepare()
-        assert standby._starting is None
-        child = await standby.take()
-        await child.close()
-        assert not child.is_running
-
-    run(test)
+    standby = Standby(COMMAND)
+    standby.prepare()
+    waiting = standby._child
+    assert waiting is not None
+    standby.close()
+    assert not waiting.is_running
+    standby.prepare()
+    assert standby._child is None
+    child = standby.take()
+    child.close()
+    assert not child.is_running
 
 
 def test_its_environment_comes_with_its_settings() -> None:
     async def test(standby: Standby) -> None:
         standby.prepare()
         with pytest.raises(EngineError, match="four"):
-            await EngineClient.start(
-                EngineConfig(), child=await standby.take(), environ={"TOLD": "four"}
-            )
+            await EngineClient.start(EngineConfig(), child=standby.take(), environ={"TOLD": "four"})
 
     run(test, (sys.executable, "-c", ENVIRONMENT))
 
@@ -115,6 +106,6 @@ def test_a_process_that_cannot_be_started_is_an_engine_error() -> None:
     async def test(standby: Standby) -> None:
         standby.prepare()
         with pytest.raises(EngineError, match="no process for an engine can be started"):
-            await standby.take()
+            standby.take()
 
     run(test, ("/there/is/no/such/program",))

@@ -65,7 +65,6 @@ class Sink:
     def __init__(self, expected: dict[str, tuple[str, list[int]]]) -> None:
         self.expected = expected
         self.loaded: dict[str, tuple[bytes, str]] = {}
-        self.is_finished = False
 
     def expected_tensors(self) -> list[tuple[str, list[int]]]:
         return [(name, shape) for name, (_, shape) in self.expected.items()]
@@ -73,9 +72,6 @@ class Sink:
     def load_tensor(self, name: str, data: memoryview, dtype: str) -> None:
         assert name not in self.loaded
         self.loaded[name] = (bytes(data), dtype)
-
-    def finish_loading(self) -> None:
-        self.is_finished = True
 
 
 def raw(tensor: Any) -> bytes:
@@ -145,8 +141,6 @@ class Sink:
         assert data.readonly and len(data) == 20_000_000
         self.most = max(own_bytes(), self.most)
         self.pages = self.pages + sum(data[3::4096])
-    def finish_loading(self):
-        pass
 
 sink = Sink()
 sink.pages, sink.most = 0, 0
@@ -389,7 +383,6 @@ def test_sharded_folder(tmp_path: Path) -> None:
     sink = Sink(TENSORS)
     load_weights(sink, folder)
     assert sink.loaded == expected_data()
-    assert sink.is_finished
 
 
 def test_a_single_file_wins_over_an_index(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ void DeviceStep::prepare() {
   masked_.clear_graphs();
   context_.drafter.prepare(stages_.exec());
   for (const StepShape& shape : book_.shapes()) {
-    // Once for real, without sequences: kernels are loaded and their limits set before recording.
+    // Once for real, without sequences: launching loads kernels and sets their limits, which has to
+    // precede recording. The device works them off while the host records.
     stages_.begin(0, {}, shape.num_spans);
     stages_.enqueue(shape, shape.num_rows);
-    synchronize();
     graphs_.try_emplace(shape, stream_.handle(), [&] { stages_.enqueue(shape, shape.num_rows); });
   }
   synchronize();

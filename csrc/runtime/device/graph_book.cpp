@@ -83,12 +83,14 @@ StepShape GraphBook::choose(StepShape least) const {
 
 std::vector<StepKind> GraphBook::step_kinds() const {
   const bool is_costly = limits_.is_costly;
+  // Without a drafter only what a grammar forces is verified, which pays by any close time.
+  const bool has_free_drafts = limits_.max_draft_tokens > 0 && !is_costly;
   std::set<std::pair<int, std::pair<bool, int>>> kinds;  // rows, whether it proposes, sequences
   for (const StepShape& shape : shapes_) {
     kinds.insert({shape.num_rows, {shape.proposes && is_costly, shape.num_spans}});
     // Drafts that cost nothing are verified in the graphs of as many sequences as rows.
     const int least = (shape.num_rows + limits_.most_draft_rows() - 1) / limits_.most_draft_rows();
-    for (int num_seqs = shape.num_spans; !is_costly && num_seqs > least;) {
+    for (int num_seqs = shape.num_spans; has_free_drafts && num_seqs > least;) {
       num_seqs = std::max(least, num_seqs / 2);
       kinds.insert({shape.num_rows, {false, num_seqs}});
     }

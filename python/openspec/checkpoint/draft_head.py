@@ -397,7 +397,7 @@ def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
             f"{info.path}: {TOKEN_MASK}: expected BOOL [{vocab}], the target's vocabulary, "
             f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
         )
-    return bytes(checkpoint.values(TOKEN_MASK).tolist())
+    return bytes(checkpoint.data(TOKEN_MASK))
 
 
 def _trained_for(keys: JsonKeys) -> str | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KIND = "draft model"
 PICKLED_WEIGHTS = "pytorch_model.bin"
+CHUNK_BYTES = 1 << 16
 
 
 class DraftCheckpoint:
@@ -56,6 +57,10 @@ class DraftCheckpoint:
         """One tensor, over the file's pages."""
         return self._file_of[name].tensor(name)
 
+    def data(self, name: str) -> memoryview:
+        """The bytes of one tensor: the file's own pages."""
+        return self._file_of[name].data(name)
+
     def integers(self, name: str) -> list[int]:
         """The values of a vector of integers.
 
@@ -68,8 +73,7 @@ class DraftCheckpoint:
                 f"{info.path}: {name}: expected a vector of I64 or I32, "
                 f"found {info.dtype} {list(info.shape)}"
             )
-        values: list[int] = self.values(name).tolist()
-        return values
+        return self.data(name).cast("q" if info.dtype == "I64" else "i").tolist()
 
 
 def read_draft_keys(folder: str | Path) -> JsonKeys:
@@ -105,20 +109,24 @@ def open_draft_checkpoint(folder: str | Path) -> DraftCheckpoint:
 
 def is_same_tensor(checkpoint: DraftCheckpoint, name: str, folder: Path, other: str) -> bool:
     """Whether a draft's tensor is a copy of one in the target's folder, once both are loaded."""
-    import torch
-
     info = checkpoint.tensor(name)
     for file in checkpoint_files(folder):
         found = file.tensors.get(other)
         if found is None or found.shape != info.shape:
             continue
         if FLOAT16 in (found.dtype, info.dtype):
+            import torch
+
             both = (checkpoint.values(name), file.tensor(other))
             return both[0].to(torch.bfloat16).equal(both[1].to(torch.bfloat16))
         if found.dtype == info.dtype:
-            both = (checkpoint.values(name), file.tensor(other))
-            left, right = (one.flatten().view(torch.uint8) for one in both)
-            return left.equal(right)
+            left, right = checkpoint.data(name), file.data(other)
+            starts = range(0, len(left), CHUNK_BYTES)
+            # As bytes, which are compared ten times as fast as memoryviews.
+            return all(
+                bytes(left[at : at + CHUNK_BYTES]) == bytes(right[at : at + CHUNK_BYTES])
+                for at in starts
+            )
     return False
 
 

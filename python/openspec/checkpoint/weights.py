@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import math
+import mmap
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LIBRARY = "torch" if importlib.util.find_spec("numpy") is None else "numpy"
+"""What safetensors imports to read a header. numpy loads ten times as fast, but may be absent."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONVERTER = "python -m openspec.convert_drafter"
@@ -50,10 +54,7 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """One file, mapped by the `safetensors` library, whose checks cover the whole header.
-
-    Needs torch, which holds the tensors; nothing is read before it is asked for.
-    """
+    """One file, mapped; the `safetensors` library checks the whole header before it is used."""
 
     def __init__(self, path: Path) -> None:
         """Maps the file.
@@ -63,36 +64,46 @@ class SafetensorsFile:
         """
         self.path = path
         try:
-            self._file = safe_open(path, framework="pt")
+            with safe_open(path, framework=LIBRARY):
+                pass
         except (SafetensorError, OSError) as error:
             raise ConfigError(
                 f"{path}: not a whole safetensors file: {shown_name(str(error))}; download it again"
             ) from None
-        self.tensors = {name: self._info(name) for name in _names(path)}
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._first_byte = 8 + len(header)
+        self._headers = _tensor_headers(header, path)
+        self.tensors = {
+            name: TensorInfo(name, one["dtype"], tuple(one["shape"]), path)
+            for name, one in self._headers.items()
+        }
         """In the order of the header, which is that of the data."""
 
-    def _info(self, name: str) -> TensorInfo:
-        header = self._file.get_slice(name)
-        return TensorInfo(name, header.get_dtype(), tuple(header.get_shape()), self.path)
+    def data(self, name: str) -> memoryview:
+        """The bytes of one of `tensors`, read-only: the file's own pages."""
+        start, end = self._headers[name]["data_offsets"]
+        return memoryview(self._map)[self._first_byte + start : self._first_byte + end]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of `tensors`, over the file's own pages, which stay mapped as long as it lives."""
-        tensor: torch.Tensor = self._file.get_tensor(name)
+        """One of `tensors` for torch, over pages that stay mapped as long as it lives."""
+        with safe_open(self.path, framework="torch") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
     def close(self) -> None:
-        """Unmaps the file, once no tensor of it is held; may be called twice."""
-        self._file.__exit__(None, None, None)
+        """Unmaps the file, once nobody holds bytes of it; may be called twice."""
+        self._map.close()
 
 
-def _names(path: Path) -> list[str]:
-    """The tensors of a file that the library took. It lets one of two of the same name win."""
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
+def _tensor_headers(header: bytes, path: Path) -> dict[str, Any]:
+    """What a header says of each tensor. The library lets one of two of the same name win."""
     if header[:1] != b"{":
         raise ConfigError(f"{path}: header: expected a JSON object, found {header[:1]!r}")
-    names = parse_json_object(header, f"{path}: header")
-    return [name for name in names if name != "__metadata__"]
+    tensors = parse_json_object(header, f"{path}: header")
+    tensors.pop("__metadata__", None)
+    return tensors
 
 
 class WeightSink(Protocol):
@@ -109,9 +120,6 @@ class WeightSink(Protocol):
 
     def load_draft_tensor(self, name: str, data: memoryview, dtype: str) -> None:
         """Takes one tensor of the drafter."""
-
-    def finish_loading(self) -> None:
-        """Called once, after the last tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +184,6 @@ def load_weights(
                 last_log = time.monotonic()
                 logger.info("weights: %.1f of %.1f GB", done / 1e9, total / 1e9)
         file.close()  # before the next one, so that read pages do not count as ours
-    runner.finish_loading()
     for part in parts:
         if (lost := part.float16.describe()) is not None:
             logger.info("%s: %s", part.root, lost)
@@ -221,14 +228,15 @@ def _draft_part(runner: WeightSink, model: DraftModel) -> _Part:
 
 def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     """Gives one tensor to the runner; returns its bytes."""
-    dtype, tensor = file.tensors[name].dtype, file.tensor(name)
-    num_bytes = tensor.nbytes
+    dtype, data = file.tensors[name].dtype, file.data(name)
+    num_bytes = len(data)
     if dtype == FLOAT16:
-        dtype, tensor = "BF16", part.float16.convert(tensor, f"{file.path}: {name}")
-    # The tensor's own memory, and without numpy, which torch may lack.
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+        converted = part.float16.convert(file.tensor(name), f"{file.path}: {name}")
+        # The tensor's own memory, and without numpy, which torch may lack.
+        memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
+        dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
     try:
-        part.load(part.runner_names[name], memoryview(memory).cast("B").toreadonly(), dtype)
+        part.load(part.runner_names[name], data, dtype)
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{file.path}: {name}: {error}{remedy}") from None

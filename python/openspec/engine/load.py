@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openspec.engine.start_phases import Phases
 from openspec.errors import ConfigError, check_is_built, out_of_memory
 
 try:
@@ -48,7 +49,6 @@ from openspec.specs import RunnerConfig
 
 logger = logging.getLogger(__name__)
 
-STEP_TIMING_BUDGET_S = 0.5
 MAX_GRAMMAR_DRAFTS = 8
 """Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
@@ -100,19 +100,24 @@ def sequence_params(request: Request) -> _C.SequenceParams:
 
 
 def load_engine(
-    config: EngineConfig, drafter: _C.Drafter | None = None, share: Share | None = None
+    config: EngineConfig,
+    drafter: _C.Drafter | None = None,
+    share: Share | None = None,
+    phases: Phases | None = None,
 ) -> EngineCore:
     """Loads the model and starts an engine in this process.
 
     `drafter` takes the place of the configured method, with the configured K (for tests). `share`
-    is the engine's part of the machine, all of it by default.
+    is the engine's part of the machine, all of it by default. `phases` has what came before.
 
     Raises:
         ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
     """
     started = time.monotonic()
+    phases = phases or Phases()
     config.check()
     device = choose_device(config.device, _C.why_no_cuda())
+    phases.end("device")
     share = share or Share()
     config = _shared(config, device, share)
     kv_events = _kv_events_config(config)
@@ -123,13 +128,22 @@ def load_engine(
     memory = _device_memory(config, device, share)
     plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, device, memory)
     logger.info("memory: %s", plan.describe())
+    phases.end("headers and memory plan")
     runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
+    phases.end("memory")
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
+    phases.end("weights")
+    runner.finish_loading()
+    phases.end("graphs")
     num_non_finite = _check_weights(runner)
+    phases.end("check of weights")
     step_times = []
     if config.adaptive_speculation:
-        step_times = _step_times(runner, share.step_times)
+        # Without a drafter they only say how many tokens that a grammar forces a step verifies.
+        budget_s = device.step_timing_s / (1 if config.draft_depth > 0 else 5)
+        step_times = _step_times(runner, share.step_times, budget_s)
+    phases.end("step times")
 
     info = _info(
         config,
@@ -140,16 +154,7 @@ def load_engine(
         num_non_finite_draft_tensors=num_non_finite,
         step_times=step_times,
     )
-    logger.info(
-        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
-        info.startup_seconds,
-        info.model,
-        info.dtype,
-        f"{info.device} ({_C.cuda_device_name()})" if device is CUDA else info.device,
-        info.method,
-        info.num_speculative_tokens,
-        info.max_model_len,
-    )
+    _log_ready(info, phases)
     publisher = _publisher(kv_events, runner, config.page_size)
     if publisher is not None:
         info = msgspec.structs.replace(info, kv_events=publisher.source)
@@ -168,6 +173,20 @@ def load_engine(
         config.stats_interval_s,
         publisher,
     )
+
+
+def _log_ready(info: EngineInfo, phases: Phases) -> None:
+    logger.info(
+        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        info.startup_seconds,
+        info.model,
+        info.dtype,
+        f"{info.device} ({_C.cuda_device_name()})" if info.device == CUDA.name else info.device,
+        info.method,
+        info.num_speculative_tokens,
+        info.max_model_len,
+    )
+    logger.info("start-up: %s", phases)
 
 
 def _kv_events_config(config: EngineConfig) -> KVEventsConfig:
@@ -207,12 +226,14 @@ def _check_weights(runner: _C.Runner) -> int:
     return len(draft)
 
 
-def _step_times(runner: CompiledRunner, known: list[StepTime] | None) -> list[StepTime]:
+def _step_times(
+    runner: CompiledRunner, known: list[StepTime] | None, budget_s: float
+) -> list[StepTime]:
     """What steps take: measured, unless an engine like this one has measured it."""
     if known is None:
         return [
             StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
-            for num_seqs, rows, proposes, s in runner.measure_step_times(STEP_TIMING_BUDGET_S)
+            for num_seqs, rows, proposes, s in runner.measure_step_times(budget_s)
         ]
     runner.set_step_times(
         [(one.num_seqs, one.num_rows, one.proposes, one.milliseconds / 1000) for one in known]

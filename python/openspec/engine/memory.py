@@ -38,6 +38,8 @@ class DeviceTraits:
     """Of the engine's memory beside weights and scratch, what KV pages take by default ..."""
     default_kv_bytes: int | None
     """... and a limit to it."""
+    step_timing_s: float
+    """What timing steps may take at the start. On CUDA each kind is timed once all the same."""
     memory_flag: str
     """The flag that gives KV pages more or less of the device's memory."""
 
@@ -74,6 +76,7 @@ CPU = DeviceTraits(
     max_logits_bytes=128 << 20,
     default_kv_share=0.25,  # the machine has other uses for its memory
     default_kv_bytes=1 << 30,
+    step_timing_s=0.5,
     memory_flag="--kv-cache-memory",
 )
 CUDA = DeviceTraits(
@@ -84,6 +87,7 @@ CUDA = DeviceTraits(
     max_logits_bytes=256 << 20,
     default_kv_share=1.0,
     default_kv_bytes=None,
+    step_timing_s=0.25,
     memory_flag="--gpu-memory-utilization",
 )
 

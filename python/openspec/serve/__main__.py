@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,11 @@ from collections.abc import Sequence
 import openspec
 from openspec.config import parse_engine_args
 from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.standby import Standby
+from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
 from openspec.serve.config import ServeConfig
+from openspec.serve.server.listening import bound_socket
 from openspec.settings import build, group_of
 
 logger = logging.getLogger(__name__)
@@ -40,10 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine_config.model or "the embedded model",
             engine_config.method,
         )
-        # Here, so that --help, a wrong flag and the first line do not wait for the web framework.
-        from openspec.serve.server.run import serve
+        with bound_socket(config) as sock, contextlib.closing(Standby()) as standby:
+            folders = engine_config.with_folders()  # may download: an address in use shows before
+            phases = Phases(process_age_s())
+            phases.end("settings")
+            standby.prepare()  # an engine's process imports while this one does
+            # Here, so that --help, a wrong flag and the first line do not wait for it.
+            from openspec.serve.server.run import serve
 
-        serve(engine_config, config)
+            serve(engine_config, folders, config, sock, standby, phases)
     except (ConfigError, EngineError) as error:
         logging.shutdown()  # the lines before this one
         message = " ".join(str(error).split())

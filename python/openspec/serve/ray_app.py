@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openspec.config import EngineConfig, engine_config, engine_group
 from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.standby import Standby
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
@@ -141,7 +142,7 @@ class Replica:
         folders = await asyncio.to_thread(engine.with_folders)
         names = model_names(engine, folders, config)
         self._own_config = with_default_max_tokens(engine, config)
-        context = await load(folders, self._own_config, names)
+        context = await load(folders, self._own_config, names, Standby())
         _ingress.app = build_app(context)
         self._export = asyncio.create_task(export(context))
         self.context = context

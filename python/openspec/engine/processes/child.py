@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from openspec.engine.processes.heartbeat import Heartbeat, heartbeat_memory
 from openspec.errors import EngineError
 
 ENGINE_COMMAND = (sys.executable, "-m", "openspec.engine.processes.process")
+LOOK_S = 0.01
 DUMP_S = 0.5
 """What a hung engine gets to write where it hangs."""
 
@@ -23,14 +25,14 @@ class EngineChild:
     """One child process, with this end of its socket and the memory of its heartbeat."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, sock: socket.socket, heartbeat: Heartbeat
+        self, process: subprocess.Popen[bytes], sock: socket.socket, heartbeat: Heartbeat
     ) -> None:
         self.process = process
         self.socket = sock
         self.heartbeat = heartbeat
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> EngineChild:
+    def start(cls, command: Sequence[str]) -> EngineChild:
         """Starts the command, which waits for its first message; see `protocol.Start`.
 
         Raises:
@@ -46,11 +48,10 @@ class EngineChild:
                 filter(None, [package_root, os.environ.get("PYTHONPATH")])
             )
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    *map(str, fds),
+                process = subprocess.Popen(
+                    [*command, *map(str, fds)],
                     pass_fds=fds,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": search_path},
                 )
             except OSError as error:
@@ -65,27 +66,26 @@ class EngineChild:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, as far as is known."""
-        return self.process.returncode is None
+        """Whether it has not ended."""
+        return self.process.poll() is None
 
     async def ended(self, patience_s: float) -> str:
         """Waits for its end, and kills it after so long; returns how it ended."""
-        try:
-            status = await asyncio.wait_for(self.process.wait(), patience_s)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
+        deadline = time.monotonic() + patience_s
+        while (status := self.process.poll()) is None:
+            if time.monotonic() >= deadline:
                 self.process.kill()
-            status = await self.process.wait()
+            await asyncio.sleep(LOOK_S)
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
-    async def close(self) -> None:
-        """Ends it where it is in nobody's hands yet, and has nothing to finish."""
+    def close(self) -> None:
+        """Ends it where it is in nobody's hands yet, and has nothing to finish or to free."""
         self.socket.close()
-        await self.ended(0.0)
+        self.process.kill()
+        self.process.wait()
 
     async def kill_with_dump(self) -> None:
         """Has it write where it hangs, then kills it."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1)
-            await asyncio.sleep(DUMP_S)
-            self.process.kill()
+        self.process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(DUMP_S)
+        self.process.kill()

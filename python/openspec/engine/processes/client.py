@@ -118,7 +118,7 @@ class EngineClient:
 
     async def _start(self, start: Start, timeout_s: float, command: Sequence[str]) -> None:
         if self._child is None:
-            self._child = await EngineChild.start(command)
+            self._child = EngineChild.start(command)
         child = self._child
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: _Connection(self), sock=child.socket)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib
 import logging
@@ -18,7 +19,9 @@ import socket
 import sys
 from collections.abc import Callable
 
+from openspec.checkpoint.weights import LIBRARY
 from openspec.config import EngineConfig
+from openspec.drafters import all_drafters
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
@@ -43,6 +46,7 @@ from openspec.engine.processes.protocol import (
     Submit,
     ToEngine,
 )
+from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -153,8 +157,10 @@ def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
     heartbeat = Heartbeat(int(sys.argv[2]))
     if load is None:
+        phases = Phases(process_age_s())
         _import_ahead()
-        load = _load
+        phases.end("imports")
+        load = functools.partial(_load, phases)
     return run(channel, heartbeat, load)
 
 
@@ -165,14 +171,16 @@ def _import_ahead() -> None:
     """
     with contextlib.suppress(Exception):  # `_load` meets it again, and it is reported
         importlib.import_module("openspec.engine.load")
-        importlib.import_module("torch")  # which reading weights imports
+        importlib.import_module(LIBRARY)
+        all_drafters()
 
 
-def _load(config: EngineConfig, share: Share) -> EngineCore:
+def _load(phases: Phases, config: EngineConfig, share: Share) -> EngineCore:
+    phases.end("wait for settings")
     # Here, so that an import that fails (no compiled core) is reported like any start-up error.
     from openspec.engine.load import load_engine
 
-    return load_engine(config, share=share)
+    return load_engine(config, share=share, phases=phases)
 
 
 if __name__ == "__main__":

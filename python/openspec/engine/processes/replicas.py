@@ -337,7 +337,7 @@ class Replicas:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(one.supervisor.close() for one in self.all))
         if self._standby is not None:
-            await self._standby.close()
+            self._standby.close()
 
     def roll(self, patience_s: float) -> None:
         """Replaces every engine, one after the other, each once its sequences have ended.

@@ -13,7 +13,6 @@ import msgspec
 from openspec.config import EngineConfig
 from openspec.engine.devices import Place, places
 from openspec.engine.memory import available_memory
-from openspec.engine.processes.child import ENGINE_COMMAND
 from openspec.engine.processes.client import EngineClient
 from openspec.engine.processes.replicas import Replicas
 from openspec.engine.processes.standby import Standby
@@ -22,6 +21,9 @@ from openspec.messages import StepTime
 from openspec.serve.config import ServeConfig
 
 logger = logging.getLogger(__name__)
+
+STANDBY_PAUSE_S = 1.0
+"""After the last engine is ready, so that the server is, too, before another process imports."""
 
 
 class _Device:
@@ -37,11 +39,11 @@ class _Device:
 
 
 async def start_engines(
-    engine_config: EngineConfig,
-    config: ServeConfig,
-    command: tuple[str, ...] = ENGINE_COMMAND,
+    engine_config: EngineConfig, config: ServeConfig, standby: Standby
 ) -> Replicas:
     """Starts the engines, and waits for as many as the server must have.
+
+    `standby` makes their processes. It is closed with the engines.
 
     Raises:
         ConfigError: what is wrong with the settings or the model.
@@ -66,7 +68,6 @@ async def start_engines(
     is_one = len(all_places) == 1
     # Whoever watches a server with one engine starts the server again.
     max_restarts = 0 if config.restart_engine is None and is_one else config.restart_engine
-    standby = Standby(command)
     devices: dict[str | None, _Device] = {}
     num_loading = 0
     is_shared = {one.device: one.share.num_on_device > 1 for one in all_places}
@@ -84,7 +85,7 @@ async def start_engines(
         nonlocal num_loading
         num_loading += 1
         try:
-            child = await standby.take()
+            child = standby.take()
             if step_times is None and is_shared[place.device]:
                 standby.prepare()  # the next engine on this device imports meanwhile
             engine = await EngineClient.start(
@@ -102,7 +103,7 @@ async def start_engines(
         finally:
             num_loading -= 1
         if num_loading == 0 and max_restarts != 0:
-            standby.prepare()
+            asyncio.get_running_loop().call_later(STANDBY_PAUSE_S, standby.prepare)
         return engine
 
     for place in all_places:

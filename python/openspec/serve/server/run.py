@@ -11,8 +11,6 @@ import os
 import resource
 import signal
 import socket
-import stat
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -22,12 +20,15 @@ import openspec
 from openspec.checkpoint.folder import split_revision
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
+from openspec.engine.processes.standby import Standby
+from openspec.engine.start_phases import Phases
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.server.app import build_app
 from openspec.serve.server.connection import ClientConnection
 from openspec.serve.server.engines import start_engines
+from openspec.serve.server.listening import address_of, allow_reuse
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
 
@@ -41,19 +42,28 @@ MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def serve(engine_config: EngineConfig, config: ServeConfig) -> None:
-    """Serves until a signal ends it.
+def serve(
+    engine_config: EngineConfig,
+    folders: EngineConfig,
+    config: ServeConfig,
+    sock: socket.socket,
+    standby: Standby,
+    phases: Phases,
+) -> None:
+    """Serves on a bound socket until a signal ends it.
+
+    `engine_config` has the names that were asked for, `folders` what became of them. `standby`
+    makes the processes of the engines. `phases` has what came before.
 
     Raises:
-        ConfigError: what is wrong with the settings, the model or the address.
+        ConfigError: what is wrong with the settings or the model.
         EngineError: the engine did not start.
     """
+    phases.end("imports")
     _raise_file_limit()
     config = with_default_max_tokens(engine_config, config)
-    with bound_socket(config) as sock:
-        folders = engine_config.with_folders()  # may download: an address in use shows before
-        names = model_names(engine_config, folders, config)
-        asyncio.run(_serve(folders, config, names, sock))
+    names = model_names(engine_config, folders, config)
+    asyncio.run(_serve(folders, config, names, sock, standby, phases))
 
 
 def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) -> ServeConfig:
@@ -68,21 +78,29 @@ def with_default_max_tokens(engine_config: EngineConfig, config: ServeConfig) ->
 
 
 async def _serve(
-    engine_config: EngineConfig, config: ServeConfig, names: list[str], sock: socket.socket
+    engine_config: EngineConfig,
+    config: ServeConfig,
+    names: list[str],
+    sock: socket.socket,
+    standby: Standby,
+    phases: Phases,
 ) -> None:
     signals = _Signals()
     with signals.installed():
-        context = await signals.unless_stopped(load(engine_config, config, names))
+        context = await signals.unless_stopped(load(engine_config, config, names, standby))
         if context is None:
             return
+        phases.end("tokenizer and engine")
         try:
-            await _run(context, sock, signals)
+            await _run(context, sock, signals, phases)
         finally:
             context.close()
             await context.engine.close()
 
 
-async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str]) -> ServerContext:
+async def load(
+    engine_config: EngineConfig, config: ServeConfig, names: list[str], standby: Standby
+) -> ServerContext:
     """Starts the engines and reads the tokenizer: what `build_app` needs.
 
     Raises:
@@ -90,7 +108,7 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
         EngineError: an engine did not start.
     """
     model = ModelConfig.from_folder(engine_config.model_path)
-    engine_task = asyncio.create_task(start_engines(engine_config, config))
+    engine_task = asyncio.create_task(start_engines(engine_config, config, standby))
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine_config.model_path, config)
         if tokenizer.num_tokens > model.vocab_size:
@@ -100,6 +118,7 @@ async def load(engine_config: EngineConfig, config: ServeConfig, names: list[str
             )
         text_pool = TextPool(tokenizer, engine_config.model_path)
         await text_pool.start()
+        gc.collect()  # while the engine loads
     except BaseException:
         engine_task.cancel()
         with contextlib.suppress(BaseException):
@@ -165,13 +184,14 @@ def http_server(context: ServerContext) -> HttpServer:
     )
 
 
-async def _run(context: ServerContext, sock: socket.socket, signals: _Signals) -> None:
+async def _run(
+    context: ServerContext, sock: socket.socket, signals: _Signals, phases: Phases
+) -> None:
     server = http_server(context)
     address = address_of(sock, context.config)
-    server.on_listening = lambda: _log_ready(context, address)
+    server.on_listening = lambda: _log_ready(context, address, phases)
     ending = asyncio.create_task(_end_on_signal(context, server, signals))
     signals.on_hangup = lambda: context.engine.roll(context.config.shutdown_timeout)
-    gc.collect()
     gc.freeze()
     try:
         await server.serve(sockets=[sock])
@@ -278,20 +298,16 @@ def _has_terminal() -> bool:
     return True
 
 
-def process_age_s() -> float:
-    """Seconds since the system started this process, imports and all."""
-    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-
-
-def _log_ready(context: ServerContext, address: str) -> None:
+def _log_ready(context: ServerContext, address: str, phases: Phases) -> None:
+    phases.end("listen")
+    logger.info("start-up: %s", phases)
     # The engine's own lines before this one tell the method and the memory plan.
     logger.info(
         "openspec %s serves %s on %s, ready after %.1f s",
         openspec.__version__,
         " alias ".join(context.model_names),
         address,
-        process_age_s(),
+        phases.seconds,
     )
     if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
         logger.warning("whoever can reach %s can use this server: no API key is set", address)
@@ -302,84 +318,3 @@ def _raise_file_limit() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextlib.contextmanager
-def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
-    """A socket with the configured address. It does not listen yet, so nobody can connect.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    if config.uds is not None:
-        with _unix_socket(config.uds) as sock:
-            yield sock
-        return
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
-    # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        allow_reuse(sock, True)
-        try:
-            sock.bind((config.host, config.port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or "
-                "--host"
-            ) from None
-        # Sockets that all allow it share an address until one of them listens: a second server
-        # would find out once its model is loaded.
-        allow_reuse(sock, False)
-        yield sock
-    finally:
-        sock.close()
-
-
-@contextlib.contextmanager
-def _unix_socket(path: str) -> Iterator[socket.socket]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        try:
-            sock.bind(path)
-            os.chmod(path, 0o660)
-            own = os.stat(path)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
-        try:
-            yield sock
-        finally:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(own, os.stat(path)):  # else another server has it by now
-                    os.unlink(path)
-    finally:
-        sock.close()
-
-
-def _remove_stale(path: str) -> None:
-    """Removes the socket of a server that is gone, and nothing else."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)  # a server too busy to accept is there all the same
-            probe.connect(path)
-    except ConnectionRefusedError:
-        os.unlink(path)
-    except OSError:
-        return
-
-
-def allow_reuse(sock: socket.socket, is_allowed: bool) -> None:
-    """Whether the address may be had while connections of an earlier server still time out."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_allowed)
-
-
-def address_of(sock: socket.socket, config: ServeConfig) -> str:
-    """What to type into a client."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
