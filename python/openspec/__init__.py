@@ -39,7 +39,7 @@ _HOMES = {
     "LLM": "llm",
     "CompletionOutput": "text.outputs",
     "ConfigError": "errors",
-    "EngineClient": "engine.client",
+    "EngineClient": "engine.processes.client",
     "EngineConfig": "config",
     "EngineError": "errors",
     "RequestError": "errors",
