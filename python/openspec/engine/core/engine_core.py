@@ -7,9 +7,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from openspec.engine.core import executor
-from openspec.engine.core.executor import Lease, Runner, SpanResult
+from openspec.engine.core.executor import Runner
 from openspec.engine.core.grammars import Grammars
 from openspec.engine.core.kv_events import KVEventPublisher
 from openspec.engine.core.planner import SchedulerConfig
@@ -25,6 +26,9 @@ from openspec.messages import (
     acceptance_rate,
     mean_acceptance_length,
 )
+
+if TYPE_CHECKING:
+    from openspec._C import SpanResult, StepLease
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ class EngineCore:
         self._scheduler = Scheduler(scheduler_config, runner)
         self._grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
-        self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
+        self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = self._num_admission_failures = 0
         self._num_failures_in_a_row = 0
