@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from openspec.checkpoint.strict_json import JsonValue
 
@@ -17,7 +18,7 @@ def shared(root: dict[str, JsonValue]) -> dict[str, JsonValue]:
     assert isinstance(given, Mapping)
     places = Counter[str]()
     for node in ({key: value for key, value in root.items() if key != "$defs"}, *given.values()):
-        _count(node, places)
+        _counted(node, places)
     names = {
         key: f"s{index}"
         for index, (key, num) in enumerate(places.items())
@@ -34,27 +35,32 @@ def shared(root: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return {**result, "$defs": defs}
 
 
-def _inner(node: Mapping[str, JsonValue]) -> list[JsonValue]:
-    """The schemas within one."""
-    found: list[JsonValue] = []
+def _with_inner(
+    node: Mapping[str, JsonValue], change: Callable[[JsonValue], JsonValue]
+) -> dict[str, JsonValue]:
+    """The schema with those within it changed."""
+    result = dict(node)
     for key in ("properties", "patternProperties"):
         value = node.get(key)
-        found += value.values() if isinstance(value, Mapping) else ()
+        if isinstance(value, Mapping):
+            result[key] = {name: change(one) for name, one in value.items()}
     for key in ("anyOf", "prefixItems"):
         value = node.get(key)
-        found += value if isinstance(value, (list, tuple)) else ()
-    found += [node[key] for key in ("items", "additionalProperties") if key in node]
-    return [value for value in found if isinstance(value, Mapping)]
+        if isinstance(value, (list, tuple)):
+            result[key] = [change(one) for one in value]
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            result[key] = change(node[key])
+    return result
 
 
-def _count(node: JsonValue, places: Counter[str]) -> None:
-    if not isinstance(node, Mapping):
-        return
-    key = json.dumps(node)
-    places[key] += 1
-    if places[key] == 1:  # what is within an equal one is counted once
-        for inner in _inner(node):
-            _count(inner, places)
+def _counted(node: JsonValue, places: Counter[str]) -> JsonValue:
+    if isinstance(node, Mapping):
+        key = json.dumps(node)
+        places[key] += 1
+        if places[key] == 1:  # what is within an equal one is counted once
+            _with_inner(node, partial(_counted, places=places))
+    return node
 
 
 def _referring(
@@ -63,21 +69,9 @@ def _referring(
     if not isinstance(node, Mapping):
         return node
     name = None if is_whole else names.get(json.dumps(node))
-    if name is not None and name in defs:
-        return {"$ref": f"#/$defs/{name}"}
-    result = dict(node)
-    for key in ("properties", "patternProperties"):
-        value = node.get(key)
-        if isinstance(value, Mapping):
-            result[key] = {inner: _referring(one, names, defs) for inner, one in value.items()}
-    for key in ("anyOf", "prefixItems"):
-        value = node.get(key)
-        if isinstance(value, (list, tuple)):
-            result[key] = [_referring(one, names, defs) for one in value]
-    for key in ("items", "additionalProperties"):
-        if key in node:
-            result[key] = _referring(node[key], names, defs)
-    if name is None:
-        return result
-    defs[name] = result
+    if name is None or name not in defs:
+        result = _with_inner(node, partial(_referring, names=names, defs=defs))
+        if name is None:
+            return result
+        defs[name] = result
     return {"$ref": f"#/$defs/{name}"}

@@ -11,6 +11,7 @@ from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
     ChatCompletionRequest,
     ChatMessage,
+    Effort,
     FunctionCall,
     GenerationFields,
     JsonSchemaFormat,
@@ -20,8 +21,6 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
-
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
