@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "kernels/isa_cpu.h"
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/ops.h"
 
 namespace {
 
@@ -347,8 +347,7 @@ void bench_small(const char* model, int width, int q_heads, int kv_heads, int nu
   const double rope_time = best_time([&] { rope_append_cpu(exec(), rope); });
 
   std::vector<uint16_t> table(static_cast<size_t>(width) * 16);
-  EmbeddingParams embedding = {token.data(), table.data(), out.data(),
-                               num_rows,     width,        DType::kF32};
+  EmbeddingParams embedding = {token.data(), table.data(), out.data(), num_rows, width, DType::kF32};
   const double embedding_time = best_time([&] { embedding_cpu(exec(), embedding); });
   std::printf(
       "rows        %-5s %4d rows: rms_norm %.2f us, rope_angles %.2f us, rope_append %.2f us, "

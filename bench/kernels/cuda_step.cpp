@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 
+#include "model/targets/target.h"
 #include "read_bandwidth.h"
 #include "runtime/runner.h"
 

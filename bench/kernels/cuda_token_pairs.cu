@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cuda_bench.h"
+#include "kernels/choose/choose.h"
 #include "kernels/drafts/draft_block.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"

@@ -75,7 +75,7 @@ def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor
         max_num_logits_rows=NUM_TOKENS,
         num_threads=1,
         max_draft_tokens=0,
-        max_forced_tokens=0,
+        max_grammar_drafts=0,
         draft_depth=0,
         method="none",
         method_options={},

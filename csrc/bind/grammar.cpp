@@ -87,5 +87,5 @@ PYBIND11_MODULE(_grammar, m) {
              }
              return ids;
            })
-      .def("forced", &GrammarState::forced, py::arg("most"));
+      .def("offer", &GrammarState::offer, py::arg("most"));
 }

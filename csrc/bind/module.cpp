@@ -12,6 +12,7 @@
 #include "bind/specs.h"
 #include "bind/step_results.h"
 #include "core/check.h"
+#include "model/targets/target.h"
 #include "runtime/runner.h"
 
 namespace py = pybind11;
@@ -164,6 +165,7 @@ void bind_values(py::module_& m) {
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
+      .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
   bind_vocabulary(m);
   py::class_<PythonGrammar>(m, "Grammar")
@@ -187,8 +189,7 @@ void bind_values(py::module_& m) {
           [](const SpanResult& result) { return kFinishNames[static_cast<size_t>(result.finish)]; })
       .def_readonly("num_draft_tokens", &SpanResult::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &SpanResult::num_accepted_tokens)
-      .def_readonly("num_forced_tokens", &SpanResult::num_forced_tokens)
-      .def_readonly("num_accepted_forced_tokens", &SpanResult::num_accepted_forced_tokens)
+      .def_property_readonly("drafts_by_source", &drafts_by_source)
       .def_property_readonly("logprobs",
                              [](const SpanResult& result) { return tuples_of(result.logprobs); })
       .def_property_readonly(

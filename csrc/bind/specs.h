@@ -146,7 +146,7 @@ struct Description<RunnerConfig> {
       {"max_num_logits_rows", read_as<&RunnerConfig::max_num_logits_rows>},
       {"num_threads", read_as<&RunnerConfig::num_threads>},
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
-      {"max_forced_tokens", read_as<&RunnerConfig::max_forced_tokens>},
+      {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},
       {"method", read_as<&RunnerConfig::method>},
       {"method_options", read_as<&RunnerConfig::method_options>},

@@ -6,7 +6,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <array>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "runtime/runner.h"
@@ -23,6 +25,16 @@ inline std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& lo
   return tuples;
 }
 
+/// Drafts and accepted ones, by source.
+inline std::array<std::pair<int, int>, kNumDraftSources> drafts_by_source(
+    const SpanResult& result) {
+  std::array<std::pair<int, int>, kNumDraftSources> counts;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    counts[i] = {result.by_source[i].num_drafts, result.by_source[i].num_accepted};
+  }
+  return counts;
+}
+
 using TokenList = pybind11::typing::List<pybind11::int_>;
 using DetailTuple = pybind11::typing::Tuple<
     TokenList, TokenList, pybind11::typing::Optional<pybind11::typing::List<pybind11::float_>>,
@@ -37,8 +49,9 @@ inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult&
   const pybind11::object scores =
       draft.scores.empty() ? pybind11::none() : pybind11::cast(draft.scores);
   return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
-                              result.num_forced_tokens, detail.num_rows, detail.num_seqs,
-                              detail.seconds, detail.device_seconds, detail.draft_seconds);
+                              result.by_source[kGrammarDrafts].num_drafts, detail.num_rows,
+                              detail.num_seqs, detail.seconds, detail.device_seconds,
+                              detail.draft_seconds);
 }
 
 }  // namespace openspec

@@ -175,8 +175,13 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
     size_t offer;
   };
   std::vector<Candidate> candidates;
+  double last = 1.0;  // what all drafts of the offer before survive
   for (size_t i = 0; i < offers.size(); ++i) {
-    for (double survival : survivals_of(offers[i])) candidates.push_back({survival, i});
+    const double before = offers[i].follows ? last : 1.0;
+    last = before;
+    for (double survival : survivals_of(offers[i])) {
+      candidates.push_back({last = before * survival, i});
+    }
   }
   // Stable: a draft never overtakes the one it follows.
   std::stable_sort(candidates.begin(), candidates.end(),

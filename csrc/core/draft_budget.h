@@ -35,6 +35,12 @@ class AcceptanceEstimate {
   double tried_;
 };
 
+/// What is known of one source of drafts for one sequence.
+struct SourceEstimate {
+  AcceptanceEstimate acceptance;    // of its drafts
+  AcceptanceEstimate availability;  // how often it has any
+};
+
 /// Seconds of a step by its number of rows; between the measured points a straight line, past the
 /// last one the slope of the last two. As far as steps come in sizes, a count between two of them
 /// takes the time of the larger.
@@ -125,13 +131,15 @@ class StepYield {
   std::array<Load, 16> loads_;  // by sequences
 };
 
-/// Drafts on offer: a chain, or a tree whose drafts are ordered so that its beginnings are trees.
+/// Drafts on offer, of one source: a chain, or a tree whose drafts are ordered so that its
+/// beginnings are trees.
 struct DraftOffer {
   int num_drafts = 0;
   double ratio = 0.0;                  // conditional acceptance at each depth
   double availability = 1.0;           // probability that they come at all
   int num_depths = 0;                  // of a tree that is not known yet; 0: a chain
   std::span<const float> scores = {};  // logarithms of the survivals, if they are known
+  bool follows = false;  // the offer before it, a chain of the same sequence: as likely as it lasts
 };
 
 /// How many drafts of each offer to verify so that expected tokens per second are highest.

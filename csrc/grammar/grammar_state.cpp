@@ -16,7 +16,7 @@ namespace openspec {
 
 struct GrammarState::Library {
   xgrammar::GrammarMatcher matcher;
-  std::vector<int32_t> mask = {};  // of `forced`
+  std::vector<int32_t> mask = {};  // of `offer`
 };
 
 namespace {
@@ -66,17 +66,17 @@ void GrammarState::sync(std::span<const int32_t> output) {
           .first -
       output.begin());
   rollback(static_cast<int>(tokens_.size() - num_same));
-  if (num_same < forced_at_) forced_bytes_.clear();
+  if (num_same < spelt_from_) bytes_to_spell_.clear();
   for (size_t i = num_same; i < output.size() && !is_ended_; ++i) {
     if (accept(output[i])) continue;
     is_cut_ = is_ended_ = vocabulary().is_stop(output[i]);
     OPENSPEC_CHECK(is_cut_, "output token ", i, ", id ", output[i],
                    ", is not one that the request's grammar allows there");
   }
-  if (!forced_bytes_.empty() &&
-      grammar_->spellings().learn(vocabulary(), forced_bytes_,
-                                  std::span(tokens_).subspan(forced_at_))) {
-    forced_bytes_.clear();
+  if (!bytes_to_spell_.empty() &&
+      grammar_->spellings().learn(vocabulary(), bytes_to_spell_,
+                                  std::span(tokens_).subspan(spelt_from_))) {
+    bytes_to_spell_.clear();
   }
 }
 
@@ -160,7 +160,7 @@ void GrammarState::fill_rows(const Draft& draft, MaskRows& masks, std::span<int3
       [&] { rollback(1); });
 }
 
-std::vector<int32_t> GrammarState::forced(int most) {
+std::vector<int32_t> GrammarState::offer(int most) {
   std::vector<int32_t> tokens;
   const auto num_known = tokens_.size();
   while (static_cast<int>(tokens.size()) < most && !is_ended_) {
@@ -169,15 +169,15 @@ std::vector<int32_t> GrammarState::forced(int most) {
     std::vector<int32_t> next;
     const size_t room = static_cast<size_t>(most) - tokens.size();
     if (!bytes.empty()) {
-      if (forced_bytes_.empty() && tokens.empty()) {
-        forced_bytes_ = bytes;
-        forced_at_ = tokens_.size();
+      if (bytes_to_spell_.empty() && tokens.empty()) {
+        bytes_to_spell_ = bytes;
+        spelt_from_ = tokens_.size();
       }
       next = grammar_->spellings().of(bytes);
       if (next.empty()) next = vocabulary().tokenize(bytes, static_cast<int>(room));
       next.resize(std::min(next.size(), room));
     } else {
-      // Where bytes may follow and none is forced, several tokens are left: masks are dear.
+      // Where bytes may follow and none must, several tokens are left: masks are dear.
       if (!library_->matcher.IsCompleted()) break;
       std::vector<int32_t>& mask = library_->mask;
       mask.resize(static_cast<size_t>(vocabulary().num_mask_words()));

@@ -57,10 +57,10 @@ class GrammarState {
   /// index[1 + i] say which, -1: the row cannot be reached, or the answer has ended.
   void fill_rows(const Draft& draft, MaskRows& masks, std::span<int32_t> index);
 
-  /// What must come next, at most `most` tokens: bytes that the grammar forces, as the model spelt
-  /// them last or else as the longest tokens of the vocabulary, and the token that ends an answer
-  /// which cannot go on. A guess where the text allows several spellings.
-  std::vector<int32_t> forced(int most);
+  /// Drafts: what must come next, at most `most` tokens. Bytes that the grammar leaves no choice of,
+  /// as the model spelt them last or else as the longest tokens of the vocabulary, and the token that
+  /// ends an answer which cannot go on. A guess where the text allows several spellings.
+  std::vector<int32_t> offer(int most);
 
  private:
   struct Library;
@@ -69,9 +69,9 @@ class GrammarState {
   std::unique_ptr<Library> library_;
   std::vector<int32_t> tokens_;  // that the library's matcher has taken
   bool is_ended_ = false;
-  // Bytes that were forced behind so many tokens, until it is seen how the model spells them.
-  std::string forced_bytes_;
-  size_t forced_at_ = 0;
+  // Bytes that must follow so many tokens, until it is seen how the model spells them.
+  std::string bytes_to_spell_;
+  size_t spelt_from_ = 0;
   bool is_cut_ = false;  // ended by a token that the grammar refuses, which is not among tokens_
 };
 

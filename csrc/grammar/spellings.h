@@ -18,7 +18,7 @@ class Spellings {
  public:
   /// Empty: not seen yet. The last token may go on after the bytes.
   std::vector<int32_t> of(const std::string& bytes) const;
-  /// Tokens that were chosen where the bytes were forced, and the ends of both. Returns false until
+  /// Tokens that were chosen where the bytes had to come, and the ends of both. Returns false until
   /// they cover the bytes.
   bool learn(const Vocabulary& vocabulary, const std::string& bytes,
              std::span<const int32_t> tokens);

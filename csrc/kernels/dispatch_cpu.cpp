@@ -8,8 +8,17 @@
 
 #include "core/check.h"
 #include "kernels/attention/layout.h"
+#include "kernels/attention/span_attention.h"
+#include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
+#include "kernels/drafts/block_conv.h"
+#include "kernels/drafts/draft_tree.h"
+#include "kernels/drafts/token_pairs.h"
 #include "kernels/isa_cpu.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/steps/embedding.h"
 
 // The public CPU ops: arguments are checked here, then the copy of the op compiled for the best
 // instruction set runs.
@@ -105,12 +114,17 @@ LinearLayout linear_layout_cpu(int num_inputs) {
 }
 
 void linear_cpu(const ExecContext& exec, const LinearParams& params) {
-  OPENSPEC_CHECK(params.workspace != nullptr ||
-                     linear_workspace_bytes_cpu(params.num_rows, params.weight.num_inputs,
-                                                params.dtype, params.weight.layout) == 0,
-                 "linear over ", params.num_rows, " rows needs a workspace");
+  const PackedLinear& weight = params.weight;
+  OPENSPEC_CHECK(
+      params.workspace != nullptr || linear_workspace_bytes_cpu(params.num_rows, weight.num_inputs,
+                                                                params.dtype, weight.layout) == 0,
+      "linear over ", params.num_rows, " rows needs a workspace");
   OPENSPEC_CHECK(has_legal_bias(params), "a linear with an epilogue or splits has no bias");
-  if (params.weight.layout == LinearLayout::kLines) {
+  OPENSPEC_CHECK(weight.has_all_inputs(), "a CPU's sum is one chain over all ",
+                 weight.whole_inputs(), " inputs, it cannot be cut");
+  OPENSPEC_CHECK(has_legal_shard(weight), "outputs beyond a matrix of ", weight.whole_outputs());
+  OPENSPEC_CHECK(weight.format == MatrixFormat::kBF16, "CPU linears read bf16 weights");
+  if (weight.layout == LinearLayout::kLines) {
     ops().linear(exec, params);
     return;
   }

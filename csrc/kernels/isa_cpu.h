@@ -10,16 +10,7 @@
 /// standard library that are not inlined for certain: the linker keeps one copy for all, perhaps
 /// one that an older CPU cannot run. Argument checks are therefore in dispatch_cpu.cpp.
 
-#include "kernels/attention/span_attention.h"
-#include "kernels/choose/choose.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/block_conv.h"
-#include "kernels/drafts/draft_tree.h"
-#include "kernels/drafts/token_pairs.h"
-#include "kernels/linear/linear.h"
-#include "kernels/norm/rms_norm.h"
-#include "kernels/rope/rope.h"
-#include "kernels/steps/embedding.h"
 
 namespace openspec {
 
@@ -39,6 +30,12 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
   X(block_step, BlockStepParams)         \
   X(block_path, BlockPathParams)         \
   X(block_pairs, BlockPairsParams)
+
+// By name only: to include the families' contracts here would compile all copies of all ops anew
+// for every change of one.
+#define OPENSPEC_DECLARE_PARAMS(name, Params) struct Params;
+OPENSPEC_FOR_CPU_OPS(OPENSPEC_DECLARE_PARAMS)
+#undef OPENSPEC_DECLARE_PARAMS
 
 /// One instruction set's ops.
 struct CpuOps {

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 #include "runtime/device/device_step.h"
 #include "runtime/step/host_step.h"
 
@@ -32,10 +33,14 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
          dtype_bytes(config.dtype);
 }
 
-// Rows that reserved steps may lay beyond what is committed: with one step launched ahead, of two.
+// With one step launched ahead, two.
+int num_steps_under_way(const RunnerConfig& config) {
+  return config.device == Device::kCuda ? 2 : 1;
+}
+
+// Rows that reserved steps may lay beyond what is committed.
 int num_step_lookahead(const RunnerConfig& config) {
-  const int num_steps = config.device == Device::kCuda ? 2 : 1;
-  return num_steps * (1 + config.draft_room()) + 1;  // a drafter's last entry
+  return num_steps_under_way(config) * (1 + config.draft_room()) + 1;  // a drafter's last entry
 }
 
 // The target's context plus the rows that a step may lay beyond it.
@@ -58,7 +63,7 @@ void RunnerConfig::validate() const {
   OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
   OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
-  OPENSPEC_CHECK_ARG(max_forced_tokens >= 0, "max_forced_tokens must not be negative");
+  OPENSPEC_CHECK_ARG(max_grammar_drafts >= 0, "max_grammar_drafts must not be negative");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
                      "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }
@@ -90,6 +95,30 @@ int RunnerConfig::num_lookahead(const DrafterNeeds& needs) const {
   return std::max(num_step_lookahead(*this), needs.num_draft_entries);
 }
 
+namespace {
+
+SequenceLimits limits_of(const RunnerConfig& config, const DrafterNeeds& needs) {
+  return {.device = config.device,
+          .max_num_seqs = config.max_num_seqs,
+          .max_model_len = config.max_model_len,
+          .page_size = config.page_size,
+          .max_num_batched_tokens = config.max_num_batched_tokens,
+          .draft_room = config.draft_room(),
+          .num_steps = num_steps_under_way(config),
+          .num_lookahead = config.num_lookahead(needs),
+          .num_draft_entries = needs.num_draft_entries,
+          .num_rows_behind = needs.state.kv_layers.empty() ? 0 : 1,
+          .enable_prefix_caching = config.enable_prefix_caching,
+          .cache_key = config.cache_key};
+}
+
+RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
+  OPENSPEC_CHECK_ARG(!needs.state.has_records(), "a drafter keeps its state in pages, not records");
+  return {kind_of(config).state_needs(config.target), limits_of(config, needs)};
+}
+
+}  // namespace
+
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
@@ -106,6 +135,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
+  plan.state_bytes = plan_records(config, needs).bytes();
   for (const StateNeeds& state : {kind_of(config).state_needs(config.target), needs.state}) {
     for (const KvLayerSpec& layer : state.kv_layers) {
       plan.page_bytes += kv_page_bytes(config, layer);
@@ -116,13 +146,13 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
 
 Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter)
     : config_((config.validate(), config)),
-      hasher_(config.cache_key),
       drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
       target_(kind_of(config).make(setup_of(config_))),
-      pool_(num_pages),
-      table_(config.max_num_seqs, config.max_model_len, config.page_size,
-             config.num_lookahead(drafter_->needs()),
-             config.device == Device::kCuda ? Memory::kPinned : Memory::kHost) {
+      sequences_(
+          limits_of(config_, drafter_->needs()), plan_records(config_, drafter_->needs()),
+          num_pages,
+          [this](void* to, const void* from, size_t bytes) { backend_->copy(to, from, bytes); }),
+      table_(sequences_.table()) {
   const bool is_cuda = config_.device == Device::kCuda;
   OPENSPEC_CHECK_ARG(
       config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
@@ -144,7 +174,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                       .target = *target_,
                       .drafter = *drafter_,
                       .kv_layers = kv_layers_,
-                      .records = {},
+                      .records = sequences_.records(),
                       .enter = [this](const char* stage) { enter(stage); },
                       .report_drafter_failure =
                           [this](const std::exception& error) {
@@ -169,9 +199,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
   set_capture(drafter_->needs().capture_layers);
 }
 
-Runner::~Runner() {
-  for (int slot : table_.slots_in_use()) remove_sequence(slot);
-}
+Runner::~Runner() = default;
 
 void Runner::finish_loading() {
   target_->weights().finish_loading();
@@ -202,15 +230,15 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
                        " tokens, the model has ", config_.target.vocab_size);
   }
   if (const int next = table_.next_slot(); next >= 0) backend_->await_slot(next);
-  const int slot = table_.add(tokens, prompt_len, std::move(params), hasher_.root(cache_salt));
+  const int slot = sequences_.add(tokens, prompt_len, std::move(params), cache_salt);
   try {
-    if (page_events_) cache_salts_[size_t(slot)].assign(cache_salt.begin(), cache_salt.end());
     enter("add");
-    table_.acceptance(slot) = AcceptanceEstimate(acceptance_.ratio());
-    table_.forced_acceptance(slot) = AcceptanceEstimate(forced_acceptance_.ratio());
+    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+      table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
+    }
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
-      attach_prefix(slot);
+      sequences_.prefixes().attach(slot);
     }
     backend_->add_sequence(slot);
   } catch (...) {
@@ -220,129 +248,31 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   return slot;
 }
 
-void Runner::remove_sequence(int slot) {
-  table_.check_slot(slot);
-  const std::span<const PageId> pages = table_.pages(slot);
-  // Last page first: of a cached prefix, the tail is evicted before the head.
-  for (size_t i = pages.size(); i-- > 0;) pool_.release(pages[i]);
-  table_.remove(slot);
-}
-
-int Runner::num_pages_needed(int slot, int num_rows) const {
-  table_.check_slot(slot);
-  const SequenceTable::InFlight& in_flight = table_.in_flight(slot);
-  const int end = table_.kv_len(slot) + in_flight.num_rows + num_rows;
-  const bool has_drafts = end > table_.num_tokens(slot);
-  // What is in flight may turn out to be all right.
-  const int most_tokens =
-      std::min(config_.max_model_len,
-               std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
-  const int end_of_drafting = has_drafts ? most_tokens + drafter_->needs().num_draft_entries : 0;
-  return std::max(0, table_.pages_for(std::max(end + num_rows_behind(), end_of_drafting)) -
-                         table_.num_pages(slot) - in_flight.num_pages);
-}
-
 void Runner::check_integrity() const {
   backend_->synchronize();
-  std::vector<PageId> holders;
-  for (int slot : table_.slots_in_use()) {
-    const std::span<const PageId> pages = table_.pages(slot);
-    holders.insert(holders.end(), pages.begin(), pages.end());
-    OPENSPEC_CHECK(table_.kv_len(slot) < table_.num_tokens(slot), "slot ", slot, " has KV for ",
-                   table_.kv_len(slot), " of ", table_.num_tokens(slot), " tokens");
-    // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
-    const int kv_len = table_.kv_len(slot);
-    // A cached prefix of one token, which runs again, is a page for none.
-    const int num_needed = kv_len == 0 ? static_cast<int>(table_.page_hashes(slot).size())
-                                       : table_.pages_for(kv_len + num_rows_behind());
-    const bool keeps_more = backend_->num_steps_ahead() > 0;
-    OPENSPEC_CHECK(
-        table_.num_pages(slot) == num_needed || (keeps_more && table_.num_pages(slot) > num_needed),
-        "slot ", slot, " holds ", table_.num_pages(slot), " pages for ", table_.kv_len(slot),
-        " tokens");
-  }
-  pool_.check_integrity(holders);
+  sequences_.check_integrity(num_steps_ahead() > 0);
 }
 
 // --- The step ----------------------------------------------------------------------------------
 
 std::unique_ptr<StepLease> Runner::reserve(std::span<const SpanRequest> requests) {
   enter("reserve");
-  OPENSPEC_CHECK_ARG(!requests.empty(), "a step needs at least one span");
-  auto lease = std::make_unique<StepLease>();
+  std::unique_ptr<StepLease> lease = sequences_.reserve(requests);
   lease->on_abandon = [this](StepLease& abandoned) { abandon(abandoned); };
-  std::vector<bool> is_in_step(static_cast<size_t>(table_.num_slots()));
-  for (const SpanRequest& request : requests) {
-    table_.check_slot(request.slot);
-    SequenceTable::InFlight& in_flight = table_.in_flight(request.slot);
-    const auto slot = static_cast<size_t>(request.slot);
-    OPENSPEC_CHECK_ARG(!is_in_step[slot], "slot ", request.slot, " is in the step twice");
-    is_in_step[slot] = true;
-    OPENSPEC_CHECK_ARG(request.max_drafts >= 0, "slot ", request.slot, ": max_drafts is ",
-                       request.max_drafts);
-    const int begin = table_.kv_len(request.slot) + in_flight.num_new_tokens;
-    const int num_tokens = table_.num_tokens(request.slot);
-    OPENSPEC_CHECK_ARG(num_tokens < config_.max_model_len, "slot ", request.slot, " has ",
-                       num_tokens, " tokens, all that a context of ", config_.max_model_len,
-                       " has room for");
-    // Behind a step in flight that chooses a token, that token is the one to compute.
-    const int num_known = std::max(num_tokens, in_flight.num_new_tokens > 0 ? begin + 1 : 0);
-    OPENSPEC_CHECK_ARG(request.num_new_tokens >= 1 && request.num_new_tokens <= num_known - begin,
-                       "slot ", request.slot, " has ", num_known - begin,
-                       " tokens to compute, asked for ", request.num_new_tokens);
-    const bool is_sampled = begin + request.num_new_tokens >= num_tokens;
-    // A drafter with entries of its own begins behind the last known token's, which a step before
-    // this one must have made.
-    const bool may_draft =
-        is_sampled && (num_rows_behind() == 0 || (begin > 0 && request.num_new_tokens == 1));
-    const int max_drafts = may_draft ? std::min(request.max_drafts, config_.draft_room()) : 0;
-    const int num_rows = request.num_new_tokens + max_drafts;
-    const int needed = num_pages_needed(request.slot, num_rows);
-    PageLease pages(pool_, needed);
-    if (!pages.ok()) {
-      detail::fail<OutOfPages>("slot ", request.slot, " needs ", needed, " pages, ",
-                               pool_.num_available(), " are free");
-    }
-    // Entries past num_pages are the leases' own until commit.
-    const auto row =
-        table_.page_row(request.slot)
-            .subspan(static_cast<size_t>(table_.num_pages(request.slot) + in_flight.num_pages));
-    OPENSPEC_CHECK_ARG(pages.pages().size() <= row.size(), "slot ", request.slot,
-                       " is in more steps than may be under way");
-    std::copy(pages.pages().begin(), pages.pages().end(), row.begin());
-    in_flight.num_new_tokens += request.num_new_tokens;
-    in_flight.num_rows += num_rows;
-    in_flight.num_pages += needed;
-    lease->requests.push_back({request.slot, request.num_new_tokens, max_drafts});
-    lease->serials.push_back(table_.serial(request.slot));
-    lease->is_sampled.push_back(is_sampled);
-    lease->pages.push_back(std::move(pages));
-    lease->num_rows += num_rows;
-  }
-  OPENSPEC_CHECK_ARG(lease->num_rows <= config_.max_num_batched_tokens, "a step of up to ",
-                     lease->num_rows, " rows, at most ", config_.max_num_batched_tokens);
   return lease;
 }
 
-bool Runner::is_current(const StepLease& lease, size_t index) const {
-  return table_.is_held_by(lease.requests[index].slot, lease.serials[index]);
-}
-
 void Runner::abandon(StepLease& lease) {
-  const bool was_launched = lease.state == StepLease::State::kLaunched;
-  for (size_t i = 0; i < lease.serials.size(); ++i) {
-    if (!is_current(lease, i)) continue;
-    const SpanRequest& request = lease.requests[i];
-    SequenceTable::InFlight& in_flight = table_.in_flight(request.slot);
-    in_flight.num_new_tokens -= request.num_new_tokens;
-    in_flight.num_rows -= request.num_new_tokens + request.max_drafts;
-    in_flight.num_pages -= static_cast<int>(lease.pages[i].pages().size());
-    if (was_launched) backend_->restore_sequence(request.slot);
+  sequences_.abandon(lease);
+  if (lease.state != StepLease::State::kLaunched) return;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    if (sequences_.is_current(lease, i)) backend_->restore_sequence(lease.requests[i].slot);
   }
 }
 
 void Runner::launch(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kReserved, "a lease is launched once");
+  sequences_.begin(lease);
   // From here on the device may have changed lengths, even if launching fails half-way.
   lease.state = StepLease::State::kLaunched;
   lease.launched_at = Clock::now();
@@ -355,7 +285,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   backend_->collect(lease);
   const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
   const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
-  backend_->observe_time(lease, seconds);
+  backend_->planner().observe_time(lease, seconds);
   const double whole = std::chrono::duration<double>(last_collected_ - begun).count();
   const std::optional<double> drafting = backend_->draft_seconds(lease);
   {
@@ -383,27 +313,12 @@ void Runner::commit(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "commit follows launch");
   OPENSPEC_CHECK(lease.results.size() == lease.requests.size(), "commit follows collect");
   enter("commit");
-  const bool keeps_more = backend_->num_steps_ahead() > 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
-    if (!is_current(lease, i)) continue;
-    const SpanRequest& request = lease.requests[i];
-    const SpanResult& result = lease.results[i];
-    const int slot = request.slot;
-    SequenceTable::InFlight& in_flight = table_.in_flight(slot);
-    in_flight.num_new_tokens -= request.num_new_tokens;
-    in_flight.num_rows -= request.num_new_tokens + request.max_drafts;
-    const int num_leased = static_cast<int>(lease.pages[i].pages().size());
-    in_flight.num_pages -= num_leased;
-    const int kv_len = table_.kv_len(slot) + result.num_computed;
-    const int num_kept =
-        keeps_more ? num_leased
-                   : table_.pages_for(kv_len + num_rows_behind()) - table_.num_pages(slot);
-    lease.pages[i].keep(num_kept);
-    table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
-    if (request.max_drafts > 0 && !result.token_ids.empty()) {
-      observe_acceptance(result, lease.has_proposed);
+    if (!sequences_.is_current(lease, i)) continue;
+    sequences_.commit(lease, i, num_steps_ahead() > 0, [this] { enter("publish"); });
+    if (lease.requests[i].max_drafts > 0 && !lease.results[i].token_ids.empty()) {
+      observe_acceptance(lease.results[i], lease.has_proposed);
     }
-    if (config_.enable_prefix_caching) publish_pages(slot, lease.num_waiting);
   }
   backend_->teach_drafter(lease);
   {
@@ -416,21 +331,25 @@ void Runner::commit(StepLease& lease) {
 }
 
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
-  if (result.is_forced) {  // which says nothing of the drafter
-    table_.forced_acceptance(result.slot).observe(result.num_judged, result.num_right);
-    forced_acceptance_.observe(result.num_judged, result.num_right);
-    return;
-  }
+  const auto observe = [&](DraftSourceId source, const DraftCounts& counts) {
+    table_.estimate(result.slot, source).acceptance.observe(counts.num_judged, counts.num_right);
+    acceptance_[source].observe(counts.num_judged, counts.num_right);
+  };
+  const DraftCounts& grammar = result.by_source[kGrammarDrafts];
+  const DraftCounts& drafter = result.by_source[kDrafterDrafts];
+  observe(kGrammarDrafts, grammar);
+  // What came first may have left it no place, which says nothing of the drafter.
+  if (grammar.num_offered > 0 && drafter.num_offered == 0) return;
+  SourceEstimate& estimate = table_.estimate(result.slot, kDrafterDrafts);
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.
-    table_.acceptance(result.slot).rest(acceptance_.ratio());
-    acceptance_.rest(AcceptanceEstimate::kPrior);
+    estimate.acceptance.rest(acceptance_[kDrafterDrafts].ratio());
+    acceptance_[kDrafterDrafts].rest(AcceptanceEstimate::kPrior);
     return;
   }
-  table_.availability(result.slot).observe(1, result.num_offered > 0 ? 1 : 0);
-  table_.acceptance(result.slot).observe(result.num_judged, result.num_right);
-  acceptance_.observe(result.num_judged, result.num_right);
+  estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);
+  observe(kDrafterDrafts, drafter);
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,
@@ -439,14 +358,14 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   int most_seqs = 0;
   for (const StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
   // Made-up sequences, which share their pages: what is in them does not matter.
-  const int room = std::min(longest_context(config_), pool_.num_pages() * config_.page_size);
+  const int room = std::min(longest_context(config_), num_pages() * config_.page_size);
   const int most_rows = room - context - num_rows_ahead() - 1;
-  PageLease pages(pool_, table_.pages_for(room));
+  PageLease pages(sequences_.pool(), table_.pages_for(room));
   if (!pages.ok()) return {};
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   std::vector<int> slots;
   for (int i = 0; i < most_seqs; ++i) {
-    slots.push_back(table_.add(tokens, context, {}, hasher_.root({})));
+    slots.push_back(table_.add(tokens, context, {}, sequences_.prefixes().root({})));
     std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
   }
   const auto start = Clock::now();
@@ -477,7 +396,7 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
 std::vector<TimedStep> Runner::measure_step_times(double budget) {
   // Long enough that attention is not free.
   const int context =
-      std::min(256, std::min(config_.max_model_len, pool_.num_pages() * config_.page_size) / 2);
+      std::min(256, std::min(config_.max_model_len, num_pages() * config_.page_size) / 2);
   const std::vector<StepKind> kinds = backend_->step_kinds();
   if (context < 2 || kinds.empty()) return {};
   const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
@@ -497,8 +416,8 @@ void Runner::set_step_times(std::span<const TimedStep> measured) {
     (kind.proposes ? proposing : plain).push_back({kind.num_seqs, kind.num_rows, seconds});
   }
   const int most_sized_rows = backend_->most_sized_rows();
-  backend_->set_step_times(StepTable(std::move(plain), most_sized_rows),
-                           StepTable(std::move(proposing), most_sized_rows));
+  backend_->planner().set_step_times(StepTable(std::move(plain), most_sized_rows),
+                                     StepTable(std::move(proposing), most_sized_rows));
 }
 
 }  // namespace openspec

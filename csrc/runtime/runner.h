@@ -11,11 +11,7 @@
 #include <vector>
 
 #include "core/draft_budget.h"
-#include "core/page_events.h"
-#include "core/page_pool.h"
-#include "core/prefix_hash.h"
-#include "runtime/state/lease.h"
-#include "runtime/state/sequence_table.h"
+#include "runtime/state/sequences.h"
 #include "runtime/step/runner_config.h"
 #include "runtime/step/step_backend.h"
 
@@ -24,7 +20,8 @@ namespace openspec {
 /// Bytes a runner takes; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
-  size_t page_bytes = 0;  // of one page, all layers
+  size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
+  size_t page_bytes = 0;   // of one page, all layers
 };
 
 MemoryPlan plan_memory(const RunnerConfig& config);
@@ -38,15 +35,9 @@ struct RunnerStats {
   std::string last_drafter_failure;
 };
 
-/// Thrown by Runner::reserve when the pool cannot cover the step; nothing was taken.
-class OutOfPages : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// Target, drafter, pages and running sequences of one engine, and the step over them:
+/// Target, drafter and running sequences of one engine, and the step over them:
 ///
-///   reserve   pages for the worst case
+///   reserve   pages for the worst case; what the step may overwrite is saved at launch
 ///   launch    propose, score, choose, accept
 ///   collect   what each sequence got
 ///   commit    lengths advance, full pages become reusable
@@ -85,24 +76,28 @@ class Runner {
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);
-  void remove_sequence(int slot);
+  void remove_sequence(int slot) { sequences_.remove(slot); }
 
-  int num_pages() const { return pool_.num_pages(); }
-  int num_free_pages() const { return pool_.num_available(); }
+  int num_pages() const { return sequences_.pool().num_pages(); }
+  int num_free_pages() const { return sequences_.pool().num_available(); }
   int num_free_slots() const { return table_.num_free_slots(); }
   /// Pages that `num_rows` more rows would take from the pool.
-  int num_pages_needed(int slot, int num_rows) const;
+  int num_pages_needed(int slot, int num_rows) const {
+    return sequences_.num_pages_needed(slot, num_rows);
+  }
   /// Entries behind the last known token that a step may write, at most.
   int num_rows_ahead() const {
     return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }
-  void reset_prefix_cache() { pool_.reset_cache(); }
+  void reset_prefix_cache() { sequences_.prefixes().reset(); }
   /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
-  void record_page_events();
+  void record_page_events() { sequences_.prefixes().record_events(); }
   /// Since the last call.
-  std::vector<PageEvent> take_page_events();
+  std::vector<PageEvent> take_page_events() { return sequences_.prefixes().take_events(); }
   /// Of every reusable page, as events have them where they are recorded.
-  std::vector<PageHash> published_hashes() const;
+  std::vector<PageHash> published_hashes() const {
+    return sequences_.prefixes().published_hashes();
+  }
   void check_integrity() const;
 
   std::unique_ptr<StepLease> reserve(std::span<const SpanRequest> requests);
@@ -123,31 +118,22 @@ class Runner {
     const std::lock_guard lock(stats_mutex_);
     return stats_;
   }
-  std::pair<int64_t, int64_t> prefix_cache_stats() const { return {cache_queries_, cache_hits_}; }
+  std::pair<int64_t, int64_t> prefix_cache_stats() const { return sequences_.prefixes().stats(); }
   StepBackend& backend() { return *backend_; }
 
  private:
   void enter(const char* stage) {
     if (stage_hook_) stage_hook_(stage);
   }
-  void attach_prefix(int slot);
-  /// Rows whose KV a step may write behind those that it lays: the drafter's entry of the token
-  /// that the step chooses.
-  int num_rows_behind() const { return drafter_->needs().state.kv_layers.empty() ? 0 : 1; }
-  bool is_current(const StepLease& lease, size_t index) const;
   void abandon(StepLease& lease);
-  /// What a result tells about the drafter, if that was asked.
+  /// What a result tells about the sources of its drafts.
   void observe_acceptance(const SpanResult& result, bool has_proposed);
-  /// Full pages, the drafter's entries included: it has yet to learn from the last `num_waiting`
-  /// tokens.
-  void publish_pages(int slot, int num_waiting);
 
   RunnerConfig config_;
-  PrefixHasher hasher_;
   std::unique_ptr<Drafter> drafter_;
   std::unique_ptr<TargetModel> target_;
-  PagePool pool_;
-  SequenceTable table_;
+  Sequences sequences_;
+  SequenceTable& table_;                // theirs
   std::vector<Buffer> kv_buffers_;      // by layer: the target's, then the drafter's
   std::vector<KvLayerView> kv_layers_;  // the target's
   StageHook stage_hook_;
@@ -155,10 +141,7 @@ class Runner {
   RunnerStats stats_;
   std::chrono::steady_clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
-  AcceptanceEstimate acceptance_, forced_acceptance_;  // over all sequences: where a new one starts
-  int64_t cache_queries_ = 0, cache_hits_ = 0;         // tokens
-  std::unique_ptr<PageEventLog> page_events_;          // if somebody follows the prefix cache
-  std::vector<std::string> cache_salts_;               // by slot, then
+  BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
 };
 
 }  // namespace openspec

@@ -33,6 +33,7 @@ class MemoryPlan:
     scratch_bytes: int
     table_bytes: int
     draft_fixed_bytes: int
+    state_bytes: int
     page_bytes: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
@@ -107,9 +108,9 @@ class SpanResult:
     """"" while running, "stop" after a stop id (the last of token_ids), "length" at the budget."""
     num_draft_tokens: int
     num_accepted_tokens: int
-    num_forced_tokens: int
-    num_accepted_forced_tokens: int
     """Accepted drafts among token_ids."""
+    drafts_by_source: Sequence[tuple[int, int]]
+    """Of these two the share of each source: what a grammar left no choice of, then the drafter."""
     logprobs: list[TokenLogprobs]
     """One for each of token_ids if asked for, else empty."""
     prompt_logprobs: list[TokenLogprobs]

@@ -51,5 +51,5 @@ class Matcher:
     def allowed(self) -> list[int]:
         """The ids that may be next; all where nothing is masked."""
 
-    def forced(self, most: int) -> list[int]:
+    def offer(self, most: int) -> list[int]:
         """At most `most` tokens that the grammar leaves no choice of, spelled as long tokens."""

@@ -231,7 +231,7 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_forced_tokens: int = 0
-    """Of the draft tokens those that a grammar left no choice of, behind a drafter's or alone."""
+    """Of the draft tokens those that a grammar left no choice of; a drafter's come after them."""
     num_accepted_forced_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
 
@@ -363,6 +363,13 @@ def record_draft(
     per_pos.extend([0] * (num_positions - len(per_pos)))
     for position in range(num_accepted_tokens):
         per_pos[position] += 1
+
+
+def record_sources(counters: SpecCounters, drafts: Sequence[tuple[int, int]]) -> None:
+    """Counts drafts of one step and those accepted, by source; see `_C.SpanResult`."""
+    (num_drafts, num_accepted), _ = drafts
+    counters.num_forced_tokens += num_drafts
+    counters.num_accepted_forced_tokens += num_accepted
 
 
 def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:

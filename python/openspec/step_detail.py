@@ -25,7 +25,7 @@ class StepDetail(msgspec.Struct, array_like=True, gc=False):
     accepted: list[int]
     """Numbers of the drafts among `token_ids`."""
     num_forced_tokens: int
-    """Drafts, the last ones, that a grammar left no choice of."""
+    """Drafts, the first ones, that a grammar left no choice of."""
     num_rows: int
     """Token positions of all sequences in the step."""
     num_seqs: int

@@ -220,7 +220,7 @@ class Subject:
                 max_num_logits_rows=256,
                 num_threads=num_threads,
                 max_draft_tokens=0,
-                max_forced_tokens=0,
+                max_grammar_drafts=0,
                 draft_depth=0,
                 method="none",
                 method_options={},

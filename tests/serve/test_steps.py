@@ -89,7 +89,7 @@ def real() -> Iterator[RealServer]:
 
 
 def test_forced_drafts(real: RealServer) -> None:
-    """What a grammar leaves no choice of stands last among the drafts and is accepted."""
+    """What a grammar leaves no choice of stands first among the drafts and is accepted."""
     sentence = "The answer to the question is forty-two."
     body = {
         "prompt": "Question: what is six times seven?\nAnswer:",
@@ -103,8 +103,8 @@ def test_forced_drafts(real: RealServer) -> None:
     assert all(0 <= step["num_forced_tokens"] <= len(step["draft_tokens"]) for step in steps)
     assert sum(step["num_forced_tokens"] for step in steps) >= 4
     for step in steps:
-        num_own = len(step["draft_tokens"]) - step["num_forced_tokens"]
-        forced = "".join(step["draft_tokens"][num_own:]).split("<|")[0]  # the end may be forced
+        forced = "".join(step["draft_tokens"][: step["num_forced_tokens"]])
+        forced = forced.split("<|")[0]  # the end may be forced
         assert forced in sentence
     free = {**body, "structured_outputs": None}
     steps = real.client.post(COMPLETIONS, json=free).json()["choices"][0]["steps"]

@@ -42,7 +42,7 @@ def test_the_tints_are_those_of_terminal_and_report() -> None:
     colours = dict(re.findall(r"--(p\w): (#\w+);", style))
     names = ["p1", "p2", "p3", "p4", "p8"]
     assert [colours.pop(name) for name in names] == [tint.colour for tint in palette.POSITIONS]
-    assert colours == {"pf": palette.FORCED.colour}
+    assert colours == {"pf": palette.GRAMMAR.colour}
 
 
 def test_public(start_server) -> None:

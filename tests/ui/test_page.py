@@ -76,10 +76,12 @@ def test_what_a_grammar_forced(visit: Callable[..., Visit], real: RealServer, sc
     (steps,) = runs
     expected = []
     for index, step in enumerate(steps):
-        first = len(step["draft_tokens"]) - step["num_forced_tokens"]
         for i, text in enumerate(step["tokens"]):
             is_draft = i < len(step["accepted"])
-            name = "o" if not is_draft else tint(i + 1) if step["accepted"][i] < first else "pf"
+            name = "o"
+            if is_draft:
+                is_grammars = step["accepted"][i] < step["num_forced_tokens"]
+                name = "pf" if is_grammars else tint(i + 1)
             expected.append((text, name, str(index)))
     kinds = {"o", "pf", *map(tint, range(1, 9))}
     shown = [

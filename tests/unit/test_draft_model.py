@@ -185,7 +185,12 @@ def test_engine_loads_it(
             return []
 
     plan = SimpleNamespace(
-        weight_bytes=1, scratch_bytes=1, table_bytes=1, draft_fixed_bytes=1, page_bytes=4096
+        weight_bytes=1,
+        scratch_bytes=1,
+        table_bytes=1,
+        draft_fixed_bytes=1,
+        state_bytes=0,
+        page_bytes=4096,
     )
     core = SimpleNamespace(
         why_no_cuda=lambda: "none here",

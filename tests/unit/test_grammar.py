@@ -107,18 +107,18 @@ def test_answers_validate(vocabulary: _grammar.Vocabulary) -> None:
         assert jsonschema_rs.is_valid(schema, json.loads(text)), text
 
 
-def test_forced_tokens_are_the_longest(vocabulary: _grammar.Vocabulary) -> None:
-    data = compiled(vocabulary, pattern(r'\{"name": "[a-z]*"\}'))
+def test_offers_are_the_longest_tokens(vocabulary: _grammar.Vocabulary) -> None:
+    data = compiled(vocabulary, pattern(r'\{"name": "[a-z]*"}'))
     matcher = _grammar.Matcher(vocabulary, data)
-    assert matcher.forced(8) == [257, 258, 259]
-    assert matcher.forced(2) == [257, 258]
+    assert matcher.offer(8) == [257, 258, 259]
+    assert matcher.offer(2) == [257, 258]
     assert ord("{") in matcher.allowed()  # it asked, and stayed where it was
     for token in b'{"name": "x"}':
         assert matcher.accept(token)
-    assert matcher.forced(8) == [END]
+    assert matcher.offer(8) == [END]
     assert matcher.accept(END)
     assert matcher.is_terminated
-    assert matcher.forced(8) == []
+    assert matcher.offer(8) == []
     assert not matcher.accept(END)
     assert matcher.bitmask() == b"\xff" * 40
 

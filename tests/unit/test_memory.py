@@ -28,6 +28,7 @@ class Plan:
     scratch_bytes: int = 1 << 20
     table_bytes: int = 1 << 10
     draft_fixed_bytes: int = 1 << 10
+    state_bytes: int = 0
     page_bytes: int = 1 << 16
 
 
@@ -51,7 +52,15 @@ def test_no_more_than_useful() -> None:
         plan.as_dict()[name]
         for name in ("weight_bytes", "scratch_bytes", "drafter_bytes", "kv_bytes")
     )
-    assert "28 pages, 448 tokens" in plan.describe()
+    assert "28 pages, 448 tokens" in plan.describe() and "states" not in plan.describe()
+
+
+def test_running_states_leave_less_for_pages() -> None:
+    plan = plan_cuda(EngineConfig(), Plan(), 1 << 20, 64 * GIB, 70 * GIB)
+    stateful = plan_cuda(EngineConfig(), Plan(state_bytes=GIB), 1 << 20, 64 * GIB, 70 * GIB)
+    assert stateful.state_bytes == GIB and "states 1.00 GiB" in stateful.describe()
+    assert stateful.kv_bytes == plan.kv_bytes - GIB
+    assert stateful.total_bytes == plan.total_bytes
 
 
 def test_default_is_capped() -> None:

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from openspec.bench.palette import FORCED, INK, INK_XTERM, POSITIONS, tint_of
+from openspec.bench.palette import GRAMMAR, INK, INK_XTERM, POSITIONS, tint_of
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 SIGHT = {
@@ -59,19 +59,19 @@ def lab(colour: str, sight: str) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_told_apart_by_everyone(sight: str) -> None:
-    colours = [*(tint.colour for tint in (*POSITIONS, FORCED)), "#ffffff"]
+    colours = [*(tint.colour for tint in (*POSITIONS, GRAMMAR)), "#ffffff"]
     for one, other in combinations(colours, 2):
         pairs = zip(lab(one, sight), lab(other, sight), strict=True)
         assert sum((a - b) ** 2 for a, b in pairs) ** 0.5 >= 20, (one, other)
 
 
 def test_text_on_a_tint_is_legible() -> None:
-    for tint in (*POSITIONS, FORCED):  # WCAG 2, level AA
+    for tint in (*POSITIONS, GRAMMAR):  # WCAG 2, level AA
         assert (luminance(tint.colour) + 0.05) / (luminance(INK) + 0.05) >= 4.5
 
 
 def test_terminals_show_the_same_colours() -> None:
-    for tint in (*POSITIONS, FORCED):
+    for tint in (*POSITIONS, GRAMMAR):
         red, rest = divmod(tint.xterm - 16, 36)
         shown = [XTERM_LEVELS[level] for level in (red, *divmod(rest, 6))]
         assert tint.colour == "#" + "".join(f"{level:02x}" for level in shown)

@@ -87,6 +87,10 @@ void copy_to_host(void* to, const void* from, size_t bytes, void* stream) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_of(stream)),
         "cudaMemcpyAsync");
 }
+void copy_on_device(void* to, const void* from, size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)),
+        "cudaMemcpyAsync");
+}
 void fill_zero(void* data, size_t bytes, void* stream) {
   check(cudaMemsetAsync(data, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
 }
@@ -170,6 +174,7 @@ void* allocate_pinned(size_t) { no_cuda(); }
 void release_pinned(void*) {}
 void copy_to_device(void*, const void*, size_t, void*) { no_cuda(); }
 void copy_to_host(void*, const void*, size_t, void*) { no_cuda(); }
+void copy_on_device(void*, const void*, size_t, void*) { no_cuda(); }
 void fill_zero(void*, size_t, void*) { no_cuda(); }
 void synchronize(void*) { no_cuda(); }
 Stream::Stream() { no_cuda(); }

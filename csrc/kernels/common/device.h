@@ -47,6 +47,7 @@ void release_pinned(void* data);
 /// Enqueues a copy. From memory that is not pinned it returns only when the source has been read.
 void copy_to_device(void* to, const void* from, size_t bytes, void* stream);
 void copy_to_host(void* to, const void* from, size_t bytes, void* stream);
+void copy_on_device(void* to, const void* from, size_t bytes, void* stream);
 void fill_zero(void* data, size_t bytes, void* stream);
 void synchronize(void* stream);
 

@@ -3,14 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "core/thread_pool.h"
-
-/// Of functions that both engines call, inlined for certain (isa_cpu.h says why).
-#if defined(__CUDACC__)
-#define OPENSPEC_HD __host__ __device__ __forceinline__
-#else
-#define OPENSPEC_HD inline __attribute__((always_inline))
-#endif
 
 namespace openspec {
 

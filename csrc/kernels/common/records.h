@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/exec.h"
+
 namespace openspec {
 
 /// The records of sequences' running states (StateNeeds), on the device that runs the step: for
@@ -17,10 +19,7 @@ struct RecordView {
   int ring_size = 0;
   size_t record_bytes = 0;
 
-#ifdef __CUDACC__
-  __host__ __device__
-#endif
-      std::byte* at(int slot, int position) const {
+  OPENSPEC_HD std::byte* at(int slot, int position) const {
     const int64_t place = int64_t{slot} * ring_size + position % ring_size;
     return data + static_cast<size_t>(place) * record_bytes;
   }

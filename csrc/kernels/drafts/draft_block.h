@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 
 /// The rows of a drafter that drafts a whole block at once: after the context that it keeps in the
 /// page pool stand the last known token and masks, and every row's output gives a draft.

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 
 /// Trees of drafts for a drafter that is a small model: level after level, the best `top_k` nodes
 /// of a level (its frontier) get `top_k` children each; of all nodes ever made the best become the

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 
 /// Drafts of a block that know the token before them: a *pair* of tokens, a and b after it, is
 /// worth second[b] . first[a], which is added to b's logit.

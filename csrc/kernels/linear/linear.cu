@@ -221,13 +221,13 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
 }  // namespace cuda
 
-int linear_num_splits_cuda(int num_outputs, int num_inputs) {
+int linear_num_splits_cuda(int whole_outputs, int whole_inputs) {
   constexpr int kItems = 600;                    // units times splits that fill the device evenly
   constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
   constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
-  const int num_units = num_outputs / kLinearUnit;
-  const int num_steps = num_inputs / cuda::kLinearStep;
-  if (num_inputs < 2048 || num_units >= kItems) return 1;
+  const int num_units = whole_outputs / kLinearUnit;
+  const int num_steps = whole_inputs / cuda::kLinearStep;
+  if (whole_inputs < 2048 || num_units >= kItems) return 1;
   int num_splits = 1;
   while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
          (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
@@ -236,24 +236,56 @@ int linear_num_splits_cuda(int num_outputs, int num_inputs) {
   return num_splits;
 }
 
+namespace {
+
+/// A shard of the inputs as a matrix of its own, whose splits are those of the whole that it
+/// covers: all being equally long they have the same borders, and their sums' places in `partials`.
+/// False if it does not begin and end with splits.
+bool take_own_splits(LinearParams& params) {
+  PackedLinear& weight = params.weight;
+  if (weight.has_all_inputs()) return true;
+  const int num_steps = weight.whole_inputs() / cuda::kLinearStep;
+  const int split_inputs = weight.whole_inputs() / weight.num_splits;
+  if (num_steps % weight.num_splits != 0 || weight.shard.first_input % split_inputs != 0 ||
+      weight.num_inputs % split_inputs != 0 || params.partials == nullptr) {
+    return false;
+  }
+  params.partials += cuda::partial_index(params.num_rows, weight.num_outputs,
+                                         weight.shard.first_input / split_inputs, 0, 0);
+  weight.num_splits = weight.num_inputs / split_inputs;
+  return true;
+}
+
+int linear_bf16(const LinearParams& params, void* stream) {
+  // Rows up to which nothing is faster than streaming with the activations in registers. For a
+  // tile more there are registers too, but then no other block fits beside these.
+  constexpr int kStreamRows = 24;
+  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
+  if (!streams && cuda::linear_wgmma_takes(params.weight, params.num_rows)) {
+    return cuda::linear_wgmma(params, stream);
+  }
+  return cuda::linear_stream(params, stream);
+}
+
+}  // namespace
+
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
       weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      weight.num_splits < 1 || !has_legal_bias(params) ||
+      weight.num_splits < 1 || !has_legal_bias(params) || !has_legal_shard(weight) ||
       (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
     return cudaErrorInvalidValue;
   }
+  LinearParams own = params;
+  if (!take_own_splits(own)) return cudaErrorInvalidValue;
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
-  // Rows up to which nothing is faster than streaming with the activations in registers. For a
-  // tile more there are registers too, but then no other block fits beside these.
-  constexpr int kStreamRows = 24;
-  const bool streams = params.num_rows <= kStreamRows && cuda::linear_stream_has_registers(params);
-  if (!streams && cuda::linear_wgmma_takes(weight, params.num_rows)) {
-    return cuda::linear_wgmma(params, stream);
+  switch (weight.format) {
+    case MatrixFormat::kBF16:
+      return linear_bf16(own, stream);
   }
-  return cuda::linear_stream(params, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace openspec

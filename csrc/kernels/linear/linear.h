@@ -3,45 +3,13 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
+#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/panels_cpu.h"
 
 namespace openspec {
 
-/// What a linear does with its product before writing it.
-enum class LinearEpilogue : uint8_t {
-  kNone,    // out = x W^T
-  kSwiGlu,  // W holds gate and up; out[:, j] = silu(gate_j) * up_j, out has num_outputs / 2 columns
-};
-
-/// The order of the weights within a panel of 32 output columns.
-enum class LinearLayout : uint8_t {
-  kLines,  // [num_inputs][32]; a line interleaves columns i and i + 16, so that a shift and a
-           // mask of 32-bit lanes unpack it
-  kPairs,  // [num_inputs / 32][2 halves][16 pairs of k][16 columns][2]: what a matrix unit takes
-  kTiles,  // CUDA: units of 16 outputs, [num_outputs / 16][num_inputs / 8][16 outputs][8 k]; see
-           // linear_cuda
-};
-
 /// The layout that is fastest on this CPU for a matrix of so many inputs.
 LinearLayout linear_layout_cpu(int num_inputs);
-
-/// A bf16 weight matrix repacked for streaming. On the CPU: panels of `kLinearPanel` output
-/// columns, zero-padded to whole panels; a SwiGLU matrix alternates gate and up panels. Made once
-/// at load by linear_pack_cpu. `data` should be aligned to 64 bytes: a line is then one cache line.
-struct PackedLinear {
-  const void* data = nullptr;
-  int num_outputs = 0;  // N, gate and up together for SwiGLU
-  int num_inputs = 0;   // K
-  LinearLayout layout = LinearLayout::kLines;
-  LinearEpilogue epilogue = LinearEpilogue::kNone;
-  // [num_outputs] or null: added to the whole fp32 sum before it is rounded. Of a matrix without
-  // epilogue whose sums are not split.
-  const float* bias = nullptr;
-  int num_splits =
-      1;  // kTiles: parts of the inputs whose sums are taken apart, then added in order
-};
-
-inline constexpr int kLinearPanel = 32;       // output columns
-inline constexpr int kLinearInPlaceRows = 6;  // fp32 rows read where they are; more are copied
 
 /// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
 size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);
@@ -59,9 +27,13 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_outp
 /// in kPairs an activation is cut into three bf16 parts that add up to it exactly, each part has a
 /// chain of its own in the matrix unit, and the three sums are added in the order of the parts. For
 /// kTiles see linear_cuda.
+///
+/// Shard-invariant: an output has the same bits from a shard of the matrix's outputs as from the
+/// whole. Shards of its inputs (kTiles) put their splits' sums at the whole's places in `partials`,
+/// the same bits there too.
 struct LinearParams {
   PackedLinear weight;
-  const void* x = nullptr;  // [num_rows, num_inputs] dtype
+  const void* x = nullptr;  // [num_rows, num_inputs] dtype, of a shard its own inputs
   void* out = nullptr;      // [num_rows, num_outputs (/ 2 for SwiGLU)] out_dtype
   int num_rows = 0;
   DType dtype = DType::kF32;
@@ -71,7 +43,8 @@ struct LinearParams {
   // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
   float* workspace = nullptr;
   // CUDA, without epilogue: where given, the sums of the splits are written here instead of `out`,
-  // for the next op to add in order: [weight.num_splits, num_rows, num_outputs].
+  // for the next op to add in order: [weight.num_splits, num_rows, num_outputs]. A shard of the
+  // inputs needs it and writes its own splits' alone.
   float* partials = nullptr;
 };
 
@@ -83,15 +56,23 @@ inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
 inline constexpr int kLinearChains = 8;  // chains of a split
 inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 
-/// Parts that a matrix of this shape is split into where its sums may stay apart (o, down, fc): a
-/// function of the shape alone, since it decides the order of summation.
-int linear_num_splits_cuda(int num_outputs, int num_inputs);
+/// Parts that a matrix is split into where its sums may stay apart (o, down, fc): a function of the
+/// whole matrix's shape alone, since it decides the order of summation.
+int linear_num_splits_cuda(int whole_outputs, int whole_inputs);
 
 /// Whether a matrix has no bias, or one that linear can add.
 constexpr bool has_legal_bias(const LinearParams& params) {
   return params.weight.bias == nullptr ||
          (params.weight.epilogue == LinearEpilogue::kNone && params.weight.num_splits == 1 &&
           params.partials == nullptr);
+}
+
+/// Whether a matrix is the whole, or a part of it along one side.
+constexpr bool has_legal_shard(const PackedLinear& weight) {
+  const LinearShard& shard = weight.shard;
+  return (weight.has_all_outputs() || weight.has_all_inputs()) && shard.first_output >= 0 &&
+         shard.first_output + weight.num_outputs <= weight.whole_outputs() &&
+         shard.first_input >= 0 && shard.first_input + weight.num_inputs <= weight.whole_inputs();
 }
 
 /// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
@@ -102,17 +83,17 @@ size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream);
 
-/// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned.
+/// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned. Of a matrix
+/// that is cut along its inputs all splits are as long, as with any multiple of 128 inputs.
 ///
 /// One arithmetic for every number of rows, from a decode step to a prefill chunk. With S =
-/// num_inputs / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a
+/// whole_inputs() / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a
 /// split of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
 /// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
 /// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
 /// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., plus the bias, then rounded to the output
-/// type. SwiGLU takes silu(gate)
-/// * up of the two fp32 products rounded to bf16 first, silu in fp32 and rounded to bf16, as the
-/// Hugging Face reference does.
+/// type. SwiGLU takes silu(gate) * up of the two fp32 products
+/// rounded to bf16 first, silu in fp32 and rounded to bf16, as the Hugging Face reference does.
 ///
 /// Returns a cudaError_t.
 int linear_cuda(const LinearParams& params, void* stream);

@@ -38,13 +38,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs) {
-  return static_cast<size_t>(num_outputs) * static_cast<size_t>(num_inputs) * sizeof(__nv_bfloat16);
+  return format_bytes(MatrixFormat::kBF16, num_outputs, num_inputs);
 }
 
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream) {
-  if (shape.layout != LinearLayout::kTiles || shape.num_outputs % kLinearUnit != 0 ||
-      shape.num_inputs % cuda::kLinearStep != 0) {
+  if (shape.format != MatrixFormat::kBF16 || shape.layout != LinearLayout::kTiles ||
+      shape.num_outputs % kLinearUnit != 0 || shape.num_inputs % cuda::kLinearStep != 0) {
     return cudaErrorInvalidValue;
   }
   if (num_rows == 0) return cudaSuccess;

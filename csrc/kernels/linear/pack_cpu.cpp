@@ -75,8 +75,7 @@ size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue e
   PackedLinear shape;
   shape.num_outputs = num_outputs;
   shape.epilogue = epilogue;
-  return static_cast<size_t>(PanelMap(shape).num_panels()) * kLinearPanel *
-         static_cast<size_t>(num_inputs) * sizeof(uint16_t);
+  return format_bytes(shape.format, PanelMap(shape).num_panels() * kLinearPanel, num_inputs);
 }
 
 void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,

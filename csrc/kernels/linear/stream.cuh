@@ -162,6 +162,49 @@ struct OutputLayout {
   __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
 };
 
+/// Multiplies a chain; its weights come by `ring`, which `feed` keeps full.
+template <int kTiles>
+__device__ __forceinline__ void multiply_chain(float (&accumulators)[kTiles][4],
+                                               const PackedLinear& weight, const BlockItems& items,
+                                               const Chain& chain, int split, WeightRing& ring,
+                                               WeightFeed& feed,
+                                               SharedActivations<kTiles>& activations, int lane) {
+#pragma unroll 1
+  for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
+    activations.begin_slot(split, chain, begin);
+    const uint32_t from = ring.wait() + lane * 16;
+#pragma unroll
+    for (int i = 0; i < kSlotSteps; ++i) {
+      if (begin + i < chain.num_steps) {
+        uint32_t weights[4], x[kTiles][2];
+        load_matrices(weights, from + i * kLinearStepBytes);
+        activations.load(begin + i, x);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
+        }
+      }
+    }
+    __syncwarp();  // every lane is done with the slot
+    feed.fill(weight, items, ring, ring.slot());
+    ring.advance();
+  }
+}
+
+/// Puts a chain's sums where all add them up.
+template <typename Sums, int kTiles>
+__device__ __forceinline__ void store_sums(float* to, const float (&accumulators)[kTiles][4],
+                                           int lane) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = tile * 8 + lane % 4 * 2 + i % 2;
+      to[row * Sums::kPitch + lane / 4 + i / 2 * 8] = accumulators[tile][i];
+    }
+  }
+}
+
 template <int kTiles>
 __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
   allow_next_kernel();
@@ -212,36 +255,8 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
     for (int split = items.first_split; split < items.last_split; ++split) {
       float accumulators[kTiles][4] = {};
       const Chain chain = find_chain(weight, split, warp);
-#pragma unroll 1
-      for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
-        activations.begin_slot(split, chain, begin);
-        const uint32_t from = ring.wait() + lane * 16;
-#pragma unroll
-        for (int i = 0; i < kSlotSteps; ++i) {
-          if (begin + i < chain.num_steps) {
-            uint32_t weights[4], x[kTiles][2];
-            load_matrices(weights, from + i * kLinearStepBytes);
-            activations.load(begin + i, x);
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile) {
-              multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
-            }
-          }
-        }
-        __syncwarp();  // every lane is done with the slot
-        feed.fill(weight, items, ring, ring.slot());
-        ring.advance();
-      }
-
-      float* const own = own_sums + buffer * Sums::kBufferFloats;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = tile * 8 + lane % 4 * 2 + i % 2;
-          own[row * Sums::kPitch + lane / 4 + i / 2 * 8] = accumulators[tile][i];
-        }
-      }
+      multiply_chain(accumulators, weight, items, chain, split, ring, feed, activations, lane);
+      store_sums<Sums>(own_sums + buffer * Sums::kBufferFloats, accumulators, lane);
       __syncthreads();
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {

@@ -77,6 +77,134 @@ constexpr int fixed_registers(int num_tiles, int num_steps) {
   return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
 }
 
+/// Sets up a warp's ring. Lane 0 does, all call it.
+template <typename Ring, int kRecords>
+__device__ __forceinline__ void init_ring(uint32_t ring, int lane) {
+  if (lane == 0) {
+#pragma unroll
+    for (int record = 0; record < kRecords; ++record) {
+#pragma unroll
+      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+        init_slot_barrier(ring + record * Ring::kRecordBytes + Ring::barrier(slot));
+      }
+    }
+    publish_slot_barriers();
+  }
+  __syncwarp();
+}
+
+/// Starts to fill a slot of a record; `from`: what the whole record is filled with.
+template <typename Ring>
+__device__ __forceinline__ void fill_record_slot(uint32_t record, int slot, const uint8_t* from,
+                                                 int lane) {
+  constexpr bool kIsReadOnce = true;
+  const int begin = Ring::slot_begin(slot);
+  fill_slot<Ring::kSlotSteps, kIsReadOnce>(
+      record + begin * kLinearStepBytes, record + Ring::barrier(slot),
+      from + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
+}
+
+template <typename Ring>
+__device__ __forceinline__ void fill_record(uint32_t record, const uint8_t* from, int lane) {
+#pragma unroll
+  for (int slot = 0; slot < Ring::kSlots; ++slot) fill_record_slot<Ring>(record, slot, from, lane);
+}
+
+/// On to the ring's next record, whose slots wait for phases of `parity`.
+template <typename Ring, int kRecords>
+__device__ __forceinline__ void next_record(uint32_t ring, uint32_t& record, uint32_t& parity) {
+  if constexpr (kRecords == 1) {
+    parity ^= 1;
+  } else {
+    record += Ring::kRecordBytes;
+    if (record == ring + kRecords * Ring::kRecordBytes) {
+      record = ring;
+      parity ^= 1;
+    }
+  }
+}
+
+/// Multiplies a slot of a record, whose steps come `part_step` steps into the chain.
+template <typename Ring, int kTiles, int kSteps>
+__device__ __forceinline__ void multiply_slot(
+    float (&accumulators)[kTiles][4], const RegisterActivations<kTiles, kSteps>& activations,
+    uint32_t record, int slot, int part_step, int lane) {
+  const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
+#pragma unroll
+  for (int i = 0; i < Ring::kSlotSteps; ++i) {
+    const int step = begin + i;
+    if (step >= end) break;
+    uint32_t weights[4], x[kTiles][2];
+    load_matrices(weights, record + lane * 16 + step * kLinearStepBytes);
+    activations.get(part_step + step, x);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
+    }
+  }
+}
+
+/// A unit on its way from the chains' sums to memory. A thread stores some of its chain's sums,
+/// then adds up and writes one output, of row thread / 16 (and 16 rows on). `buffer`: bytes to
+/// those sums that are the unit's.
+template <typename Sums, bool kHasBias>
+class UnitSums {
+ public:
+  /// `sums`: shared address of all, `own_sums`: of the warp's chain's.
+  __device__ __forceinline__ UnitSums(const LinearParams& params, int split, uint32_t sums,
+                                      uint32_t own_sums, int lane)
+      : row_(threadIdx.x / kLinearUnit),
+        output_(threadIdx.x % kLinearUnit),
+        from_(sums + (row_ * Sums::kPitch + output_) * 4),
+        to_(own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4),
+        layout_(params),
+        out_(layout_.data + layout_.at(static_cast<int64_t>(split) * params.num_rows, 0, 0)),
+        first_at_(static_cast<uint32_t>(layout_.at(row_, 0, output_))),
+        unit_at_(layout_.unit_columns * layout_.element_bytes) {}
+
+  template <int kTiles>
+  __device__ __forceinline__ void store(const float (&accumulators)[kTiles][4],
+                                        uint32_t buffer) const {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        store_shared(to_ + buffer + ((tile * 8 + i % 2) * Sums::kPitch + i / 2 * 8) * 4,
+                     accumulators[tile][i]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const LinearParams& params, int unit,
+                                        uint32_t buffer) const {
+    constexpr int kElements = Sums::kRows * kLinearUnit;
+    constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+    constexpr int kPassRows = kStreamThreads / kLinearUnit;
+    const uint32_t at = first_at_ + unit * unit_at_;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
+      const uint32_t from = from_ + buffer + pass * kPassRows * Sums::kPitch * 4;
+      float sum = load_shared(from);
+#pragma unroll
+      for (int c = 1; c < kLinearChains; ++c) {
+        sum += load_shared(from + c * Sums::kChainFloats * 4);
+      }
+      const bool is_written = row_ + pass * kPassRows < params.num_rows && layout_.has(output_);
+      const uint32_t pass_at = pass * kPassRows * layout_.num_columns * layout_.element_bytes;
+      write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
+                   kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
+    }
+  }
+
+ private:
+  int row_, output_;
+  uint32_t from_, to_;
+  OutputLayout layout_;
+  uint8_t* out_;
+  uint32_t first_at_, unit_at_;  // few rows: below 4 GB
+};
+
 /// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
 template <int kTiles, int kSteps, int kRecords, bool kHasBias>
 __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
@@ -111,49 +239,20 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   auto* const claim = reinterpret_cast<int*>(shared + Sums::kBytes + kStreamWarps * kRingBytes);
   const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
   const uint32_t ring = sums + Sums::kBytes + warp * kRingBytes;
-  if (lane == 0) {
-#pragma unroll
-    for (int record = 0; record < kRecords; ++record) {
-#pragma unroll
-      for (int slot = 0; slot < Ring::kSlots; ++slot) {
-        init_slot_barrier(ring + record * Ring::kRecordBytes + Ring::barrier(slot));
-      }
-    }
-    publish_slot_barriers();
-  }
-  __syncwarp();
+  init_ring<Ring, kRecords>(ring, lane);
 
   const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
   const uint8_t* const first_weights = static_cast<const uint8_t*>(weight.data) +
                                        static_cast<int64_t>(first_step) * kLinearStepBytes;
   const uint8_t* next = nullptr;  // what goes into a record next
-  constexpr bool kIsReadOnce = true;
-  const auto fill = [&](uint32_t record, int slot) {
-    const int begin = Ring::slot_begin(slot);
-    fill_slot<Ring::kSlotSteps, kIsReadOnce>(
-        record + begin * kLinearStepBytes, record + Ring::barrier(slot),
-        next + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
-  };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     if (units[i] >= num_units) break;
     next = first_weights + units[i] * unit_bytes;
-#pragma unroll
-    for (int slot = 0; slot < Ring::kSlots; ++slot) fill(ring + i * Ring::kRecordBytes, slot);
+    fill_record<Ring>(ring + i * Ring::kRecordBytes, next, lane);
   }
 
-  // A thread adds up and writes one output of a unit, of row thread / 16 (and 16 rows on).
-  constexpr int kElements = Sums::kRows * kLinearUnit;
-  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
-  constexpr int kPassRows = kStreamThreads / kLinearUnit;
-  const int row = threadIdx.x / kLinearUnit;
-  const int output = threadIdx.x % kLinearUnit;
-  const uint32_t from_sums = sums + (row * Sums::kPitch + output) * 4;
-  const uint32_t to_sums = own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4;
-  const OutputLayout layout(params);
-  uint8_t* const out = layout.data + layout.at(static_cast<int64_t>(split) * params.num_rows, 0, 0);
-  const auto first_at = static_cast<uint32_t>(layout.at(row, 0, output));  // few rows: below 4 GB
-  const uint32_t unit_at = layout.unit_columns * layout.element_bytes;
+  const UnitSums<Sums, kHasBias> unit_sums(params, split, sums, own_sums, lane);
 
   wait_for_previous_kernel();
   RegisterActivations<kTiles, kSteps> activations;
@@ -194,66 +293,26 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
 #pragma unroll
       for (int slot = 0; slot < Ring::kSlots; ++slot) {
         const int part_step = part * Ring::kPartSteps;
-        const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
         if constexpr (decltype(is_first)::value) {
-          activations.turn(part_step + begin, part_step + end, own_sums, lane);
+          activations.turn(part_step + Ring::slot_begin(slot), part_step + Ring::slot_end(slot),
+                           own_sums, lane);
         }
         wait_for_slot(record + Ring::barrier(slot), parity);
-#pragma unroll
-        for (int i = 0; i < Ring::kSlotSteps; ++i) {
-          const int step = begin + i;
-          if (step >= end) break;
-          uint32_t weights[4], x[kTiles][2];
-          load_matrices(weights, record + lane * 16 + step * kLinearStepBytes);
-          activations.get(part_step + step, x);
-#pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile) {
-            multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
-          }
-        }
+        multiply_slot<Ring>(accumulators, activations, record, slot, part_step, lane);
         __syncwarp();  // every lane is done with the slot
-        if (refills) fill(record, slot);
+        if (refills) fill_record_slot<Ring>(record, slot, next, lane);
       }
-      if constexpr (kRecords == 1) {
-        parity ^= 1;
-      } else {
-        record += Ring::kRecordBytes;
-        if (record == ring + kRingBytes) {
-          record = ring;
-          parity ^= 1;
-        }
-      }
+      next_record<Ring, kRecords>(ring, record, parity);
     }
 
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        store_shared(to_sums + buffer + ((tile * 8 + i % 2) * Sums::kPitch + i / 2 * 8) * 4,
-                     accumulators[tile][i]);
-      }
-    }
+    unit_sums.store(accumulators, buffer);
     if (claims_units && threadIdx.x == 0) claim[buffer != 0] = has_next ? claimed : num_units;
     __syncthreads();
     const int unit = units[0];
-    const uint32_t at = first_at + unit * unit_at;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
     units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (pass * kStreamThreads + static_cast<int>(threadIdx.x) >= kElements) break;  // whole warps
-      const uint32_t from = from_sums + buffer + pass * kPassRows * Sums::kPitch * 4;
-      float sum = load_shared(from);
-#pragma unroll
-      for (int c = 1; c < kLinearChains; ++c) {
-        sum += load_shared(from + c * Sums::kChainFloats * 4);
-      }
-      const bool is_written = row + pass * kPassRows < params.num_rows && layout.has(output);
-      const uint32_t pass_at = pass * kPassRows * layout.num_columns * layout.element_bytes;
-      write_output(layout.is_swiglu, layout.is_f32, out + at + pass_at, is_written,
-                   kHasBias ? with_bias(sum, weight, unit, output) : sum);
-    }
+    unit_sums.write(params, unit, buffer);
     buffer ^= Sums::kBufferFloats * 4;
   };
   add_unit(std::true_type{});

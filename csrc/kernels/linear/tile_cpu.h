@@ -8,7 +8,7 @@
 /// results do not depend on how rows and columns are cut into tiles.
 
 #include "kernels/common/simd_cpu.h"
-#include "kernels/linear/linear.h"
+#include "kernels/linear/panels_cpu.h"
 
 namespace openspec::OPENSPEC_ISA {
 

@@ -62,6 +62,25 @@ __global__ void __launch_bounds__(kThreads) move_kv_kernel(MoveKvParams params, 
   }
 }
 
+/// Blocks by span. A thread moves its part of the span's records one after another, so that their
+/// order needs no barrier.
+__global__ void __launch_bounds__(kThreads) move_records_kernel(MoveRecordsParams params) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const RowBatch& rows = params.rows;
+  const int span = static_cast<int>(blockIdx.x);
+  const int begin = rows.span_begin[span], slot = rows.span_seq[span];
+  const int kv_len = rows.span_kv_len[span], end = params.num_computed[span];
+  const int num_pieces = static_cast<int>(params.records.record_bytes / sizeof(uint4));
+  for (int i = 0; i < end; ++i) {
+    const int at = params.committed_row[begin + i] - begin;
+    if (at == i) continue;
+    const auto* from = reinterpret_cast<const uint4*>(params.records.at(slot, kv_len + at));
+    auto* to = reinterpret_cast<uint4*>(params.records.at(slot, kv_len + i));
+    for (int piece = threadIdx.x; piece < num_pieces; piece += kThreads) to[piece] = from[piece];
+  }
+}
+
 }  // namespace
 
 int move_kv_cuda(const MoveKvParams& params, void* stream) {
@@ -71,6 +90,11 @@ int move_kv_cuda(const MoveKvParams& params, void* stream) {
                   static_cast<unsigned>(std::min(params.rows.num_spans, kMaxSpanBlocks)));
   return cuda::launch(move_kv_kernel, grid, dim3(kThreads), 0, stream, params,
                       static_cast<int>(dtype_bytes(params.dtype)));
+}
+
+int move_records_cuda(const MoveRecordsParams& params, void* stream) {
+  if (params.rows.num_spans == 0) return cudaSuccess;
+  return cuda::launch(move_records_kernel, params.rows.num_spans, kThreads, 0, stream, params);
 }
 
 }  // namespace openspec

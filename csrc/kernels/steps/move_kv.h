@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/common/exec.h"
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 
 namespace openspec {
@@ -24,5 +25,17 @@ struct MoveKvParams {
 void move_kv_cpu(const ExecContext& exec, const MoveKvParams& params);
 /// K and V of a token and head are a multiple of 16 bytes.
 int move_kv_cuda(const MoveKvParams& params, void* stream);
+
+/// Makes the records of a step's committed rows contiguous, as move_kv does their KV.
+struct MoveRecordsParams {
+  RecordView records;
+  RowBatch rows;                           // as for MoveKvParams
+  const int32_t* num_computed = nullptr;   // as for MoveKvParams
+  const int32_t* committed_row = nullptr;  // as for MoveKvParams
+};
+
+void move_records_cpu(const ExecContext& exec, const MoveRecordsParams& params);
+/// A record is a multiple of 16 bytes.
+int move_records_cuda(const MoveRecordsParams& params, void* stream);
 
 }  // namespace openspec

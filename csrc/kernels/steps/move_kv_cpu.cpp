@@ -48,4 +48,18 @@ void move_kv_cpu(const ExecContext& exec, const MoveKvParams& params) {
   });
 }
 
+void move_records_cpu(const ExecContext&, const MoveRecordsParams& params) {
+  const RowBatch& rows = params.rows;
+  for (int span = 0; span < rows.num_spans; ++span) {
+    const int begin = rows.span_begin[span], slot = rows.span_seq[span];
+    for (int i = 0; i < params.num_computed[span]; ++i) {
+      const int at = params.committed_row[begin + i] - begin;
+      if (at == i) continue;
+      const int kv_len = rows.span_kv_len[span];
+      std::memcpy(params.records.at(slot, kv_len + i), params.records.at(slot, kv_len + at),
+                  params.records.record_bytes);
+    }
+  }
+}
+
 }  // namespace openspec

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "core/draft_merge.h"
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/steps/step_rows.h"
@@ -9,7 +10,7 @@ namespace {
 
 constexpr int kThreads = kMaxStepSpans;  // a thread of the one block for each span
 constexpr int kWarps = kThreads / 32;
-constexpr int kForceThreads = 128;
+constexpr int kMergeThreads = 128;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ int block_sum(int value, int* warp_sums) {
@@ -71,36 +72,26 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
   params.num_wanted[s] = num_wanted;
 }
 
-/// A warp for each span.
-__global__ void __launch_bounds__(kForceThreads) force_drafts_kernel(ForceDraftsParams params) {
+/// A warp for each span: its lanes fetch what comes first in one look at the host's memory.
+__global__ void __launch_bounds__(kMergeThreads) merge_drafts_kernel(MergeDraftsParams params) {
+  extern __shared__ int32_t leads[];  // [warps, max_drafts]
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  const int s = (blockIdx.x * kForceThreads + threadIdx.x) / 32;
+  const int s = (blockIdx.x * kMergeThreads + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (s >= params.num_spans) return;
-  const int num_forced = params.num_forced[s];
-  if (num_forced == 0) return;
+  const int num_lead = params.num_lead[s];
+  if (num_lead == 0) return;
   const int64_t first = static_cast<int64_t>(s) * params.max_drafts;
-  const int32_t* forced = params.forced + first;
-  int32_t* drafts = params.drafts + first;
-  int32_t* parents = params.parents != nullptr ? params.parents + first : nullptr;
-  const int num_drafts = params.has_drafts ? min(params.num_drafts[s], params.max_drafts) : 0;
-  // Children come after their parent: one pass follows the path.
-  int at = -1, depth = 0;
-  for (int i = 0; i < num_drafts && depth < num_forced; ++i) {
-    const int parent = parents != nullptr ? parents[i] : i - 1;
-    if (parent != at || drafts[i] != forced[depth]) continue;
-    at = i;
-    ++depth;
-  }
-  if (depth == num_forced && num_drafts > num_forced) return;
+  int32_t* lead = leads + threadIdx.x / 32 * params.max_drafts;
+  for (int i = lane; i < num_lead; i += 32) lead[i] = params.lead[first + i];
   __syncwarp();
-  for (int i = lane; i < params.max_drafts; i += 32) {
-    drafts[i] = i < num_forced ? forced[i] : -1;
-    if (parents != nullptr) parents[i] = i - 1;
-    if (params.scores != nullptr) params.scores[first + i] = 0.0f;
-  }
-  if (lane == 0) params.num_drafts[s] = num_forced;
+  if (lane != 0) return;
+  const int num_drafts = params.has_drafts ? min(params.num_drafts[s], params.max_drafts) : 0;
+  params.num_drafts[s] =
+      put_first(lead, num_lead, params.drafts + first,
+                params.parents != nullptr ? params.parents + first : nullptr,
+                params.scores != nullptr ? params.scores + first : nullptr, num_drafts);
 }
 
 /// How likely a span's drafts are, as numbers that never rise from draft to draft.
@@ -349,9 +340,11 @@ int begin_step_cuda(const BeginStepParams& params, void* stream) {
   return cuda::launch(begin_step_kernel, 1, kThreads, 0, stream, params);
 }
 
-int force_drafts_cuda(const ForceDraftsParams& params, void* stream) {
-  const int num_blocks = (params.num_spans * 32 + kForceThreads - 1) / kForceThreads;
-  return cuda::launch(force_drafts_kernel, num_blocks, kForceThreads, 0, stream, params);
+int merge_drafts_cuda(const MergeDraftsParams& params, void* stream) {
+  const int num_blocks = (params.num_spans * 32 + kMergeThreads - 1) / kMergeThreads;
+  const size_t shared_bytes =
+      sizeof(int32_t) * (kMergeThreads / 32) * static_cast<size_t>(params.max_drafts);
+  return cuda::launch(merge_drafts_kernel, num_blocks, kMergeThreads, shared_bytes, stream, params);
 }
 
 int layout_rows_cuda(const LayoutRowsParams& params, void* stream) {

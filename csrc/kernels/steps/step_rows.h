@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
@@ -75,21 +75,21 @@ struct BeginStepParams {
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 
-/// Makes what a grammar forces the drafts of its span, unless the drafter's hold it and go on.
-struct ForceDraftsParams {
-  // In pinned host memory: the tokens that must follow the last known one.
-  const int32_t* num_forced = nullptr;  // [num_spans]
-  const int32_t* forced = nullptr;      // [num_spans, max_drafts]
+/// Puts drafts from the host first, before those of the device (put_first of core/draft_merge.h).
+struct MergeDraftsParams {
+  // In pinned host memory: tokens of each span that come first.
+  const int32_t* num_lead = nullptr;  // [num_spans]
+  const int32_t* lead = nullptr;      // [num_spans, max_drafts]
   int num_spans = 0;
   int max_drafts = 0;
-  bool has_drafts = false;  // whether there are any of a drafter
-  // In and out, as for layout_rows. Behind forced tokens drafts are -1.
+  bool has_drafts = false;  // whether there are any besides
+  // In and out, as for layout_rows.
   int32_t* drafts = nullptr;
   int32_t* num_drafts = nullptr;
   int32_t* parents = nullptr;  // null: chains
   float* scores = nullptr;     // null: none
 };
-int force_drafts_cuda(const ForceDraftsParams& params, void* stream);
+int merge_drafts_cuda(const MergeDraftsParams& params, void* stream);
 
 /// Spends the row budget on drafts and lays all rows out, as RowLayout does: span after span, known
 /// tokens, then drafts. Where the budget is short, drafts go in falling order of survival (by their

@@ -8,6 +8,7 @@
 #include "kernels/drafts/token_pairs.h"
 #include "model/heads/draft_model.h"
 #include "model/parts/decoder_model.h"
+#include "model/parts/decoder_pass.h"
 
 namespace openspec {
 

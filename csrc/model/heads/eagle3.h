@@ -7,6 +7,7 @@
 #include "kernels/common/rows.h"
 #include "model/heads/draft_model.h"
 #include "model/parts/decoder_model.h"
+#include "model/parts/decoder_pass.h"
 
 namespace openspec {
 

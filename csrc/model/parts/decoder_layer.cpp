@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "model/parts/decoder_pass.h"
 
 namespace openspec {
 

@@ -1,14 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "kernels/attention/span_attention.h"
 #include "kernels/common/exec.h"
-#include "kernels/common/rows.h"
-#include "kernels/linear/linear.h"
+#include "kernels/linear/packed_linear.h"
+#include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
 #include "model/weights/buffer.h"
 #include "model/weights/weights.h"
@@ -37,17 +35,6 @@ LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
 
 /// Throws ArgumentError unless it is a size of something.
 void check_size(const char* name, int value);
-
-/// The most that one forward pass has to hold.
-struct ForwardLimits {
-  int max_rows = 1;
-  int max_spans = 1;
-  int max_logits_rows = 1;  // at a time
-  int max_tokens = 1;       // of one sequence, drafts included
-  int max_inputs = 0;       // of a linear to hidden_size beside those of the layers
-  int max_outputs = 0;      // of another linear beside them
-  int max_taps = 0;         // of a BlockConv
-};
 
 struct DecoderLayer {
   PackedLinear qkv, o, gate_up, down;
@@ -116,64 +103,6 @@ class DecoderScratch {
   int max_tokens_;
   Places at_;
   Buffer buffer_;
-};
-
-/// What the attention of a layer sees: the rows' spans, whose prefixes may begin behind a
-/// sequence's first tokens, and how much of them (SpanAttentionParams).
-struct Sight {
-  RowBatch rows;
-  PageTableView pages;
-  int window = 0;
-  bool is_causal = true;
-  bool window_follows_rows = false;
-};
-
-/// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is
-/// added to the residual stream by the next `norm`.
-class DecoderPass {
- public:
-  /// `inv_freq`, the geometry's, lies on the device; `kv` is any of the layers'. Attention does not
-  /// see tokens before `first_token`; where it is not causal, a row sees its whole span. With
-  /// `is_fenced` the pass begins when all before it is complete, and its attention reads the
-  /// prefixes early: that pays where many layers follow.
-  DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
-              const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              int first_token = 0, bool is_causal = true, bool is_fenced = false);
-
-  /// Layers from here on see this. What the rows are, and where their KV goes, stays.
-  void see(const Sight& sight);
-  /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
-  void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
-  /// The residual stream of the next `norm` begins as x W^T, whatever it was.
-  void project(const PackedLinear& weight, const void* x);
-  /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
-  void append(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
-  /// K and V of x [num_rows, hidden_size] for all `layers` at once, of which `context` holds the
-  /// k_proj and v_proj, one layer's below the other's.
-  void append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
-                      const void* x, std::span<const KvLayerView> kv);
-  /// The same as `append`, then attention.
-  void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
-  /// x [num_rows, hidden_size].
-  void mlp(const DecoderLayer& layer, const void* x);
-  /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due behind them is
-  /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
-  const void* convolve(const BlockConv& conv, const void* x);
-  void convolve_due(const BlockConv& conv);
-
- private:
-  void plan();
-  template <typename T = std::byte>
-  T* at(size_t offset) {
-    return reinterpret_cast<T*>(scratch_.buffer_.at(offset));
-  }
-
-  const ExecContext& exec_;
-  DecoderScratch& scratch_;
-  SpanAttentionParams attention_;
-  bool is_planned_ = false;
-  Delta due_;            // waits for `norm`
-  bool starts_ = false;  // what is due is the stream itself
 };
 
 }  // namespace openspec

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "model/parts/decoder_model.h"
+#include "model/parts/decoder_pass.h"
 #include "model/targets/target.h"
 
 namespace openspec {

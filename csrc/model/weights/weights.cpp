@@ -6,17 +6,15 @@
 
 #include "core/check.h"
 #include "kernels/common/device.h"
+#include "kernels/linear/linear.h"
 
 namespace openspec {
 
 namespace {
 
 constexpr DType kMatrixType = DType::kBF16;
+constexpr MatrixFormat kTableFormat = MatrixFormat::kBF16;
 constexpr size_t kStagingBytes = size_t{64} << 20;
-
-size_t matrix_bytes(int num_rows, int width) {
-  return static_cast<size_t>(num_rows) * static_cast<size_t>(width) * dtype_bytes(kMatrixType);
-}
 
 int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
@@ -105,9 +103,11 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
                        ": a matrix of ", linear.num_outputs, " x ", inputs,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
-    bytes = matrix_bytes(linear.num_outputs, inputs);
+    bytes = format_bytes(linear.format, linear.num_outputs, inputs);
 #ifdef OPENSPEC_CUDA
-    if (may_split) linear.num_splits = linear_num_splits_cuda(linear.num_outputs, inputs);
+    if (may_split) {
+      linear.num_splits = linear_num_splits_cuda(linear.whole_outputs(), linear.whole_inputs());
+    }
 #endif
   } else {
     linear.layout = linear_layout_cpu(inputs);
@@ -166,7 +166,7 @@ const float* Weights::add_values(const std::string& name, const std::vector<int6
 }
 
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
-  const size_t bytes = matrix_bytes(num_rows, width);
+  const size_t bytes = format_bytes(kTableFormat, num_rows, width);
   void* table = take_numbers(name, bytes, kMatrixType);
   destinations_[name] = {{num_rows, width}, {[this, table, bytes](const void* data, DType) {
                            put(table, data, bytes);
@@ -175,10 +175,10 @@ const void* Weights::add_table(const std::string& name, int num_rows, int width)
 }
 
 const void* Weights::add_table_row(const std::string& name, int width) {
-  void* row = take_numbers(name, matrix_bytes(1, width), kMatrixType);
+  void* row = take_numbers(name, format_bytes(kTableFormat, 1, width), kMatrixType);
   destinations_[name] = {{1, 1, width}, {[this, row, width](const void* data, DType source) {
                            if (source == kMatrixType) {
-                             put(row, data, matrix_bytes(1, width));
+                             put(row, data, format_bytes(kTableFormat, 1, width));
                              return;
                            }
                            std::vector<uint16_t> rounded;

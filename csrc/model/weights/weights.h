@@ -10,7 +10,7 @@
 
 #include "kernels/common/exec.h"
 #include "kernels/common/finite.h"
-#include "kernels/linear/linear.h"
+#include "kernels/linear/packed_linear.h"
 #include "model/weights/buffer.h"
 
 namespace openspec {

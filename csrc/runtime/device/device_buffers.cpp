@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/choose/choose.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
@@ -31,42 +32,40 @@ class Carver {
   size_t bytes_ = 0;
 };
 
-size_t size_of(int count) { return static_cast<size_t>(count); }
-
-size_t drafts_per_seq(const RunnerConfig& config) {
-  return size_of(std::max(1, config.draft_room()));
+size_t most_drafts(const RunnerConfig& config) {
+  return as_index(std::max(1, config.draft_room()));
 }
 
 /// Of every sequence: its part of the step's rows, and the entries behind these.
 size_t most_page_updates(const RunnerConfig& config, const DrafterNeeds& needs) {
   const int pages_behind = config.num_lookahead(needs) / config.page_size + 2;
-  return size_of(config.max_num_batched_tokens / config.page_size +
-                 config.max_num_seqs * pages_behind);
+  return as_index(config.max_num_batched_tokens / config.page_size +
+                  config.max_num_seqs * pages_behind);
 }
 
 void take_input(Carver& carver, StepInputArrays& input, const RunnerConfig& config,
                 const DrafterNeeds& needs) {
-  const size_t seqs = size_of(config.max_num_seqs);
+  const size_t seqs = as_index(config.max_num_seqs);
   carver.take(1, input.header);
   carver.take(seqs, input.spans);
   carver.take(seqs, input.slot_updates);
   carver.take(most_page_updates(config, needs), input.page_updates);
-  carver.take(seqs, input.num_forced);
-  carver.take(seqs * drafts_per_seq(config), input.forced);
+  carver.take(seqs, input.num_lead);
+  carver.take(seqs * most_drafts(config), input.lead);
   carver.take(seqs, input.num_drafts);
-  carver.take(seqs * drafts_per_seq(config), input.drafts, input.parents);
+  carver.take(seqs * most_drafts(config), input.drafts, input.parents);
 }
 
 size_t take_rings(std::byte* base, StepOutcomeArrays& outcome, std::vector<StepInputArrays>& inputs,
                   const RunnerConfig& config, const DrafterNeeds& needs) {
   Carver carver(base);
-  const size_t entries = inputs.size() * size_of(config.max_num_seqs);
-  const size_t samples = inputs.size() * size_of(config.max_num_batched_tokens);
+  const size_t entries = inputs.size() * as_index(config.max_num_seqs);
+  const size_t samples = inputs.size() * as_index(config.max_num_batched_tokens);
   for (StepInputArrays& input : inputs) take_input(carver, input, config, needs);
   carver.take(entries, outcome.kept_slots);
   carver.take(entries, outcome.outcomes);
-  carver.take(entries * (1 + drafts_per_seq(config)), outcome.tokens, outcome.samples);
-  carver.take(entries * drafts_per_seq(config), outcome.drafts, outcome.parents, outcome.scores);
+  carver.take(entries * (1 + most_drafts(config)), outcome.tokens, outcome.samples);
+  carver.take(entries * most_drafts(config), outcome.drafts, outcome.parents, outcome.scores);
   carver.take(samples * (1 + kMaxLogprobs), outcome.logprob_ids);
   carver.take(samples * (1 + kMaxLogprobs), outcome.logprobs);
   carver.take(samples, outcome.ranks);
@@ -78,23 +77,23 @@ size_t take_rings(std::byte* base, StepOutcomeArrays& outcome, std::vector<StepI
 size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
                              const DrafterNeeds& needs) {
   Carver carver(base);
-  const size_t seqs = size_of(config.max_num_seqs), rows = size_of(config.max_num_batched_tokens);
+  const size_t seqs = as_index(config.max_num_seqs), rows = as_index(config.max_num_batched_tokens);
   table.tokens_stride = config.max_model_len;
   table.max_pages_per_seq = SequenceTable::pages_per_sequence(
       config.max_model_len, config.page_size, config.num_lookahead(needs));
-  carver.take(seqs * size_of(config.max_model_len), table.tokens);
+  carver.take(seqs * as_index(config.max_model_len), table.tokens);
   carver.take(seqs, table.num_tokens, table.kv_len, table.prompt_len, table.max_num_tokens,
               table.is_active, seq, num_wanted, num_drafts, span_kv_len, span_seq, num_offered,
               num_granted, num_computed, first_choice, table.kept_begin, kept_slot);
   carver.take(seqs + 1, span_begin, sample_begin);
-  carver.take(seqs * size_of(table.max_pages_per_seq), table.pages);
+  carver.take(seqs * as_index(table.max_pages_per_seq), table.pages);
   carver.take(seqs, table.sampling);
   take_input(carver, input, config, needs);
-  carver.take(seqs * drafts_per_seq(config), drafts, parents, scores);
+  carver.take(seqs * most_drafts(config), drafts, parents, scores);
   carver.take(rows, row_token, row_position, row_span, row_parent, committed_row, sample_row,
               score_token, chosen, ranks, row_kv_slot);
   carver.take(rows * (1 + kMaxLogprobs), logprob_ids, logprobs);
-  carver.take(size_of(config.max_num_logits_rows) * size_of(config.target.vocab_size), logits);
+  carver.take(as_index(config.max_num_logits_rows) * as_index(config.target.vocab_size), logits);
 #ifdef OPENSPEC_CUDA
   carver.take(choose_workspace_bytes_cuda(config.max_num_logits_rows, config.target.vocab_size) /
                   sizeof(float),
@@ -104,23 +103,25 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
 }
 
 size_t DeviceBuffers::device_bytes(const RunnerConfig& config, const DrafterNeeds& needs) {
-  return DeviceArrays().lay_out(nullptr, config, needs) + size_of(config.max_num_seqs) * kListBytes;
+  return DeviceArrays().lay_out(nullptr, config, needs) +
+         as_index(config.max_num_seqs) * kListBytes;
 }
 
 DeviceBuffers::DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, void* stream)
-    : max_page_updates(most_page_updates(config, needs)),
+    : drafts_per_seq(most_drafts(config)),
+      max_page_updates(most_page_updates(config, needs)),
       host_input(kRing),
       scratch_(lay_out(nullptr, config, needs), Memory::kDevice) {
   lay_out(scratch_.at(0), config, needs);
   ring_ = Buffer(take_rings(nullptr, outcome, host_input, config, needs), Memory::kPinned);
   take_rings(ring_.at(0), outcome, host_input, config, needs);
   device::fill_zero(scratch_.data(), scratch_.bytes(), stream);
-  const int32_t* end = input.parents + size_of(config.max_num_seqs) * drafts_per_seq(config);
+  const int32_t* end = input.parents + as_index(config.max_num_seqs) * most_drafts(config);
   proposal_bytes_ = static_cast<size_t>(end - input.num_drafts) * sizeof(int32_t);
 }
 
 void DeviceBuffers::upload_proposals(int ring_index, void* stream) const {
-  device::copy_to_device(input.num_drafts, host_input[size_of(ring_index)].num_drafts,
+  device::copy_to_device(input.num_drafts, host_input[as_index(ring_index)].num_drafts,
                          proposal_bytes_, stream);
 }
 

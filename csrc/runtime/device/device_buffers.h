@@ -8,6 +8,8 @@
 
 namespace openspec {
 
+inline size_t as_index(int i) { return static_cast<size_t>(i); }
+
 /// What the host tells a step: an entry of its ring in pinned memory, or what stays of it on the
 /// device, which has no updates. S is max_num_seqs, D the most drafts of a sequence or 1.
 struct StepInputArrays {
@@ -15,7 +17,7 @@ struct StepInputArrays {
   StepSpan* spans = nullptr;           // [S]
   SlotUpdate* slot_updates = nullptr;  // [S]
   PageUpdate* page_updates = nullptr;
-  int32_t *num_forced = nullptr, *forced = nullptr;  // [S], [S, D], see ForceDraftsParams
+  int32_t *num_lead = nullptr, *lead = nullptr;  // [S], [S, D], see MergeDraftsParams
   // Proposals of a drafter that works on the host: up to the entry's end.
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
 };
@@ -65,6 +67,8 @@ class DeviceBuffers : public DeviceArrays {
   /// Bytes on the device.
   static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
 
+  /// D.
+  size_t drafts_per_seq = 1;
   size_t max_page_updates = 0;
   StepOutcomeArrays outcome;
   std::vector<StepInputArrays> host_input;  // [ring]

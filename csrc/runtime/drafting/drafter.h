@@ -10,12 +10,19 @@
 
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/common/rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/heads/head_spec.h"
-#include "model/targets/target.h"
+#include "model/parts/forward_limits.h"
+#include "model/targets/state_needs.h"
+#include "model/targets/target_spec.h"
+#include "runtime/drafting/draft_source.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
+
+class TargetModel;
+class Weights;
 
 /// What makes of a draft an accepted one.
 enum class Acceptance : uint8_t {
@@ -36,11 +43,6 @@ struct DrafterNeeds {
   // Proposing takes long enough that a step goes without where drafts do not pay.
   bool is_costly = false;
   bool keeps_logits = false;  // see Drafter::draft_logits; asked for by Acceptance::kRejection
-};
-
-struct ProposeRequest {
-  int slot = 0;
-  int num_wanted = 0;
 };
 
 /// Where a drafter finds what is wanted and puts its proposals, on the device that runs the step.

@@ -6,10 +6,13 @@
 #include <span>
 #include <vector>
 
+#include "kernels/choose/choose.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/heads/draft_model.h"
+#include "model/parts/decoder_pass.h"
+#include "model/targets/target.h"
 #include "model/weights/buffer.h"
 #include "runtime/drafting/drafter.h"
 

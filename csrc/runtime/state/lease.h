@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 
 namespace openspec {
 
@@ -60,17 +61,20 @@ struct SpanResult {
   FinishReason finish = FinishReason::kRunning;
   int num_computed = 0;  // tokens whose KV becomes committed
   int num_draft_tokens = 0;
-  int num_accepted_tokens = 0;  // drafts among token_ids
-  bool is_forced =
-      false;  // all drafts are what the grammar forces: they say nothing of the drafter
-  int num_forced_tokens = 0, num_accepted_forced_tokens = 0;  // of these
-  // What the step tells about the drafter: drafts on offer, and what the choices say of them (see
-  // DraftJudgement).
-  int num_offered = 0, num_judged = 0, num_right = 0;
+  int num_accepted_tokens = 0;          // drafts among token_ids
+  BySource<DraftCounts> by_source{};    // of these, and what the step tells about the sources
   std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
   std::vector<TokenLogprobs>
       prompt_logprobs;               // of the prompt tokens after the chunk's rows, if asked for
   std::optional<SpanDetail> detail;  // of a step that chose tokens, if asked for
+
+  void count_drafts(const BySource<DraftCounts>& counts) {
+    by_source = counts;
+    for (const DraftCounts& source : counts) {
+      num_draft_tokens += source.num_drafts;
+      num_accepted_tokens += source.num_accepted;
+    }
+  }
 };
 
 /// One optimistic transaction: pages for the worst case, the rows, and what came of them. Nothing
@@ -85,18 +89,16 @@ struct StepLease {
   std::vector<uint64_t> serials;  // by span: which occupant of the slot is meant
   std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
   std::vector<PageLease> pages;   // by span
+  // By span: the position of its first row; of a decode step behind another one, at least.
+  std::vector<int> first_position;
+  int place = 0;  // among the steps under way, see Sequences::begin
   std::vector<SpanResult> results;
   bool has_proposed = false;  // the drafter was asked, whatever it offered
-  // By span, on the device: what its grammar forces, and whether that is what was drafted.
-  std::vector<std::vector<int32_t>> forced;
-  std::vector<bool> is_forced;
+  // By span, before the row budget: what sources on the host offer.
+  std::vector<MergedDraft> offers;
 
   // The host's own step.
   std::vector<Span> spans;
-  std::vector<Draft> offered;    // what the drafter proposed, before the row budget
-  std::vector<int> num_refused;  // by span: drafts that its grammar took out of `offered`
-  // By span: the first of its drafts that its grammar forces; behind the last one: none.
-  std::vector<int> first_forced;
   RowLayout layout;
   std::vector<int32_t> chosen;              // [num_samples]
   std::vector<int32_t> logprob_ids, ranks;  // [num_samples, 1 + kMaxLogprobs], [num_samples]

@@ -58,9 +58,7 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   sequence.in_use = true;
   sequence.serial = ++num_added_;
   sequence.in_flight = {};
-  sequence.availability = AcceptanceEstimate();
-  sequence.forced_acceptance = AcceptanceEstimate();
-  sequence.forced_availability = AcceptanceEstimate();
+  sequence.estimates = BySource<SourceEstimate>();
   sequence.grammar = std::move(grammar);
   sequence.params = std::move(params);
   sequence.root = root;

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "grammar/grammar_state.h"
-#include "kernels/choose/choose.h"
+#include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
-#include "kernels/drafts/draft_rows.h"
+#include "kernels/drafts/table_rows.h"
 #include "model/weights/buffer.h"
 
 namespace openspec {
@@ -95,19 +96,12 @@ class SequenceTable {
   const InFlight& in_flight(int slot) const { return sequences_[index(slot)].in_flight; }
   /// Prompt and output, at most.
   int max_num_tokens(int slot) const;
-  AcceptanceEstimate& acceptance(int slot) { return sequences_[index(slot)].acceptance; }
-  /// The same of drafts that the sequence's grammar forces.
-  AcceptanceEstimate& forced_acceptance(int slot) {
-    return sequences_[index(slot)].forced_acceptance;
+  /// Of a source's drafts.
+  SourceEstimate& estimate(int slot, DraftSourceId source) {
+    return sequences_[index(slot)].estimates[source];
   }
-  /// How often its grammar forces any.
-  AcceptanceEstimate& forced_availability(int slot) {
-    return sequences_[index(slot)].forced_availability;
-  }
-  /// How often the drafter has anything to offer.
-  AcceptanceEstimate& availability(int slot) { return sequences_[index(slot)].availability; }
-  const AcceptanceEstimate& availability(int slot) const {
-    return sequences_[index(slot)].availability;
+  const SourceEstimate& estimate(int slot, DraftSourceId source) const {
+    return sequences_[index(slot)].estimates[source];
   }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
@@ -149,7 +143,7 @@ class SequenceTable {
     uint64_t serial = 0;
     SequenceParams params;
     std::unique_ptr<GrammarState> grammar;
-    AcceptanceEstimate acceptance, forced_acceptance, forced_availability, availability;
+    BySource<SourceEstimate> estimates;
     InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
 
 namespace openspec {
 
@@ -19,16 +20,34 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Longer gaps are idleness, not the host's share of a step.
-constexpr double kLongestHostGap = 0.02;
-
 }  // namespace
+
+void HostPace::begin() {
+  if (end_) {
+    const double gap = seconds_since(*end_) - excluded_seconds_;
+    if (gap < kLongestGap) {
+      // A step before which requests came says little of the next.
+      const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
+      host_seconds_ += 0.1 * (usual - host_seconds_);
+    }
+  }
+  begin_ = Clock::now();
+}
+
+double HostPace::seconds_since_begin() const { return seconds_since(begin_); }
+
+double HostPace::end() {
+  end_ = Clock::now();
+  return std::chrono::duration<double>(*end_ - begin_).count();
+}
 
 HostStep::HostStep(StepContext context)
     : StepBackend(context, StepYield::Common::kPace),
       context_(std::move(context)),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_},
+      teacher_(context_, exec_),
+      drafts_(context_, planner_, teacher_, exec_, threads_),
       masks_(context_.config.target.vocab_size, Memory::kHost) {
   const RunnerConfig& config = context_.config;
   logits_ = Buffer(sizeof(float) * static_cast<size_t>(config.max_num_logits_rows) *
@@ -45,47 +64,43 @@ size_t HostStep::scratch_bytes(const RunnerConfig& config) {
 
 void HostStep::set_capture(std::vector<int> layers) {
   StepBackend::set_capture(std::move(layers));
-  const RunnerConfig& config = context_.config;
-  const size_t row_bytes = capture_layers_.size() * static_cast<size_t>(config.target.hidden_size) *
-                           dtype_bytes(config.dtype);
-  captured_.resize(static_cast<size_t>(config.max_num_batched_tokens) * row_bytes);
-  const auto num_seqs = static_cast<size_t>(config.max_num_seqs);
-  kept_.resize(context_.drafter.needs().is_costly ? num_seqs * kMaxKeptRows * row_bytes : 0);
-  kept_begin_.resize(num_seqs);
-}
-
-void HostStep::add_sequence(int slot) {
-  kept_begin_[static_cast<size_t>(slot)] = context_.table.kv_len(slot);
+  teacher_.set_capture(static_cast<int>(capture_layers_.size()));
 }
 
 void HostStep::launch(StepLease& lease) {
-  if (last_end_) {
-    const double gap = seconds_since(*last_end_) - learning_seconds_;
-    if (gap < kLongestHostGap) {
-      // A step before which requests came says little of the next.
-      const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
-      host_seconds_ += 0.1 * (usual - host_seconds_);
-    }
-  }
-  const auto begin = Clock::now();
+  pace_.begin();
   propose(lease);
-  lease.draft_seconds = seconds_since(begin);
+  lease.draft_seconds = pace_.seconds_since_begin();
   score(lease);
   choose(lease);
   accept(lease);
-  lease.num_rows = lease.layout.num_rows();
-  last_end_ = Clock::now();
-  lease.seconds = std::chrono::duration<double>(*last_end_ - begin).count();
+  lease.seconds = pace_.end();
 }
 
 void HostStep::propose(StepLease& lease) {
   context_.enter("propose");
-  offer_drafts(lease);
-  last_drafts_ = lease.offered;
-  apply_grammars(lease);
-  grant_drafts(lease);
+  drafts_.offer(lease, pace_.host_seconds());
+  last_drafts_.clear();
+  for (const MergedDraft& offers : lease.offers) last_drafts_.push_back(offers.draft);
+  drafts_.grant(lease, pace_.host_seconds());
+  settle_learning(lease);
   lay_out(lease);
   fill_masks(lease);
+}
+
+/// Whether the drafter learns from the step later, which it does from steps without drafts.
+void HostStep::settle_learning(StepLease& lease) {
+  const bool has_drafts = std::any_of(lease.spans.begin(), lease.spans.end(),
+                                      [](const Span& span) { return span.draft.size() > 0; });
+  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(context_, lease);
+  if (!keeps_rows_ || teacher_.num_kept_steps() == most_kept_steps(context_.config)) {
+    try {
+      teacher_.learn_kept();
+    } catch (const std::exception& error) {
+      context_.report_drafter_failure(error);
+    }
+  }
+  lease.num_waiting = keeps_rows_ ? teacher_.num_kept_steps() + 1 : 0;
 }
 
 void HostStep::lay_out(StepLease& lease) {
@@ -97,6 +112,20 @@ void HostStep::lay_out(StepLease& lease) {
                         /*score_from=*/scores_prompt ? 0 : context_.config.max_model_len,
                         context_.table.prompt_len(span.slot));
   }
+  lease.num_rows = lease.layout.num_rows();
+}
+
+/// Masks of the rows that are laid out.
+void HostStep::fill_masks(const StepLease& lease) {
+  masks_.begin(lease.layout.sample_row.size());
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const Span& span = lease.spans[i];
+    const int first = lease.layout.first_choice[i];
+    if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
+    const std::span<const int32_t> known = context_.table.tokens(span.slot);
+    masks_.add(span.slot, {known.begin(), known.end()}, span.draft, static_cast<size_t>(first));
+  }
+  masks_.fill(context_.table, threads_);
 }
 
 RowBatch HostStep::row_batch(const RowLayout& layout) const {
@@ -116,7 +145,7 @@ void HostStep::score(StepLease& lease) {
   context_.enter("score");
   context_.target.forward(exec_, row_batch(lease.layout),
                           {context_.table.page_table(), context_.kv_layers, context_.records},
-                          capture_layers_, captured_.data());
+                          capture_layers_, teacher_.features());
   num_captured_rows_ = lease.layout.num_rows();
 }
 
@@ -137,7 +166,7 @@ void HostStep::choose(StepLease& lease) {
   ChooseParams params{.rows = row_batch(layout),
                       .logits = logits_.floats(),
                       .vocab_size = context_.config.target.vocab_size,
-                      .drafts = drawn_drafts(lease),
+                      .drafts = drafts_.drawn(lease),
                       .row_masks = masks_.masks(),
                       .sampling = context_.table.sampling_data(),
                       .tokens = context_.table.token_data(),
@@ -199,6 +228,11 @@ void HostStep::move_kv(const StepLease& lease) {
                        .num_computed = num_computed.data(),
                        .committed_row = lease.committed_row.data(),
                        .dtype = context_.config.dtype});
+  if (context_.records.data == nullptr) return;
+  ops::move_records(exec_, {.records = context_.records,
+                            .rows = row_batch(lease.layout),
+                            .num_computed = num_computed.data(),
+                            .committed_row = lease.committed_row.data()});
 }
 
 SpanResult HostStep::resolve(const StepLease& lease, size_t index,
@@ -209,10 +243,6 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   SpanResult result;
   result.slot = span.slot;
   result.num_computed = span.num_new_tokens;
-  result.num_draft_tokens = span.draft.size() + lease.num_refused[index];
-  const int first_forced = lease.first_forced[index];
-  result.is_forced = first_forced == 0 && lease.offered[index].size() > 0;
-  result.num_forced_tokens = std::max(0, span.draft.size() - first_forced);
 
   const auto logprobs_of = [&](int sample, int num_best) {
     const size_t at = static_cast<size_t>(sample) * (1 + kMaxLogprobs);
@@ -229,7 +259,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
 
   const int first = layout.first_choice[index];
   if (first < 0) return result;
-  int num_output = span.num_tokens - context_.table.prompt_len(span.slot);
+  int num_output = span.num_tokens - context_.table.prompt_len(span.slot), num_accepted = 0;
   const auto choices = std::span(lease.chosen).subspan(static_cast<size_t>(first));
   // The token chosen at the last known token, then at each accepted draft: each but the last is
   // the next draft on the path.
@@ -237,7 +267,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
     const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
     const int32_t token = lease.chosen[static_cast<size_t>(sample)];
     result.token_ids.push_back(token);
-    result.num_accepted_tokens += i < path.size();
+    num_accepted += i < path.size();
     if (params.num_logprobs >= 0) {
       result.logprobs.push_back(logprobs_of(sample, params.num_logprobs));
     }
@@ -252,16 +282,18 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
       result.finish = FinishReason::kLength;
     }
   }
-  result.num_accepted_forced_tokens = std::max(0, result.num_accepted_tokens - first_forced);
   // The last chosen token has no KV yet; the drafts before it have.
   result.num_computed += static_cast<int>(result.token_ids.size()) - 1;
 
   // What was not granted is judged as far as it can be: so a sequence without drafts is probed at
   // every step at no cost.
-  const DraftJudgement judgement = judge_drafts(lease.offered[index], span.draft.size(), choices);
-  result.num_offered = lease.offered[index].size();
-  result.num_judged = judgement.num_judged;
-  result.num_right = judgement.num_right;
+  const MergedDraft& offers = lease.offers[index];
+  const DraftJudgement judgement = judge_drafts(offers.draft, span.draft.size(), choices);
+  result.count_drafts(offers.deal({.num_offered = offers.draft.size(),
+                                   .num_drafts = span.draft.size(),
+                                   .num_accepted = num_accepted,
+                                   .num_judged = judgement.num_judged,
+                                   .num_right = judgement.num_right}));
   if (params.reports_steps) {
     SpanDetail& detail = result.detail.emplace();
     detail.draft = span.draft;
@@ -281,81 +313,23 @@ void HostStep::teach_drafter(const StepLease& lease) {
   const auto begin = Clock::now();
   try {
     if (keeps_rows_) {
-      keep_rows(lease, num_computed);
+      teacher_.keep(committed(lease, num_computed));
     } else {
-      teach(lease, num_computed);
+      teacher_.learn(committed(lease, num_computed));
     }
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
   }
-  learning_seconds_ = seconds_since(begin);
+  pace_.exclude(seconds_since(begin));
 }
 
-KeptRows HostStep::kept_rows() {
-  const auto num_rows = static_cast<size_t>(context_.config.max_num_seqs) * kMaxKeptRows;
-  return {kept_.data(), kept_begin_.data(), static_cast<int64_t>(kept_.size() / num_rows)};
-}
-
-void HostStep::keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed) {
-  ops::keep_rows(exec_, {.rows = row_batch(lease.layout),
-                         .num_computed = num_computed.data(),
-                         .features = captured_.data(),
-                         .kept = kept_rows()});
-  ++num_kept_steps_;
-}
-
-/// The drafter learns from all rows that wait.
-void HostStep::teach_kept() {
-  const int num_steps = std::exchange(num_kept_steps_, 0);
-  if (num_steps == 0) return;
-  const KeptRows kept = kept_rows();
-  const std::vector<int> in_use = context_.table.slots_in_use();
-  const auto most = static_cast<size_t>(context_.config.max_num_batched_tokens / num_steps);
-  for (size_t first = 0; first < in_use.size(); first += most) {
-    const size_t count = std::min(most, in_use.size() - first);
-    const std::vector<int32_t> slots(in_use.begin() + static_cast<ptrdiff_t>(first),
-                                     in_use.begin() + static_cast<ptrdiff_t>(first + count));
-    const auto num_rows = static_cast<int>(count) * num_steps;
-    std::vector<int32_t> begin(count + 1), kv_len(count), num_computed(count),
-        source(static_cast<size_t>(num_rows));
-    ops::take_kept_rows(exec_, {.kept = kept,
-                                .slot = slots.data(),
-                                .kv_len = context_.table.kv_len_data(),
-                                .num_slots = static_cast<int>(count),
-                                .num_rows = num_rows,
-                                .span_begin = begin.data(),
-                                .span_kv_len = kv_len.data(),
-                                .num_computed = num_computed.data(),
-                                .source = source.data()});
-    ops::gather_rows(exec_, {.row = source.data(),
-                             .in = kept.features,
-                             .out = captured_.data(),
-                             .num_rows = begin.back(),
-                             .width_bytes = kept.width_bytes,
-                             .out_stride = kept.width_bytes});
-    RowBatch rows{.num_rows = begin.back(), .num_spans = static_cast<int>(count)};
-    rows.span_begin = begin.data();
-    rows.span_kv_len = kv_len.data();
-    rows.span_seq = slots.data();
-    context_.drafter.learn(exec_, context_.table.view(),
-                           {.rows = rows,
-                            .num_computed = num_computed.data(),
-                            .num_committed = begin.back(),
-                            .features = captured_.data()});
-  }
-}
-
-void HostStep::teach(const StepLease& lease, const std::vector<int32_t>& num_computed) {
-  for (const Span& span : lease.spans) {
-    kept_begin_[static_cast<size_t>(span.slot)] = context_.table.kv_len(span.slot);
-  }
-  context_.drafter.learn(
-      exec_, context_.table.view(),
-      {.rows = row_batch(lease.layout),
-       .num_computed = num_computed.data(),
-       .committed_row = lease.committed_row.empty() ? nullptr : lease.committed_row.data(),
-       .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
-       .features = captured_.data()});
+CommittedStep HostStep::committed(const StepLease& lease,
+                                  const std::vector<int32_t>& num_computed) const {
+  return {.rows = row_batch(lease.layout),
+          .num_computed = num_computed.data(),
+          .committed_row = lease.committed_row.empty() ? nullptr : lease.committed_row.data(),
+          .num_committed = std::accumulate(num_computed.begin(), num_computed.end(), 0),
+          .features = teacher_.features()};
 }
 
 std::vector<StepKind> HostStep::step_kinds() const {
@@ -396,15 +370,19 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   }
   lay_out(lease);
   const auto begin = Clock::now();
-  if (kind.proposes) proposals(wanted);
+  if (kind.proposes) {
+    std::vector<Draft> drafts(wanted.size());
+    drafts_.drafter().offer(wanted, drafts);
+  }
   score(lease);
   choose(lease);
   const std::vector<int32_t> num_computed(lease.spans.size(), 1);
+  const CommittedStep step = committed(lease, num_computed);
   if (context_.drafter.needs().is_costly && !kind.proposes) {
-    keep_rows(lease, num_computed);
-    num_kept_steps_ = 0;
+    teacher_.keep(step);
+    teacher_.forget_kept();
   } else if (context_.drafter.works_on_arrays()) {
-    teach(lease, num_computed);
+    teacher_.learn(step);
   }
   return seconds_since(begin);
 }
@@ -421,9 +399,9 @@ std::vector<float> HostStep::last_features() {
                             static_cast<size_t>(config.target.hidden_size) *
                             static_cast<size_t>(num_captured_rows_));
   if (config.dtype == DType::kF32) {
-    std::memcpy(values.data(), captured_.data(), values.size() * sizeof(float));
+    std::memcpy(values.data(), teacher_.features(), values.size() * sizeof(float));
   } else {
-    const auto* source = reinterpret_cast<const uint16_t*>(captured_.data());
+    const auto* source = static_cast<const uint16_t*>(teacher_.features());
     for (size_t i = 0; i < values.size(); ++i) {
       values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
     }

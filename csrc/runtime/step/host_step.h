@@ -1,17 +1,39 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "kernels/drafts/kept_rows.h"
 #include "runtime/drafting/row_masks.h"
+#include "runtime/step/host_drafts.h"
+#include "runtime/step/host_teacher.h"
 #include "runtime/step/step_backend.h"
 
 namespace openspec {
+
+/// When steps begin and end, and what the host takes between them.
+class HostPace {
+ public:
+  void begin();
+  double seconds_since_begin() const;
+  /// Returns the seconds of the step.
+  double end();
+  /// So much of the time after the step is the drafter's, which step times have.
+  void exclude(double seconds) { excluded_seconds_ = seconds; }
+  /// Between steps, smoothed.
+  double host_seconds() const { return host_seconds_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // Longer gaps are idleness, not the host's share of a step.
+  static constexpr double kLongestGap = 0.02;
+  Clock::time_point begin_;
+  std::optional<Clock::time_point> end_;
+  double host_seconds_ = 0.0, excluded_seconds_ = 0.0;
+};
 
 /// The step on the CPU, and the reference of what a step is.
 class HostStep final : public StepBackend {
@@ -20,12 +42,13 @@ class HostStep final : public StepBackend {
 
   int num_steps_ahead() const override { return 0; }
   void prepare() override { context_.drafter.prepare(exec_); }
+  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
   std::optional<double> draft_seconds(const StepLease& lease) const override {
     return lease.draft_seconds;
   }
-  void add_sequence(int slot) override;
+  void add_sequence(int slot) override { teacher_.add_sequence(slot); }
   void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
   double time_step(const StepKind& kind, std::span<const int> slots) override;
@@ -37,52 +60,33 @@ class HostStep final : public StepBackend {
   static size_t scratch_bytes(const RunnerConfig& config);
 
  private:
+  // The step, by stages.
   void propose(StepLease& lease);
-  void offer_drafts(StepLease& lease);
-  bool drafts_pay(StepLease& lease);
-  bool certain_drafts_pay(StepLease& lease);
-  bool has_forced(StepLease& lease);
-  /// The sequence's grammar behind its known tokens; null: it has none.
-  GrammarState* grammar_at_end(int slot);
-  std::vector<Draft> proposals(std::span<const ProposeRequest> wanted);
-  void teach(const StepLease& lease, const std::vector<int32_t>& num_computed);
-  void keep_rows(const StepLease& lease, const std::vector<int32_t>& num_computed);
-  void teach_kept();
-  KeptRows kept_rows();
-  void apply_grammars(StepLease& lease);
-  void grant_drafts(StepLease& lease);
-  void lay_out(StepLease& lease);
-  void fill_masks(const StepLease& lease);
   void score(StepLease& lease);
   void choose(StepLease& lease);
-  DrawnDrafts drawn_drafts(const StepLease& lease);
   void accept(StepLease& lease);
+
+  void settle_learning(StepLease& lease);
+  void lay_out(StepLease& lease);
+  void fill_masks(const StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
   void line_up(StepLease& lease, size_t span, std::span<const int32_t> path);
   void move_kv(const StepLease& lease);
   RowBatch row_batch(const RowLayout& layout) const;
+  /// The step for the drafter to learn from: `num_computed` by span.
+  CommittedStep committed(const StepLease& lease, const std::vector<int32_t>& num_computed) const;
 
   StepContext context_;
   ThreadPool threads_;
   ExecContext exec_;
-  Buffer logits_, choose_workspace_;
-  int num_last_logits_ = 0;
-  // Of a drafter on arrays.
-  std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
-  std::vector<float> scores_;
-  // Of drafts by whose probabilities the choice is made, by span.
-  std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
-  std::vector<std::byte> captured_;
-  std::vector<std::byte> kept_;  // see KeptRows, as the next
-  std::vector<int32_t> kept_begin_;
-  int num_captured_rows_ = 0;
-  std::vector<Draft> last_drafts_;
+  HostTeacher teacher_;
+  HostDrafts drafts_;
   RowMasks masks_;
-  // Of the step under way.
-  bool keeps_rows_ = false;
-  double host_seconds_ = 0.0;      // between steps, smoothed, without
-  double learning_seconds_ = 0.0;  // those of the drafter, which step times have
-  std::optional<std::chrono::steady_clock::time_point> last_end_;
+  Buffer logits_, choose_workspace_;
+  HostPace pace_;
+  bool keeps_rows_ = false;  // the step under way, for the drafter to learn from later
+  int num_last_logits_ = 0, num_captured_rows_ = 0;
+  std::vector<Draft> last_drafts_;
 };
 
 }  // namespace openspec

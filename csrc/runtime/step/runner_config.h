@@ -6,7 +6,8 @@
 
 #include "core/prefix_hash.h"
 #include "model/heads/head_spec.h"
-#include "model/targets/target.h"
+#include "model/parts/forward_limits.h"
+#include "model/targets/target_spec.h"
 #include "runtime/drafting/drafter.h"
 
 namespace openspec {
@@ -22,8 +23,8 @@ struct RunnerConfig {
   int max_num_logits_rows = 64;    // rows of logits at a time
   int num_threads = 1;
   int max_draft_tokens = 0;  // drafts of a sequence and step
-  // The same without a drafter, of a sequence whose grammar forces tokens; with one, its room.
-  int max_forced_tokens = 0;
+  // Those that a grammar alone makes, where there is no drafter; with one, they share its room.
+  int max_grammar_drafts = 0;
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;
@@ -35,7 +36,7 @@ struct RunnerConfig {
 
   void validate() const;
   /// Rows behind the known tokens that a sequence's step may have.
-  int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_forced_tokens; }
+  int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_grammar_drafts; }
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
   DrafterConfig drafter() const;
   ForwardLimits limits() const;

@@ -4,14 +4,14 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "core/draft_budget.h"
+#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/step/draft_planner.h"
 #include "runtime/step/runner_config.h"
 
 namespace openspec {
@@ -32,8 +32,7 @@ struct StepContext {
 class StepBackend {
  public:
   StepBackend(const StepContext& context, StepYield::Common common)
-      : yield_(common, context.drafter.needs().is_costly ? StepYield::Tokens::kByDrafts
-                                                         : StepYield::Tokens::kAlike) {}
+      : planner_(context.config, context.table, context.drafter.needs(), common) {}
   virtual ~StepBackend() = default;
 
   /// Leases that may be launched before the first of them is collected, beyond one.
@@ -47,6 +46,8 @@ class StepBackend {
   virtual void add_sequence(int /*slot*/) {}
   /// What was launched for a sequence is given up: its lengths are the table's again.
   virtual void restore_sequence(int /*slot*/) {}
+  /// Copies bytes of the runner's memory on the device, after what was launched before.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Waits until nothing is under way.
   virtual void synchronize() {}
 
@@ -65,14 +66,7 @@ class StepBackend {
   /// Seconds of one step of the sequences, which have pages for its rows and more; nothing is
   /// committed.
   virtual double time_step(const StepKind& kind, std::span<const int> slots) = 0;
-  /// Of steps without and with a costly drafter at work.
-  void set_step_times(StepTable plain, StepTable proposing) {
-    plain_times_ = std::move(plain);
-    proposing_times_ = std::move(proposing);
-  }
-  /// What came of a step that was planned here: `seconds` until it was collected, since the step
-  /// before it was.
-  void observe_time(const StepLease& lease, double seconds);
+  DraftPlanner& planner() { return planner_; }
 
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }
@@ -92,29 +86,8 @@ class StepBackend {
   /// Steps whose rows can wait.
   static int most_kept_steps(const RunnerConfig& config);
 
-  /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
-  static int expected_depths(const StepContext& context);
-  bool has_step_times() const { return !plain_times_.empty(); }
-  /// What a costly drafter adds to a step, as the timed steps have it; none: they were not timed.
-  std::optional<double> expected_draft_seconds(int num_seqs, int num_rows) const;
-  /// How many of the drafts on offer, one offer a request, a step is to have that costs
-  /// `host_seconds` beside its time; `proposes` as in StepKind. The lease keeps what is expected.
-  RowBudget plan_drafts(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
-                        int max_rows, double host_seconds);
-  /// Whether a costly drafter should work for the step, which else has the drafts of `otherwise`.
-  bool drafts_pay(StepLease& lease, std::span<const DraftOffer> offers,
-                  std::span<const DraftOffer> otherwise, int max_rows, double host_seconds);
+  DraftPlanner planner_;
   std::vector<int> capture_layers_;
-  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
-
- private:
-  StepTable plain_times_, proposing_times_;
-  StepYield yield_;
-  DraftGates gates_;
-  // Steps of the kind of the last one, in a row; from which on they count.
-  static constexpr int kFirstLearned = 3;
-  bool last_proposed_ = false;
-  int num_same_ = 0;
 };
 
 }  // namespace openspec

@@ -32,7 +32,7 @@ POSITIONS = (
     Tint("8+", "#ff875f", 209),
 )
 """Accepted drafts by their position in the draft, counted from 1."""
-FORCED = Tint("forced by a grammar", "#d787ff", 177)
+GRAMMAR = Tint("from a grammar", "#d787ff", 177)
 """The target's own tokens have no tint."""
 
 SERIES = ("#57606a", "#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b")

@@ -49,8 +49,8 @@ from openspec.specs import RunnerConfig
 logger = logging.getLogger(__name__)
 
 STEP_TIMING_BUDGET_S = 0.5
-MAX_FORCED_TOKENS = 8
-"""Most tokens that a grammar forces in a step without a drafter: a schema's names are shorter."""
+MAX_GRAMMAR_DRAFTS = 8
+"""Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
 
 def _check_drafter(drafter: object) -> None:
@@ -160,7 +160,7 @@ def load_engine(
             max_num_batched_tokens=_max_num_batched_tokens(config, device),
             page_size=config.page_size,
             max_draft_tokens=config.max_draft_tokens,
-            max_forced_tokens=MAX_FORCED_TOKENS,
+            max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
             draft_depth=config.draft_depth,
             num_rows_ahead=runner.num_rows_ahead,
         ),
@@ -336,7 +336,7 @@ def _runner_config(
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
         max_draft_tokens=config.max_draft_tokens,
-        max_forced_tokens=MAX_FORCED_TOKENS,
+        max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
         draft_depth=config.draft_depth,
         method=chosen.method,
         method_options=dict(chosen.options),

@@ -117,6 +117,8 @@ class RunnerPlan(Protocol):
     @property
     def draft_fixed_bytes(self) -> int: ...  # noqa: D102
     @property
+    def state_bytes(self) -> int: ...  # noqa: D102
+    @property
     def page_bytes(self) -> int: ...  # noqa: D102
 
 
@@ -149,6 +151,8 @@ class MemoryPlan:
     """Activations, logits and the sequence table."""
     drafter_bytes: int
     """Weights and scratch of the drafter; its state per token is in the pages."""
+    state_bytes: int
+    """Running states of all slots and of cached prefixes; 0: the model has none."""
     page_bytes: int
     page_size: int
     num_pages: int
@@ -168,7 +172,8 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Everything."""
-        return self.weight_bytes + self.scratch_bytes + self.drafter_bytes + self.kv_bytes
+        fixed_bytes = self.weight_bytes + self.scratch_bytes + self.drafter_bytes
+        return fixed_bytes + self.state_bytes + self.kv_bytes
 
     def as_dict(self) -> dict[str, int]:
         """The parts by name, in bytes, for messages and metrics."""
@@ -176,6 +181,7 @@ class MemoryPlan:
             "weight_bytes": self.weight_bytes,
             "scratch_bytes": self.scratch_bytes,
             "drafter_bytes": self.drafter_bytes,
+            "state_bytes": self.state_bytes,
             "kv_bytes": self.kv_bytes,
             "page_bytes": self.page_bytes,
             "num_pages": self.num_pages,
@@ -187,10 +193,11 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """The plan on one line."""
+        states = f"states {format_bytes(self.state_bytes)}, " if self.state_bytes > 0 else ""
         return (
             f"weights {format_bytes(self.weight_bytes)}, "
             f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
-            f"tokens), scratch {format_bytes(self.scratch_bytes)}, "
+            f"tokens), {states}scratch {format_bytes(self.scratch_bytes)}, "
             f"drafter {format_bytes(self.drafter_bytes)}: "
             f"{format_bytes(self.total_bytes)} of {format_bytes(self.available_bytes)} free"
         )
@@ -214,6 +221,7 @@ def plan_memory(
         + runner_plan.scratch_bytes
         + runner_plan.table_bytes
         + runner_plan.draft_fixed_bytes
+        + runner_plan.state_bytes
     )
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
@@ -248,6 +256,7 @@ def plan_memory(
         weight_bytes=runner_plan.weight_bytes,
         scratch_bytes=runner_plan.scratch_bytes + runner_plan.table_bytes,
         drafter_bytes=runner_plan.draft_fixed_bytes,
+        state_bytes=runner_plan.state_bytes,
         page_bytes=page_bytes,
         page_size=page_size,
         num_pages=num_pages,

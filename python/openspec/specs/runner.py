@@ -29,8 +29,8 @@ class RunnerConfig:
     num_threads: int
     max_draft_tokens: int = 0
     """Drafts of a sequence and step, at most."""
-    max_forced_tokens: int = 0
-    """Drafts of a sequence and step without a drafter, where its grammar forces tokens."""
+    max_grammar_drafts: int = 0
+    """Drafts that a grammar alone makes for a sequence and step, where there is no drafter."""
     draft_depth: int = 0
     """Drafts one after another: fewer than max_draft_tokens for trees."""
     method: str = "none"

@@ -340,3 +340,15 @@ TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
   CHECK(&gates.of(4) == &gates.of(7));
   CHECK(&gates.of(4) != &gates.of(8));
 }
+
+TEST(an_offer_that_follows_is_as_likely_as_it_lasts) {
+  const StepTimes flat({{1, 1.0}, {16, 1.0}});
+  const std::vector<DraftOffer> offers = {
+      {.num_drafts = 3, .ratio = 0.9},
+      {.num_drafts = 4, .ratio = 0.6, .follows = true},
+      {.num_drafts = 2, .ratio = 0.5},
+  };
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 16, flat, 0.0).counts, (std::vector<int>{3, 4, 2}));
+  // 0.9 0.81 0.73, then 0.44 0.26; and 0.5 0.25.
+  CHECK_EQ(spend_row_budget(offers, 2, 2, 7, flat, 0.0).counts, (std::vector<int>{3, 1, 1}));
+}

@@ -258,6 +258,20 @@ inline float element(const std::vector<uint8_t>& bytes, Out out, size_t index) {
   return value;
 }
 
+/// The bytes of an fp32 product: the sums of `num_splits` splits, one after another, in order.
+inline std::vector<uint8_t> sum_of_partials(const std::vector<uint8_t>& partials, int num_splits) {
+  const size_t size = partials.size() / 4 / static_cast<size_t>(num_splits);
+  std::vector<uint8_t> sums(size * 4);
+  for (size_t i = 0; i < size; ++i) {
+    float sum = element(partials, Out::kPartials, i);
+    for (int split = 1; split < num_splits; ++split) {
+      sum += element(partials, Out::kPartials, static_cast<size_t>(split) * size + i);
+    }
+    std::memcpy(&sums[4 * i], &sum, 4);
+  }
+  return sums;
+}
+
 inline std::vector<Out> outs(const Shape& shape) {
   if (shape.epilogue == kSwiGlu) return {Out::kBF16};
   return {Out::kBF16, Out::kF32, Out::kPartials};

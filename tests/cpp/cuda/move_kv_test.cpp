@@ -87,6 +87,16 @@ void check_moves(Rng& rng, const Geometry& geometry) {
   const DeviceBuffer device_pages(pages), device_begin(span_begin), device_kv_len(span_kv_len),
       device_seq(span_seq), device_computed(num_computed), device_committed(committed_row),
       device_view_array(device_views);
+
+  // Records of the same rows.
+  constexpr int kRingSize = 110;
+  constexpr size_t kRecordBytes = 48;
+  std::vector<uint8_t> records(static_cast<size_t>(num_spans) * kRingSize * kRecordBytes);
+  for (uint8_t& byte : records) byte = static_cast<uint8_t>(rng.integer(0, 255));
+  const DeviceBuffer device_records(records);
+  const RecordView view{reinterpret_cast<std::byte*>(records.data()), kRingSize, kRecordBytes};
+  move_records_cpu({.pool = &pool}, {view, params.rows, params.num_computed, params.committed_row});
+
   params.layers = device_view_array.as<KvLayerView>();
   params.page_table.pages = device_pages.as<int32_t>();
   params.rows.span_begin = device_begin.as<int32_t>();
@@ -100,6 +110,11 @@ void check_moves(Rng& rng, const Geometry& geometry) {
     CHECK(device_layers[layer]->download<uint16_t>() == std::vector(bits, bits + size));
     CHECK(device_layers[layer]->guard_is_whole());
   }
+  const RecordView device_view{device_records.as<std::byte>(), kRingSize, kRecordBytes};
+  CHECK_CUDA(move_records_cuda(
+      {device_view, params.rows, params.num_computed, params.committed_row}, nullptr));
+  CHECK(device_records.download<uint8_t>() == records);
+  CHECK(device_records.guard_is_whole());
 }
 
 }  // namespace

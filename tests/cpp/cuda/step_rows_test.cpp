@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 
+#include "core/draft_merge.h"
 #include "core/row_layout.h"
 #include "cuda/cuda_testing.h"
 
@@ -595,41 +596,37 @@ TEST(short_budgets_go_to_the_likeliest_drafts) {
   }
 }
 
-TEST(forced_tokens_become_the_drafts) {
+TEST(drafts_of_the_host_come_first) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
     testing::Rng rng(seed);
     const bool has_trees = seed % 3 == 0, has_drafts = seed % 5 != 0, has_scores = seed % 2 == 0;
-    std::vector<Draft> drafts, forced;
-    Ids num_forced, forced_tokens, num_drafts, tokens, parents;
+    Ids num_lead, lead, num_drafts, tokens, parents;
     Floats scores;
     for (int s = 0; s < kSeqs; ++s) {
-      drafts.push_back(
-          random_draft(rng, has_trees ? Drafts::kTrees : Drafts::kChains, rng.integer(0, kDrafts)));
-      // Often a path of the drafts themselves.
-      const Draft& draft = drafts.back();
+      const Draft draft =
+          random_draft(rng, has_trees ? Drafts::kTrees : Drafts::kChains, rng.integer(0, kDrafts));
+      // Often the beginning of a path of the drafts themselves.
       Ids path;
       for (int i = draft.size() - 1; i >= 0; i = draft.parents[static_cast<size_t>(i)]) {
-        if (rng.integer(0, 3) == 0 && path.empty()) continue;
+        if (rng.integer(0, 3) == 0) path.clear();
         path.insert(path.begin(), draft.tokens[static_cast<size_t>(i)]);
         if (draft.parents[static_cast<size_t>(i)] >= i) break;
       }
-      if (rng.integer(0, 2) == 0) path.assign(static_cast<size_t>(rng.integer(0, kDrafts)), 7);
-      forced.emplace_back();
-      for (const int32_t token : path) forced.back().append(token);
-      num_forced.push_back(forced.back().size());
+      if (rng.integer(0, 3) == 0) path.assign(static_cast<size_t>(rng.integer(0, kDrafts)), 7);
+      num_lead.push_back(static_cast<int32_t>(path.size()));
       num_drafts.push_back(draft.size());
-      for (int i = 0; i < kDrafts; ++i) {
-        const auto at = static_cast<size_t>(i);
-        forced_tokens.push_back(i < forced.back().size() ? forced.back().tokens[at] : -5);
-        tokens.push_back(i < draft.size() ? draft.tokens[at] : -6);
-        parents.push_back(i < draft.size() ? draft.parents[at] : -6);
-        scores.push_back(-1.0f);
+      for (size_t i = 0; i < kDrafts; ++i) {
+        const bool is_draft = i < draft.tokens.size();
+        lead.push_back(i < path.size() ? path[i] : -5);
+        tokens.push_back(is_draft ? draft.tokens[i] : -6);
+        parents.push_back(is_draft ? draft.parents[i] : -6);
+        scores.push_back(-0.25f * static_cast<float>(i));
       }
     }
-    DeviceBuffer forced_counts(num_forced), forced_ids(forced_tokens), counts(num_drafts),
-        ids(tokens), above(parents), values(scores);
-    CHECK_CUDA(force_drafts_cuda({.num_forced = forced_counts.as<int32_t>(),
-                                  .forced = forced_ids.as<int32_t>(),
+    DeviceBuffer lead_counts(num_lead), lead_ids(lead), counts(num_drafts), ids(tokens),
+        above(parents), values(scores);
+    CHECK_CUDA(merge_drafts_cuda({.num_lead = lead_counts.as<int32_t>(),
+                                  .lead = lead_ids.as<int32_t>(),
                                   .num_spans = kSeqs,
                                   .max_drafts = kDrafts,
                                   .has_drafts = has_drafts,
@@ -638,18 +635,12 @@ TEST(forced_tokens_become_the_drafts) {
                                   .parents = has_trees ? above.as<int32_t>() : nullptr,
                                   .scores = has_scores ? values.as<float>() : nullptr},
                                  nullptr));
-    for (int s = 0; s < kSeqs; ++s) {
-      const auto span = static_cast<size_t>(s), first = span * kDrafts;
-      const int count = forced[span].size();
-      const auto held = drafts_of_run(has_drafts ? drafts[span] : Draft{}, forced[span].tokens);
-      const bool stays = static_cast<int>(held.size()) == count && drafts[span].size() > count;
-      if (count == 0 || stays) continue;
-      num_drafts[span] = count;
-      for (size_t i = 0; i < kDrafts; ++i) {
-        tokens[first + i] = i < static_cast<size_t>(count) ? forced_tokens[first + i] : -1;
-        if (has_trees) parents[first + i] = static_cast<int32_t>(i) - 1;
-        if (has_scores) scores[first + i] = 0.0f;
-      }
+    for (size_t s = 0; s < kSeqs; ++s) {
+      if (num_lead[s] == 0) continue;
+      const size_t first = s * kDrafts;
+      num_drafts[s] = put_first(
+          &lead[first], num_lead[s], &tokens[first], has_trees ? &parents[first] : nullptr,
+          has_scores ? &scores[first] : nullptr, has_drafts ? num_drafts[s] : 0);
     }
     CHECK(counts.download<int32_t>() == num_drafts);
     CHECK(ids.download<int32_t>() == tokens);

@@ -128,35 +128,35 @@ TEST(rows_of_a_tree_have_masks_by_their_ancestors) {
   CHECK_EQ(allowed(state), (Ids{letter('a'), kAb}));
 }
 
-TEST(forced_tokens_are_the_longest_that_fit) {
+TEST(offers_are_the_longest_tokens_that_fit) {
   GrammarState state(regex("abab(x|y)"));
-  CHECK_EQ(state.forced(8), (Ids{kAb, kAb}));
-  CHECK_EQ(state.forced(1), (Ids{kAb}));
+  CHECK_EQ(state.offer(8), (Ids{kAb, kAb}));
+  CHECK_EQ(state.offer(1), (Ids{kAb}));
   state.sync(Ids{letter('a')});
-  CHECK_EQ(state.forced(8), (Ids{letter('b'), kAb}));
+  CHECK_EQ(state.offer(8), (Ids{letter('b'), kAb}));
   state.sync(Ids{kAb, kAb, letter('x')});
-  CHECK_EQ(state.forced(8), (Ids{kEnd}));
+  CHECK_EQ(state.offer(8), (Ids{kEnd}));
 }
 
-TEST(forced_tokens_are_spelt_as_the_model_did_last) {
+TEST(offers_are_spelt_as_the_model_did_last) {
   const auto grammar = regex("x(abab(x|y))*");
   GrammarState state(grammar), other(grammar);
   state.sync(Ids{letter('x')});
-  CHECK_EQ(state.forced(8), Ids{});
+  CHECK_EQ(state.offer(8), Ids{});
   state.sync(Ids{letter('x'), letter('a')});
-  CHECK_EQ(state.forced(8), (Ids{letter('b'), kAb}));
+  CHECK_EQ(state.offer(8), (Ids{letter('b'), kAb}));
   state.sync(Ids{letter('x'), letter('a'), letter('b')});
-  CHECK_EQ(state.forced(1), Ids{kAb});
+  CHECK_EQ(state.offer(1), Ids{kAb});
   // Seen when all of it is out, and by every sequence of the grammar, from each of its tokens on.
   state.sync(Ids{letter('x'), letter('a'), letter('b'), letter('a'), letter('b')});
   other.sync(Ids{letter('x'), letter('a')});
-  CHECK_EQ(other.forced(8), (Ids{letter('b'), letter('a'), letter('b')}));
-  CHECK_EQ(other.forced(2), (Ids{letter('b'), letter('a')}));
+  CHECK_EQ(other.offer(8), (Ids{letter('b'), letter('a'), letter('b')}));
+  CHECK_EQ(other.offer(2), (Ids{letter('b'), letter('a')}));
   other.sync(Ids{letter('x'), letter('a'), letter('b')});
-  CHECK_EQ(other.forced(8), (Ids{letter('a'), letter('b')}));
+  CHECK_EQ(other.offer(8), (Ids{letter('a'), letter('b')}));
   // A text that goes back is not taken for a spelling.
   other.sync(Ids{letter('x')});
-  CHECK_EQ(other.forced(8), Ids{});
+  CHECK_EQ(other.offer(8), Ids{});
 }
 
 TEST(a_grammar_survives_its_bytes) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "kernels/choose/choose.h"
 #include "kernels/choose/sample_math.h"
 #include "kernels/draft_rows_testing.h"
 

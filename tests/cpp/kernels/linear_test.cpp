@@ -18,11 +18,14 @@ struct Matrix {
   std::vector<uint8_t> packed;
   PackedLinear view;
 
-  // Packs in pieces of random size.
   Matrix(Rng& rng, int outputs, int inputs, LinearEpilogue what,
          LinearLayout layout = LinearLayout::kLines)
-      : num_outputs(outputs), num_inputs(inputs), epilogue(what) {
-    values = rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f);
+      : Matrix(rng, outputs, inputs, what, layout,
+               rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f)) {}
+  // Packs in pieces of random size.
+  Matrix(Rng& rng, int outputs, int inputs, LinearEpilogue what, LinearLayout layout,
+         std::vector<float> numbers)
+      : num_outputs(outputs), num_inputs(inputs), epilogue(what), values(std::move(numbers)) {
     Buffer source(values, DType::kBF16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
     packed.assign(linear_packed_bytes_cpu(outputs, inputs, what), 0xff);
@@ -34,6 +37,19 @@ struct Matrix {
                       count, packed.data());
       row += count;
     }
+  }
+  // The matrix of columns [begin, end) of the result.
+  Matrix shard(Rng& rng, int begin, int end) const {
+    std::vector<float> numbers;
+    for (int part = 0; part < num_outputs; part += width()) {
+      const auto row = [&](int column) { return values.begin() + (part + column) * num_inputs; };
+      numbers.insert(numbers.end(), row(begin), row(end));
+    }
+    const int outputs = static_cast<int>(numbers.size()) / num_inputs;
+    Matrix matrix(rng, outputs, num_inputs, epilogue, view.layout, std::move(numbers));
+    matrix.view.shard = {.first_output = begin * (num_outputs / width()),
+                         .whole_outputs = num_outputs};
+    return matrix;
   }
   int width() const { return epilogue == LinearEpilogue::kSwiGlu ? num_outputs / 2 : num_outputs; }
   double dot(const Buffer& x, int row, int output) const {
@@ -180,6 +196,55 @@ TEST(matrix_unit_matches_reference_and_is_row_invariant) {
       check_row_invariance(rng, 704, dtype, epilogue, LinearLayout::kPairs);
     }
   }
+}
+
+namespace {
+
+void check_shards(Rng& rng, const Matrix& whole, DType dtype, int num_shards) {
+  constexpr int kRows = 256;
+  Buffer x(rng.normals(static_cast<size_t>(kRows * whole.num_inputs)), dtype);
+  const Buffer expected = run(whole, x, 0, kRows, 2, DType::kF32);
+  std::vector<int> counts = {48, 64, 65, 84, 85, 97, 128, 168, 169, 200, 255, 256};
+  for (int count = 1; count <= 40; ++count) counts.push_back(count);
+  for (int i = 0; i < num_shards; ++i) {
+    const int begin = whole.width() * i / num_shards;
+    const Matrix shard = whole.shard(rng, begin, whole.width() * (i + 1) / num_shards);
+    const size_t width = static_cast<size_t>(shard.width());
+    for (const int num_rows : counts) {
+      const Buffer out = run(shard, x, 0, num_rows, rng.integer(1, 3), DType::kF32);
+      for (int row = 0; row < num_rows; ++row) {
+        CHECK(out.same(static_cast<size_t>(row) * width, expected,
+                       static_cast<size_t>(row * whole.width() + begin), width));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(shards_of_the_outputs_have_the_bits_of_the_whole) {
+  for_each_isa([] {
+    Rng rng(10);
+    for (const LinearLayout layout : {LinearLayout::kLines, LinearLayout::kPairs}) {
+      if (layout == LinearLayout::kPairs && !has_matrix_unit()) continue;
+      for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
+        const Matrix whole(rng, 204, 96, epilogue, layout);
+        for (const int num_shards : {2, 4}) {
+          for (const DType dtype : both_dtypes()) check_shards(rng, whole, dtype, num_shards);
+        }
+      }
+    }
+  });
+}
+
+TEST(shards_that_would_change_a_sum_are_refused) {
+  Rng rng(11);
+  Matrix matrix(rng, 64, 32, LinearEpilogue::kNone);
+  Buffer x(rng.normals(32), DType::kF32);
+  matrix.view.shard = {.first_input = 32, .whole_inputs = 64};
+  CHECK_THROWS(run(matrix, x, 0, 1, 1, DType::kF32), EngineError, "it cannot be cut");
+  matrix.view.shard = {.first_output = 32, .whole_outputs = 64};
+  CHECK_THROWS(run(matrix, x, 0, 1, 1, DType::kF32), EngineError, "outputs beyond");
 }
 
 // The same bits as adding it to the fp32 output, whatever computes that.

@@ -61,3 +61,34 @@ TEST(committed_tokens_lie_contiguously) {
     for (size_t i = 0; i < kSize; ++i) CHECK_EQ(layers[2][i], static_cast<float>(i % 251) - 2);
   }
 }
+
+// A tree of four behind one known token, whose path is its second and fourth draft; its rows go
+// over the ring's end.
+TEST(committed_records_lie_contiguously) {
+  constexpr int kRingSize = 7;
+  constexpr size_t kRecordBytes = 16;
+  const Ids span_begin = {0, 1, 6}, span_kv_len = {2, 12}, span_seq = {0, 1};
+  const Ids num_computed = {1, 3}, committed_row = {0, 1, 3, 5, 99, 99};
+  std::vector<uint8_t> data(2 * kRingSize * kRecordBytes);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i);
+  std::vector<uint8_t> expected = data;
+  // Positions 14 and 16 of slot 1 go to 13 and 14.
+  const auto copy = [&](int from, int to) {
+    for (size_t i = 0; i < kRecordBytes; ++i) {
+      expected[static_cast<size_t>(kRingSize + to % kRingSize) * kRecordBytes + i] =
+          data[static_cast<size_t>(kRingSize + from % kRingSize) * kRecordBytes + i];
+    }
+  };
+  copy(14, 13);
+  copy(16, 14);
+  move_records_cpu({},
+                   {.records = {reinterpret_cast<std::byte*>(data.data()), kRingSize, kRecordBytes},
+                    .rows = {.num_rows = 6,
+                             .num_spans = 2,
+                             .span_begin = span_begin.data(),
+                             .span_kv_len = span_kv_len.data(),
+                             .span_seq = span_seq.data()},
+                    .num_computed = num_computed.data(),
+                    .committed_row = committed_row.data()});
+  CHECK(data == expected);
+}

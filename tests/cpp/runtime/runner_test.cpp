@@ -93,7 +93,7 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
   const auto decode = [&](double proposing_seconds) {
     // Beside these seconds those that the host takes between steps are nothing.
     constexpr double kPlainSeconds = 1e6;
-    runner.backend().set_step_times(StepTable({{1, 1, kPlainSeconds}}, 0),
+    runner.backend().planner().set_step_times(StepTable({{1, 1, kPlainSeconds}}, 0),
                                     StepTable({{1, 1, proposing_seconds * kPlainSeconds}}, 0));
     const int slot = runner.add_sequence(job.prompt, 9, job.params, {});
     const int bystander = runner.add_sequence(random_prompt(2, 150), 150, {}, {});
@@ -105,11 +105,11 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
       const SpanResult result = runner.collect(*lease)[0];
       runner.commit(*lease);
       output.insert(output.end(), result.token_ids.begin(), result.token_ids.end());
-      is_drafted.resize(output.size(), result.num_offered > 0);
+      is_drafted.resize(output.size(), result.by_source[kDrafterDrafts].num_offered > 0);
     }
     CHECK_EQ(output, expected);
     // Whenever the drafter was asked it had something to offer; that it was left out says nothing.
-    CHECK_GT(runner.table().availability(slot).ratio(), AcceptanceEstimate::kPrior);
+    CHECK_GT(runner.table().estimate(slot, kDrafterDrafts).availability.ratio(), AcceptanceEstimate::kPrior);
     runner.remove_sequence(slot);
     runner.remove_sequence(bystander);
     return is_drafted;

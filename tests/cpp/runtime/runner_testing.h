@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check_test.h"
+#include "model/targets/target.h"
 #include "runtime/runner.h"
 
 namespace openspec::testing {

@@ -23,8 +23,8 @@ class SchedulerConfig:
     page_size: int
     max_draft_tokens: int
     """Drafts of a sequence and step."""
-    max_forced_tokens: int = 0
-    """The same without a drafter, where a grammar forces tokens."""
+    max_grammar_drafts: int = 0
+    """Those that a grammar alone makes, where there is no drafter."""
     draft_depth: int
     """How many of these follow each other, at most."""
     num_rows_ahead: int = 0

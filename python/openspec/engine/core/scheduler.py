@@ -23,7 +23,14 @@ from openspec.engine.core.planner import SchedulerConfig, plan_step
 from openspec.engine.core.request import Phase, Request, StepPlan
 from openspec.engine.core.run_queue import RunQueue
 from openspec.errors import EngineError, RequestError
-from openspec.messages import EngineOutput, EngineRequest, EngineStats, TokenLogprobs, record_draft
+from openspec.messages import (
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    TokenLogprobs,
+    record_draft,
+    record_sources,
+)
 from openspec.step_detail import StepDetail
 
 if TYPE_CHECKING:
@@ -61,7 +68,7 @@ class Scheduler:
         max_tokens = self._check(source, vocab_size)
         limit = self._config.max_draft_tokens
         if limit == 0 and source.grammar:
-            limit = self._config.max_forced_tokens
+            limit = self._config.max_grammar_drafts
         if not source.speculative.enabled:
             limit = 0
         if source.speculative.num_speculative_tokens is not None:
@@ -251,8 +258,7 @@ class Scheduler:
         if num_drafts > 0:
             for counters in (request.spec_decode, self._stats):
                 record_draft(counters, num_drafts, result.num_accepted_tokens, self._depth)
-                counters.num_forced_tokens += result.num_forced_tokens
-                counters.num_accepted_forced_tokens += result.num_accepted_forced_tokens
+                record_sources(counters, result.drafts_by_source)
 
 
 def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:

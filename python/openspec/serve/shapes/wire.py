@@ -98,7 +98,7 @@ class Step(msgspec.Struct, gc=False):
     draft_scores: list[float] | UnsetType
     accepted: list[int]
     num_forced_tokens: int
-    """The last so many drafts a grammar left no choice of."""
+    """The first so many drafts a grammar left no choice of."""
     num_rows: int
     num_sequences: int
     time_ms: float

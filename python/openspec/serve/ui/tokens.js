@@ -27,9 +27,9 @@ function tint(position) {
   return position <= 3 ? "p" + position : position <= 7 ? "p4" : "p8";
 }
 
-/// The class of the accepted draft number i of a step: a grammar forces the last drafts.
+/// The class of the accepted draft number i of a step: a grammar's drafts come first.
 function tintOf(step, i) {
-  return step.accepted[i] < step.draft_tokens.length - (step.num_forced_tokens || 0) ? tint(i + 1) : "pf";
+  return step.accepted[i] < (step.num_forced_tokens || 0) ? "pf" : tint(i + 1);
 }
 
 /// Shows steps as they come, a frame's worth at a time.

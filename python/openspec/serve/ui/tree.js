@@ -72,7 +72,7 @@ function drawStep(step, before) {
     const name = draw("text", { x: x(row.depth) + 13, y: at + 4.5, class: isStrong ? "" : "dim" }, label(text));
     if (isStrong) name.setAttribute("font-weight", "600");
     if (row.own) name.append(draw("tspan", { class: "tiny", dx: 9 }, "the target\u2019s own"));
-    else if (row.draft >= step.draft_tokens.length - (step.num_forced_tokens || 0)) {
+    else if (row.draft >= 0 && row.draft < (step.num_forced_tokens || 0)) {
       name.append(draw("tspan", { class: "tiny", dx: 9 }, "forced"));
     }
     group.append(name);

@@ -1,16 +1,37 @@
 #ifdef OPENSPEC_CUDA
 
-// What DeviceStep enqueues on the device: the parts of a step.
+#include "runtime/device/stages.h"
 
 #include <algorithm>
-#include <utility>
 
+#include "kernels/attention/span_attention.h"
 #include "kernels/ops.h"
-#include "runtime/device/device_step.h"
+#include "model/targets/target.h"
 
 namespace openspec {
 
-RowBatch DeviceStep::row_batch(const StepShape& shape) const {
+DeviceStages::DeviceStages(const StepContext& context, const DeviceBuffers& arrays, void* stream)
+    : context_(context),
+      arrays_(arrays),
+      exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream} {
+  const auto layers = std::span(context.kv_layers);
+  kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
+  device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream);
+  device::synchronize(stream);
+}
+
+void DeviceStages::set_capture(const std::vector<int>& layers) {
+  capture_layers_ = layers;
+  const RunnerConfig& config = context_.config;
+  const size_t row_bytes =
+      layers.size() * as_index(config.target.hidden_size) * dtype_bytes(config.dtype);
+  captured_ = Buffer(as_index(config.max_num_batched_tokens) * row_bytes, Memory::kDevice);
+  if (context_.drafter.needs().is_costly) {
+    kept_ = Buffer(as_index(config.max_num_seqs) * kMaxKeptRows * row_bytes, Memory::kDevice);
+  }
+}
+
+RowBatch DeviceStages::row_batch(const StepShape& shape) const {
   const DeviceArrays& s = arrays_;
   return {.num_rows = shape.num_rows,
           .num_spans = shape.num_spans,
@@ -27,20 +48,16 @@ RowBatch DeviceStep::row_batch(const StepShape& shape) const {
           .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.draft_room()};
 }
 
-void DeviceStep::enqueue(const StepShape& shape, int num_samples) {
-  enqueue_rows(shape, num_samples);
-  score(row_batch(shape));
-  enqueue_choices(shape, num_samples, /*has_masks=*/false);
-}
-
-void DeviceStep::enqueue_rows(const StepShape& shape, int num_samples) {
-  if (shape.proposes) propose(row_batch(shape));
+void DeviceStages::enqueue(const StepShape& shape, int num_samples) {
+  if (shape.proposes) propose(shape);
   lay_out(shape, num_samples);
+  score(shape);
+  enqueue_choices(shape, num_samples, /*masks=*/nullptr);
 }
 
-void DeviceStep::enqueue_choices(const StepShape& shape, int num_samples, bool has_masks) {
+void DeviceStages::enqueue_choices(const StepShape& shape, int num_samples, const Masks* masks) {
   const RowBatch rows = row_batch(shape);
-  choose(rows, num_samples, has_masks);
+  choose(rows, num_samples, masks);
   commit(shape);
   if (shape.has_trees) move_kv(rows);
   if (shape.keeps_rows) {
@@ -50,25 +67,25 @@ void DeviceStep::enqueue_choices(const StepShape& shape, int num_samples, bool h
   }
 }
 
-DeviceStep::Proposals DeviceStep::proposals(bool has_trees, int num_spans) const {
+DeviceStages::Proposals DeviceStages::proposals(bool has_trees, int num_spans) const {
   const StepInputArrays& sent = arrays_.input;
   Proposals drafts{arrays_.drafts, arrays_.num_drafts, arrays_.parents, arrays_.scores};
-  if (num_steps_ahead() == 0) drafts = {sent.drafts, sent.num_drafts, sent.parents, nullptr};
+  if (proposes_on_host()) drafts = {sent.drafts, sent.num_drafts, sent.parents, nullptr};
   if (!has_trees) drafts.parents = nullptr;
   if (!has_trees && !compares_chains(num_spans)) drafts.scores = nullptr;
   return drafts;
 }
 
-DrawnDrafts DeviceStep::drawn_drafts() const {
+DrawnDrafts DeviceStages::drawn_drafts() const {
   DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
   if (drawn.logits.values == nullptr) return {};
   drawn.tokens = proposals(/*has_trees=*/false, /*num_spans=*/1).tokens;
   drawn.counts = arrays_.num_offered;
-  drawn.max_drafts = drafts_per_seq();
+  drawn.max_drafts = max_drafts();
   return drawn;
 }
 
-TableView DeviceStep::table_view() const {
+TableView DeviceStages::table_view() const {
   return {.tokens = arrays_.table.tokens,
           .tokens_stride = arrays_.table.tokens_stride,
           .num_tokens = arrays_.table.num_tokens,
@@ -77,8 +94,8 @@ TableView DeviceStep::table_view() const {
           .max_num_seqs = context_.config.max_num_seqs};
 }
 
-void DeviceStep::begin(int ring_index, const StepHeader& header, int num_spans) {
-  const StepInputArrays& host = arrays_.host_input[index(ring_index)];
+void DeviceStages::begin(int entry, const StepHeader& header, int num_spans) {
+  const StepInputArrays& host = arrays_.host_input[as_index(entry)];
   device::check(begin_step_cuda({.header = header,
                                  .host_spans = host.spans,
                                  .slot_updates = host.slot_updates,
@@ -93,7 +110,8 @@ void DeviceStep::begin(int ring_index, const StepHeader& header, int num_spans) 
                 "begin_step");
 }
 
-void DeviceStep::propose(const RowBatch& rows) {
+void DeviceStages::propose(const StepShape& shape) {
+  const RowBatch rows = row_batch(shape);
   const DeviceArrays& s = arrays_;
   const bool has_trees = context_.drafter.needs().makes_trees;
   const bool has_scores = has_trees || compares_chains(rows.num_spans);
@@ -110,7 +128,23 @@ void DeviceStep::propose(const RowBatch& rows) {
                             .scores = has_scores ? s.scores : nullptr});
 }
 
-void DeviceStep::lay_out(const StepShape& shape, int num_samples) {
+void DeviceStages::merge(int entry, const StepShape& shape, int num_spans, bool has_proposed) {
+  const StepInputArrays& host = arrays_.host_input[as_index(entry)];
+  const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
+  device::check(merge_drafts_cuda({.num_lead = host.num_lead,
+                                   .lead = host.lead,
+                                   .num_spans = num_spans,
+                                   .max_drafts = max_drafts(),
+                                   .has_drafts = has_proposed,
+                                   .drafts = drafts.tokens,
+                                   .num_drafts = drafts.counts,
+                                   .parents = drafts.parents,
+                                   .scores = drafts.scores},
+                                  exec_.stream),
+                "merge_drafts");
+}
+
+void DeviceStages::lay_out(const StepShape& shape, int num_samples) {
   const DeviceArrays& s = arrays_;
   const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   device::check(layout_rows_cuda({.input = input(),
@@ -121,7 +155,7 @@ void DeviceStep::lay_out(const StepShape& shape, int num_samples) {
                                   .parents = drafts.parents,
                                   .scores = drafts.scores,
                                   .max_spans = shape.num_spans,
-                                  .max_drafts = drafts_per_seq(),
+                                  .max_drafts = max_drafts(),
                                   .page_size = context_.config.page_size,
                                   .vocab_size = context_.config.target.vocab_size,
                                   .num_rows = shape.num_rows,
@@ -144,14 +178,15 @@ void DeviceStep::lay_out(const StepShape& shape, int num_samples) {
                 "layout_rows");
 }
 
-void DeviceStep::score(const RowBatch& rows) {
-  context_.target.forward(
-      exec_, rows,
-      {{arrays_.table.pages, arrays_.table.max_pages_per_seq}, context_.kv_layers, context_.records},
-      capture_layers_, captured_.data());
+void DeviceStages::score(const StepShape& shape) {
+  context_.target.forward(exec_, row_batch(shape),
+                          {{arrays_.table.pages, arrays_.table.max_pages_per_seq},
+                           context_.kv_layers,
+                           context_.records},
+                          capture_layers_, captured_.data());
 }
 
-void DeviceStep::choose(const RowBatch& rows, int num_samples, bool has_masks) {
+void DeviceStages::choose(const RowBatch& rows, int num_samples, const Masks* masks) {
   const DeviceArrays& s = arrays_;
   const int block = context_.config.max_num_logits_rows;
   for (int first = 0; first < num_samples; first += block) {
@@ -164,22 +199,22 @@ void DeviceStep::choose(const RowBatch& rows, int num_samples, bool has_masks) {
                         .logits = s.logits,
                         .vocab_size = context_.config.target.vocab_size,
                         .drafts = drawn_drafts(),
-                        .row_masks = has_masks ? mask_words_.as<int32_t>() : nullptr,
-                        .sample_mask = has_masks ? sample_mask_.as<int32_t>() + first : nullptr,
+                        .row_masks = masks != nullptr ? masks->words : nullptr,
+                        .sample_mask = masks != nullptr ? masks->samples + first : nullptr,
                         .sampling = arrays_.table.sampling,
                         .tokens = arrays_.table.tokens,
                         .tokens_stride = arrays_.table.tokens_stride,
                         .num_tokens = arrays_.table.num_tokens,
                         .prompt_len = arrays_.table.prompt_len,
                         .chosen = s.chosen + first,
-                        .logprob_ids = s.logprob_ids + first * kLogprobWidth,
-                        .logprobs = s.logprobs + first * kLogprobWidth,
+                        .logprob_ids = s.logprob_ids + first * (1 + kMaxLogprobs),
+                        .logprobs = s.logprobs + first * (1 + kMaxLogprobs),
                         .ranks = s.ranks + first,
                         .workspace = s.choose_workspace});
   }
 }
 
-void DeviceStep::commit(const StepShape& shape) {
+void DeviceStages::commit(const StepShape& shape) {
   const DeviceArrays& s = arrays_;
   const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   const RunnerConfig& config = context_.config;
@@ -200,7 +235,7 @@ void DeviceStep::commit(const StepShape& shape) {
                                   .ranks = s.ranks,
                                   .num_spans = shape.num_spans,
                                   .max_spans = config.max_num_seqs,
-                                  .max_drafts = drafts_per_seq(),
+                                  .max_drafts = max_drafts(),
                                   .max_samples = config.max_num_batched_tokens,
                                   .num_computed = s.num_computed,
                                   .committed_row = s.committed_row,
@@ -217,7 +252,7 @@ void DeviceStep::commit(const StepShape& shape) {
                 "commit_rows");
 }
 
-void DeviceStep::move_kv(const RowBatch& rows) {
+void DeviceStages::move_kv(const RowBatch& rows) {
   ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
                        .num_layers = static_cast<int>(context_.kv_layers.size()),
                        .page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
@@ -225,9 +260,14 @@ void DeviceStep::move_kv(const RowBatch& rows) {
                        .num_computed = arrays_.num_computed,
                        .committed_row = arrays_.committed_row,
                        .dtype = context_.config.dtype});
+  if (context_.records.data == nullptr) return;
+  ops::move_records(exec_, {.records = context_.records,
+                            .rows = rows,
+                            .num_computed = arrays_.num_computed,
+                            .committed_row = arrays_.committed_row});
 }
 
-void DeviceStep::teach(const RowBatch& rows) {
+void DeviceStages::teach(const RowBatch& rows) {
   if (!context_.drafter.works_on_arrays()) return;
   const int32_t* committed_row = arrays_.committed_row;
   context_.drafter.learn(exec_, table_view(),
@@ -238,34 +278,25 @@ void DeviceStep::teach(const RowBatch& rows) {
                           .features = captured_.data()});
 }
 
-KeptRows DeviceStep::kept_rows() {
-  const auto num_rows = index(context_.config.max_num_seqs) * kMaxKeptRows;
+KeptRows DeviceStages::kept_rows() {
+  const auto num_rows = as_index(context_.config.max_num_seqs) * kMaxKeptRows;
   return {kept_.data(), arrays_.table.kept_begin, static_cast<int64_t>(kept_.bytes() / num_rows)};
 }
 
-void DeviceStep::keep_rows(const RowBatch& rows) {
+void DeviceStages::keep_rows(const RowBatch& rows) {
   ops::keep_rows(exec_, {.rows = rows,
                          .num_computed = arrays_.num_computed,
                          .features = captured_.data(),
                          .kept = kept_rows()});
 }
 
-void DeviceStep::teach_kept(int ring_index) {
-  const DeviceArrays& s = arrays_;
-  const int num_steps = std::exchange(num_kept_steps_, 0);
-  if (num_steps == 0) return;
-  const KeptRows kept = kept_rows();
-  // Pages of sequences that left may be someone else's by now, and of new ones the device has the
-  // lengths of who was there before. Of those that go back it has lengths that include the steps
-  // that were given up: what is learned of these will be computed again.
-  std::vector<int> slots = context_.table.slots_in_use();
-  std::erase_if(slots, [&](int slot) {
-    return std::find(new_slots_.begin(), new_slots_.end(), slot) != new_slots_.end();
-  });
-  auto* list = arrays_.outcome.kept_slots + ring_index * context_.config.max_num_seqs;
-  std::copy(slots.begin(), slots.end(), list);
+void DeviceStages::teach_kept(int entry, const std::vector<int>& slots, int num_steps) {
   if (slots.empty()) return;
-  device::copy_to_device(s.kept_slot, list, slots.size() * sizeof(int32_t), stream_.handle());
+  const DeviceArrays& s = arrays_;
+  const KeptRows kept = kept_rows();
+  auto* list = arrays_.outcome.kept_slots + entry * context_.config.max_num_seqs;
+  std::copy(slots.begin(), slots.end(), list);
+  device::copy_to_device(s.kept_slot, list, slots.size() * sizeof(int32_t), exec_.stream);
   const int most = context_.config.max_num_batched_tokens / num_steps;
   for (int first = 0; first < static_cast<int>(slots.size()); first += most) {
     const int count = std::min(most, static_cast<int>(slots.size()) - first);

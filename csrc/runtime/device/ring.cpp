@@ -1,0 +1,93 @@
+#ifdef OPENSPEC_CUDA
+
+#include "runtime/device/ring.h"
+
+namespace openspec {
+
+StepRing::StepRing(const RunnerConfig& config, const SequenceTable& table,
+                   const DeviceBuffers& arrays)
+    : config_(config), table_(table), arrays_(arrays) {
+  for (auto* events : {&begun_, &ended_}) {
+    events->reserve(DeviceBuffers::kRing);
+    for (int i = 0; i < DeviceBuffers::kRing; ++i) events->emplace_back();
+  }
+}
+
+int StepRing::take() {
+  const int entry = next_;
+  next_ = (next_ + 1) % DeviceBuffers::kRing;
+  await(entry);
+  return entry;
+}
+
+void StepRing::await_before(int entry) const {
+  await((entry + DeviceBuffers::kRing - 1) % DeviceBuffers::kRing);
+}
+
+std::span<const int32_t> StepRing::tokens(int entry, size_t span) const {
+  const int32_t* first = arrays_.outcome.tokens + place(entry, span) * (1 + arrays_.drafts_per_seq);
+  return {first, as_index(outcome(entry, span).num_tokens)};
+}
+
+SpanResult StepRing::result(const StepLease& lease, size_t span) const {
+  const int entry = lease.ring_index;
+  const StepOutcome& outcome = this->outcome(entry, span);
+  SpanResult result;
+  result.slot = lease.requests[span].slot;
+  // Another sequence may have the slot by now; nobody wants to know then.
+  if (!table_.is_held_by(result.slot, lease.serials[span])) return result;
+  const std::span<const int32_t> chosen = tokens(entry, span);
+  result.token_ids.assign(chosen.begin(), chosen.end());
+  result.finish = static_cast<FinishReason>(outcome.finish);
+  result.num_computed = outcome.num_computed;
+  result.count_drafts(lease.offers[span].deal({.num_offered = outcome.num_offered,
+                                               .num_drafts = outcome.num_drafts,
+                                               .num_accepted = outcome.num_accepted,
+                                               .num_judged = outcome.num_judged,
+                                               .num_right = outcome.num_right}));
+
+  const SequenceParams& params = table_.params(result.slot);
+  if (params.reports_steps && outcome.first_choice >= 0) {
+    result.detail = detail(result, place(entry, span));
+  }
+  if (params.num_prompt_logprobs >= 0) {
+    const int end = outcome.first_choice >= 0 ? outcome.first_choice : outcome.sample_end;
+    for (int sample = outcome.sample_begin; sample < end; ++sample) {
+      result.prompt_logprobs.push_back(logprobs(entry, sample, params.num_prompt_logprobs));
+    }
+  }
+  if (params.num_logprobs >= 0) {
+    const int32_t* samples =
+        arrays_.outcome.samples + place(entry, span) * (1 + arrays_.drafts_per_seq);
+    for (int i = 0; i < outcome.num_tokens; ++i) {
+      result.logprobs.push_back(logprobs(entry, samples[i], params.num_logprobs));
+    }
+  }
+  return result;
+}
+
+SpanDetail StepRing::detail(const SpanResult& result, size_t place) const {
+  const StepOutcomeArrays& out = arrays_.outcome;
+  const size_t first = place * arrays_.drafts_per_seq;
+  SpanDetail detail;
+  Draft& draft = detail.draft;
+  for (size_t i = first; i < first + as_index(result.num_draft_tokens); ++i) {
+    draft.tokens.push_back(out.drafts[i]);
+    draft.parents.push_back(out.parents[i]);
+    if (out.outcomes[place].has_scores != 0) draft.scores.push_back(out.scores[i]);
+  }
+  detail.accepted = drafts_of_run(draft, result.token_ids);
+  return detail;
+}
+
+TokenLogprobs StepRing::logprobs(int entry, int sample, int num_best) const {
+  const size_t i = as_index(entry) * as_index(config_.max_num_batched_tokens) + as_index(sample);
+  const int32_t* ids = arrays_.outcome.logprob_ids + i * (1 + kMaxLogprobs);
+  const float* values = arrays_.outcome.logprobs + i * (1 + kMaxLogprobs);
+  const auto count = as_index(1 + num_best);
+  return {{ids, ids + count}, {values, values + count}, arrays_.outcome.ranks[i]};
+}
+
+}  // namespace openspec
+
+#endif

@@ -1,0 +1,46 @@
+#include "runtime/drafting/drafter_source.h"
+
+namespace openspec {
+
+void DrafterSource::offer(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) {
+  if (drafter_.works_on_arrays()) {
+    offer_arrays(wanted, drafts);
+  } else {
+    drafter_.propose_on_host(table_, wanted, drafts);
+  }
+}
+
+void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) {
+  const auto most = static_cast<size_t>(max_drafts_);
+  seq_.clear();
+  num_wanted_.clear();
+  for (const ProposeRequest& request : wanted) {
+    seq_.push_back(request.slot);
+    num_wanted_.push_back(request.num_wanted);
+  }
+  num_drafts_.assign(wanted.size(), 0);
+  drafts_.assign(wanted.size() * most, -1);
+  const bool has_trees = drafter_.needs().makes_trees;
+  const bool has_scores = has_trees || drafter_.needs().has_scores;
+  parents_.resize(has_trees ? wanted.size() * most : 0);
+  scores_.resize(has_scores ? wanted.size() * most : 0);
+  drafter_.propose(exec_, table_.view(),
+                   {.seq = seq_.data(),
+                    .num_wanted = num_wanted_.data(),
+                    .num_seqs = static_cast<int>(wanted.size()),
+                    .max_drafts = max_drafts_,
+                    .max_rows = max_rows_,
+                    .drafts = drafts_.data(),
+                    .num_drafts = num_drafts_.data(),
+                    .parents = has_trees ? parents_.data() : nullptr,
+                    .scores = has_scores ? scores_.data() : nullptr});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    for (size_t k = i * most; k < i * most + static_cast<size_t>(num_drafts_[i]); ++k) {
+      drafts[i].append(drafts_[k]);
+      if (has_trees) drafts[i].parents.back() = parents_[k];
+      if (has_scores) drafts[i].scores.push_back(scores_[k]);
+    }
+  }
+}
+
+}  // namespace openspec

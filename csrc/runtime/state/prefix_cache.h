@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/page_events.h"
+#include "core/page_pool.h"
+#include "core/prefix_hash.h"
+#include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_records.h"
+
+namespace openspec {
+
+/// What sequences share: a new one takes the pages that are there, a step offers those that it
+/// filled. Of a target with a running state a prefix can be taken where it has a snapshot too.
+class PrefixCache {
+ public:
+  PrefixCache(const SequenceLimits& limits, SequenceTable& table, PagePool& pool,
+              SlotRecords& records)
+      : limits_(limits), hasher_(limits.cache_key), table_(table), pool_(pool), records_(records) {}
+
+  /// Where the hashes of a prompt begin; `salt` separates prompts that must not share pages.
+  PageHash root(std::span<const uint8_t> salt) const { return hasher_.root(salt); }
+  /// A sequence that was added under such a root.
+  void set_salt(int slot, std::span<const uint8_t> salt);
+  /// Gives a new sequence the longest prefix that is there.
+  void attach(int slot);
+  /// Offers the full pages among the first `num_ready` tokens; the slot's records may be written up
+  /// to `end`. `enter` is called before each.
+  void publish(int slot, int num_ready, int end, const std::function<void()>& enter);
+  void reset();
+
+  /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
+  void record_events();
+  /// Since the last call.
+  std::vector<PageEvent> take_events();
+  /// Of every reusable page, as events have them where they are recorded.
+  std::vector<PageHash> published_hashes() const;
+  /// Tokens: asked for, found.
+  std::pair<int64_t, int64_t> stats() const { return {num_queried_, num_hit_}; }
+
+ private:
+  SequenceLimits limits_;
+  PrefixHasher hasher_;
+  SequenceTable& table_;
+  PagePool& pool_;
+  SlotRecords& records_;
+  int64_t num_queried_ = 0, num_hit_ = 0;
+  std::unique_ptr<PageEventLog> events_;  // if somebody follows the prefix cache
+  std::vector<std::string> salts_;        // by slot, then
+};
+
+}  // namespace openspec

@@ -1,0 +1,84 @@
+#include "runtime/state/slot_records.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace openspec {
+
+namespace {
+// One for the prompt and one for the answer of each running sequence.
+constexpr int kSnapshotsPerSlot = 2;
+}  // namespace
+
+RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
+  if (!needs.has_records()) return;
+  OPENSPEC_CHECK_ARG(needs.record_bytes % 16 == 0 && needs.num_read >= 1,
+                     "a record has a multiple of 16 bytes and follows at least one, got ",
+                     needs.record_bytes, " and ", needs.num_read);
+  record_bytes = needs.record_bytes;
+  num_slots = limits.max_num_seqs;
+  // A row that runs again (PrefixCache::attach) reads those before it.
+  num_kept = needs.num_read + limits.num_rows_behind;
+  num_steps = limits.num_steps;
+  // When a step is committed, the last full page's end is among the records still, whatever the
+  // steps after it lay.
+  ring_size = num_kept + limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  num_snapshots = limits.enable_prefix_caching ? kSnapshotsPerSlot * num_slots : 0;
+}
+
+SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
+    : plan_(plan),
+      copy_(std::move(copy)),
+      memory_(plan.bytes(), memory_of(device)),
+      slots_(size_t(plan.num_slots)) {}
+
+void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
+  const RecordView records = view();
+  for (int position = std::max(0, length - plan_.num_kept); position < length; ++position) {
+    std::byte* in_ring = records.at(slot, position);
+    std::byte* outside = kept + size_t(length - 1 - position) * plan_.record_bytes;
+    copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, plan_.record_bytes);
+  }
+}
+
+void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
+  const int place = snapshots_.at(prefix);
+  last_use_[size_t(place)] = ++num_uses_;
+  copy_kept(slot, length, snapshot(place), /*is_out=*/false);
+  slots_[size_t(slot)].first_valid = length - plan_.num_kept;
+}
+
+int SlotRecords::take_place(uint64_t replaced) {
+  auto place = std::find(last_use_.begin(), last_use_.end(), replaced);
+  if (place == last_use_.end() && last_use_.size() < size_t(plan_.num_snapshots)) {
+    prefix_of_.emplace_back();
+    last_use_.emplace_back();
+    return static_cast<int>(last_use_.size()) - 1;
+  }
+  if (place == last_use_.end()) place = std::min_element(last_use_.begin(), last_use_.end());
+  const auto index = place - last_use_.begin();
+  snapshots_.erase(prefix_of_[size_t(index)]);
+  return static_cast<int>(index);
+}
+
+void SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
+  Slot& own = slots_[size_t(slot)];
+  const int first = std::max(0, length - plan_.num_kept);
+  const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
+  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return;
+  const int place = take_place(own.made[is_answer]);
+  copy_kept(slot, length, snapshot(place), /*is_out=*/true);
+  prefix_of_[size_t(place)] = prefix;
+  last_use_[size_t(place)] = own.made[is_answer] = ++num_uses_;
+  snapshots_.emplace(prefix, place);
+}
+
+void SlotRecords::reset_snapshots() {
+  snapshots_.clear();
+  prefix_of_.clear();
+  last_use_.clear();
+}
+
+}  // namespace openspec

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "core/prefix_hash.h"
+#include "kernels/common/records.h"
+#include "model/targets/state_needs.h"
+#include "model/weights/buffer.h"
+#include "runtime/state/sequence_limits.h"
+
+namespace openspec {
+
+/// How the records of running sequences lie; nothing of it exists where a target has no state.
+struct RecordPlan {
+  size_t record_bytes = 0;
+  int num_slots = 0;
+  int ring_size = 0;      // records of a slot
+  int num_kept = 0;       // records before a length that make it possible to go on from there
+  int num_steps = 0;      // under way at a time
+  int num_snapshots = 0;  // of prefixes
+
+  RecordPlan(const StateNeeds& needs, const SequenceLimits& limits);
+  size_t ring_bytes() const { return size_t(num_slots) * size_t(ring_size) * record_bytes; }
+  size_t kept_bytes() const { return size_t(num_kept) * record_bytes; }
+  size_t bytes() const {
+    return ring_bytes() +
+           (size_t(num_slots) * size_t(num_steps) + size_t(num_snapshots)) * kept_bytes();
+  }
+};
+
+/// The running states of sequences: a ring of records for each slot, and snapshots of prefixes.
+///
+/// To go back is a length as long as the ring still has the records before it. A step of a prompt's
+/// chunk may overwrite these, so what it goes on from is *saved* before, and *restored* if the step
+/// is given up. A snapshot stands under the hash of the page that its prefix ends with. It is a
+/// function of the tokens, so it may stay when the page goes; the one used last stays longest.
+class SlotRecords {
+ public:
+  /// Copies on the device that runs the steps, after what was launched there.
+  using Copy = std::function<void(void* to, const void* from, size_t bytes)>;
+
+  SlotRecords(const RecordPlan& plan, Device device, Copy copy);
+
+  bool exist() const { return plan_.record_bytes > 0; }
+  RecordView view() { return {memory_.as<std::byte>(), plan_.ring_size, plan_.record_bytes}; }
+
+  /// The slot has a new sequence, without state.
+  void add(int slot) { slots_[size_t(slot)] = {}; }
+  /// Of the step in place `step` of those under way; `length`: where the slot's state stands then.
+  void save(int slot, int step, int length) { copy_kept(slot, length, saved(slot, step), true); }
+  void restore(int slot, int step, int length) {
+    copy_kept(slot, length, saved(slot, step), false);
+  }
+  /// Records before `length` may have been overwritten: they do for the slot, but for no snapshot.
+  void lose(int slot, int length) {
+    int& first_valid = slots_[size_t(slot)].first_valid;
+    first_valid = std::max(first_valid, length);
+  }
+
+  bool has_snapshot(const PageHash& prefix) const { return snapshots_.contains(prefix); }
+  /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
+  void attach(int slot, const PageHash& prefix, int length);
+  /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
+  /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
+  /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
+  void publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
+  void reset_snapshots();
+
+ private:
+  std::byte* saved(int slot, int step) {
+    return memory_.at(plan_.ring_bytes() +
+                      size_t(slot * plan_.num_steps + step) * plan_.kept_bytes());
+  }
+  std::byte* snapshot(int place) {
+    return saved(plan_.num_slots, 0) + size_t(place) * plan_.kept_bytes();
+  }
+  /// Copies the records before `length` out of the ring, or into it.
+  void copy_kept(int slot, int length, std::byte* kept, bool is_out);
+
+  struct Slot {
+    int first_valid = 0;  // the ring has no record of an earlier position
+    // When its last snapshots were made, of the prompt and of the answer.
+    uint64_t made[2] = {};
+  };
+  /// Where the next snapshot goes.
+  int take_place(uint64_t replaced);
+
+  RecordPlan plan_;
+  Copy copy_;
+  Buffer memory_;  // rings, what is saved, snapshots
+  std::vector<Slot> slots_;
+  std::unordered_map<PageHash, int, PageHashHasher> snapshots_;  // where they are
+  std::vector<PageHash> prefix_of_;                              // by place taken
+  std::vector<uint64_t> last_use_;                               // by place taken
+  uint64_t num_uses_ = 0;  // by which no two uses are the same
+};
+
+}  // namespace openspec

@@ -1,0 +1,132 @@
+#include "runtime/step/draft_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace openspec {
+
+namespace {
+
+int num_known_rows(const StepLease& lease) {
+  int count = 0;
+  for (const SpanRequest& request : lease.requests) count += request.num_new_tokens;
+  return count;
+}
+
+bool has_prompt(const StepLease& lease) {
+  return std::any_of(lease.requests.begin(), lease.requests.end(),
+                     [](const SpanRequest& request) { return request.num_new_tokens > 1; });
+}
+
+int num_sampled(const StepLease& lease) {
+  return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
+}
+
+}  // namespace
+
+int DraftPlanner::expected_depths() const {
+  // The best drafts of a tree that may be as deep as it has drafts stand about two to a level.
+  const int most = needs_.makes_trees ? (config_.max_draft_tokens + 1) / 2 : config_.num_depths();
+  return std::min(config_.num_depths(), most);
+}
+
+std::vector<DraftOffer> DraftPlanner::expected_offers(const StepLease& lease, bool with_drafter,
+                                                      bool may_be_absent) const {
+  std::vector<DraftOffer> offers;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    const int num_offered = lease.offers[i].draft.size();
+    offers.push_back({.num_drafts = num_offered, .ratio = ratio(request.slot, kGrammarDrafts)});
+    if (num_offered > 0 || !with_drafter) continue;
+    const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
+    offers.back() = {.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
+                     .ratio = estimate.acceptance.ratio(),
+                     .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
+                     .num_depths = expected_depths()};
+  }
+  return offers;
+}
+
+bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {
+  const auto plan_with = [&](bool proposes) {
+    return plan(lease, expected_offers(lease, proposes, may_be_absent), proposes, host_seconds);
+  };
+  const RowBudget with = plan_with(true), without = plan_with(false);
+  const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;
+  // Nothing is learned of steps with prompts: no trials there.
+  if (has_prompt(lease)) return rate > without.tokens_per_second;
+  return gates_.of(num_sampled(lease))
+      .opens(rate, without.tokens_per_second, with.seconds / without.seconds);
+}
+
+RowBudget DraftPlanner::plan(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
+                             double host_seconds) {
+  proposes = proposes && !proposing_times_.empty();
+  const int num_seqs = static_cast<int>(lease.requests.size());
+  const int num_rows = num_known_rows(lease), num_samples = num_sampled(lease);
+  const StepTimes plain = plain_times_.of(num_seqs);
+  // A prompt takes its time whatever is drafted beside it. Were that part of the rate, drafts would
+  // seem to pay that take more time than the same tokens do in the steps after it.
+  const double prompt_seconds = plain.seconds(num_rows) - plain.seconds(num_samples);
+  RowBudget budget = spend_row_budget(offers, num_rows, num_samples, config_.max_num_batched_tokens,
+                                      proposes ? proposing_times_.of(num_seqs) : plain,
+                                      host_seconds - prompt_seconds, yield_);
+  lease.plan = {proposes, budget.num_drafts, budget.tokens, budget.seconds};
+  return budget;
+}
+
+std::vector<int> DraftPlanner::grant(StepLease& lease, double host_seconds) {
+  std::vector<DraftOffer> offers;
+  std::vector<size_t> request_of;
+  std::vector<int> counts;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const MergedDraft& merged = lease.offers[i];
+    counts.push_back(merged.draft.size());
+    const std::span<const float> scores = merged.draft.scores;
+    size_t first = 0;
+    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+      const int num_drafts = merged.num_offered[source];
+      if (num_drafts == 0) continue;
+      offers.push_back({.num_drafts = num_drafts,
+                        .ratio = ratio(lease.requests[i].slot, source),
+                        .follows = first > 0});
+      // Of others they say only that what follows is as likely as it was.
+      if (source == kDrafterDrafts && !scores.empty()) {
+        offers.back().scores = scores.subspan(first, static_cast<size_t>(num_drafts));
+      }
+      request_of.push_back(i);
+      first += static_cast<size_t>(num_drafts);
+    }
+  }
+  if (!is_adaptive()) return counts;
+  const RowBudget budget = plan(lease, offers, lease.has_proposed, host_seconds);
+  std::fill(counts.begin(), counts.end(), 0);
+  for (size_t i = 0; i < offers.size(); ++i) counts[request_of[i]] += budget.counts[i];
+  return counts;
+}
+
+std::optional<double> DraftPlanner::expected_draft_seconds(int num_seqs, int num_rows) const {
+  if (plain_times_.empty() || proposing_times_.empty()) return std::nullopt;
+  const double proposing = proposing_times_.of(num_seqs).seconds(num_rows);
+  return std::max(0.0, proposing - plain_times_.of(num_seqs).seconds(num_rows));
+}
+
+void DraftPlanner::observe_time(const StepLease& lease, double seconds) {
+  if (lease.plan.seconds <= 0.0) return;
+  double num_tokens = 0.0;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    // Only steps of decoding alone: before another one the engine may have waited for work. And of
+    // sequences that were still there.
+    const SpanRequest& request = lease.requests[i];
+    if (request.num_new_tokens > 1 || !lease.is_sampled[i]) return;
+    if (lease.results[i].num_computed == 0) return;
+    num_tokens += static_cast<double>(lease.results[i].token_ids.size());
+  }
+  // A step of another kind leaves caches and clocks that suit it.
+  if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) num_same_ = 0;
+  if (++num_same_ < kFirstLearned) return;
+  yield_.observe(num_sampled(lease), lease.plan.num_drafts, lease.plan.tokens, lease.plan.seconds,
+                 num_tokens, seconds);
+}
+
+}  // namespace openspec

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/draft_budget.h"
+#include "runtime/drafting/drafter.h"
+#include "runtime/state/lease.h"
+#include "runtime/state/sequence_table.h"
+#include "runtime/step/runner_config.h"
+
+namespace openspec {
+
+/// Decides how many of the drafts on offer a step has, and whether a costly drafter works for it,
+/// from times of steps and estimates of the sequences. Both devices plan with it.
+class DraftPlanner {
+ public:
+  DraftPlanner(const RunnerConfig& config, const SequenceTable& table, const DrafterNeeds& needs,
+               StepYield::Common common)
+      : config_(config),
+        table_(table),
+        needs_(needs),
+        yield_(common, needs.is_costly ? StepYield::Tokens::kByDrafts : StepYield::Tokens::kAlike) {
+  }
+
+  /// Of steps without and with a costly drafter at work.
+  void set_step_times(StepTable plain, StepTable proposing) {
+    plain_times_ = std::move(plain);
+    proposing_times_ = std::move(proposing);
+  }
+  /// Whether steps are planned at all: else every draft has its row.
+  bool is_adaptive() const { return config_.adaptive && !plain_times_.empty(); }
+
+  /// What a step is expected to be offered by the sources that have offered and, if `with_drafter`,
+  /// by the drafter for sequences without an offer yet; one of each request. `may_be_absent`: the
+  /// drafter has often nothing.
+  std::vector<DraftOffer> expected_offers(const StepLease& lease, bool with_drafter,
+                                          bool may_be_absent) const;
+  /// Whether a costly drafter should work for the step, beside what others have offered.
+  /// `host_seconds`: what the step costs beside its time.
+  bool drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds);
+  /// How many of the drafts on offer the step is to have; `proposes` as in StepKind. The lease
+  /// keeps what is expected.
+  RowBudget plan(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
+                 double host_seconds);
+  /// By request, how many of the merged drafts have rows.
+  std::vector<int> grant(StepLease& lease, double host_seconds);
+
+  /// What a costly drafter adds to a step, as the timed steps have it; none: they were not timed.
+  std::optional<double> expected_draft_seconds(int num_seqs, int num_rows) const;
+  /// What came of a step that was planned here: `seconds` until it was collected, since the step
+  /// before it was.
+  void observe_time(const StepLease& lease, double seconds);
+
+ private:
+  /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
+  int expected_depths() const;
+  double ratio(int slot, DraftSourceId source) const {
+    return table_.estimate(slot, source).acceptance.ratio();
+  }
+
+  const RunnerConfig& config_;
+  const SequenceTable& table_;
+  const DrafterNeeds& needs_;
+  StepTable plain_times_, proposing_times_;
+  StepYield yield_;
+  DraftGates gates_;
+  // Steps of the kind of the last one, in a row; from which on they count.
+  static constexpr int kFirstLearned = 3;
+  bool last_proposed_ = false;
+  int num_same_ = 0;
+};
+
+}  // namespace openspec

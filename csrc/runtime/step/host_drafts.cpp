@@ -1,0 +1,122 @@
+#include "runtime/step/host_drafts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace openspec {
+
+namespace {
+
+/// How many leading drafts can have rows: a draft that is no token, stands before the one that it
+/// follows or has a higher score than one before it ends them.
+int num_valid(const Draft& draft, int most, int vocab_size) {
+  int count = 0;
+  float last_score = 0.0f;
+  for (; count < std::min(draft.size(), most); ++count) {
+    const auto i = static_cast<size_t>(count);
+    if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) break;
+    if (draft.parents[i] < -1 || draft.parents[i] >= count) break;
+    if (draft.scores.empty()) continue;
+    if (!(draft.scores[i] <= last_score)) break;
+    last_score = draft.scores[i];
+  }
+  return count;
+}
+
+}  // namespace
+
+HostDrafts::HostDrafts(const StepContext& context, DraftPlanner& planner, HostTeacher& teacher,
+                       const ExecContext& exec, ThreadPool& threads)
+    : context_(context),
+      planner_(planner),
+      teacher_(teacher),
+      drafter_(context.drafter, context.table, exec, context.config.max_draft_tokens,
+               context.config.max_num_batched_tokens),
+      grammars_(
+          context.table,
+          [&table = context.table](int slot) {
+            const std::span<const int32_t> tokens = table.tokens(slot);
+            return std::vector<int32_t>(tokens.begin(), tokens.end());
+          },
+          [&threads]() -> ThreadPool& { return threads; }) {}
+
+void HostDrafts::offer(StepLease& lease, double host_seconds) {
+  lease.offers.assign(lease.requests.size(), {});
+  drawn_rows_.assign(lease.requests.size(), -1);
+  ask(grammars_, lease);
+  lease.has_proposed = drafter_works(lease, host_seconds);
+  if (!lease.has_proposed) return;
+  try {
+    teacher_.learn_kept();
+    const std::vector<size_t> spans = ask(drafter_, lease);
+    const DraftLogits logits = context_.drafter.draft_logits();
+    for (size_t i = 0; i < spans.size() && logits.values != nullptr; ++i) {
+      drawn_rows_[spans[i]] = logits.row[i];
+    }
+  } catch (const std::exception& error) {
+    context_.report_drafter_failure(error);
+  }
+}
+
+std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
+  std::vector<ProposeRequest> wanted;
+  std::vector<size_t> spans;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    if (lease.requests[i].max_drafts == 0) continue;
+    wanted.push_back({lease.requests[i].slot, lease.requests[i].max_drafts});
+    spans.push_back(i);
+  }
+  std::vector<Draft> drafts(wanted.size());
+  source.offer(wanted, drafts);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    MergedDraft& merged = lease.offers[spans[i]];
+    drafts[i].truncate(
+        num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size));
+    if (GrammarState* grammar = context_.table.grammar(wanted[i].slot)) {
+      merged.num_refused[source.id()] = grammar->prune(drafts[i]);
+    }
+    merged.add(source.id(), std::move(drafts[i]));
+  }
+  return spans;
+}
+
+bool HostDrafts::drafter_works(StepLease& lease, double host_seconds) {
+  const bool is_wanted =
+      std::any_of(lease.requests.begin(), lease.requests.end(),
+                  [](const SpanRequest& request) { return request.max_drafts > 0; });
+  if (!is_wanted || context_.config.max_draft_tokens == 0) return false;
+  if (!context_.drafter.needs().is_costly || !planner_.is_adaptive()) return true;
+  return planner_.drafter_pays(lease, /*may_be_absent=*/false, host_seconds);
+}
+
+void HostDrafts::grant(StepLease& lease, double host_seconds) {
+  const std::vector<int> counts = planner_.grant(lease, host_seconds);
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const SpanRequest& request = lease.requests[i];
+    lease.spans.push_back({.slot = request.slot,
+                           .num_new_tokens = request.num_new_tokens,
+                           .kv_len = context_.table.kv_len(request.slot),
+                           .num_tokens = context_.table.num_tokens(request.slot),
+                           .draft = lease.offers[i].draft});
+    lease.spans.back().draft.truncate(counts[i]);
+  }
+}
+
+DrawnDrafts HostDrafts::drawn(const StepLease& lease) {
+  DrawnDrafts drawn{.logits = context_.drafter.draft_logits()};
+  if (drawn.logits.values == nullptr || lease.offers.empty()) return {};
+  drawn.max_drafts = context_.config.max_draft_tokens;
+  drawn_tokens_.clear();
+  drawn_counts_.clear();
+  for (const auto& [draft, num_offered, num_refused] : lease.offers) {
+    drawn_counts_.push_back(draft.size());
+    drawn_tokens_.insert(drawn_tokens_.end(), draft.tokens.begin(), draft.tokens.end());
+    drawn_tokens_.resize(drawn_counts_.size() * static_cast<size_t>(drawn.max_drafts), -1);
+  }
+  drawn.tokens = drawn_tokens_.data();
+  drawn.counts = drawn_counts_.data();
+  drawn.logits.row = drawn_rows_.data();
+  return drawn;
+}
+
+}  // namespace openspec

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/drafting/drafter_source.h"
+#include "runtime/drafting/grammar_source.h"
+#include "runtime/step/draft_planner.h"
+#include "runtime/step/host_teacher.h"
+#include "runtime/step/step_backend.h"
+
+namespace openspec {
+
+/// What the host's step does with drafts before there are rows: its sources offer, the planner
+/// grants.
+class HostDrafts {
+ public:
+  HostDrafts(const StepContext& context, DraftPlanner& planner, HostTeacher& teacher,
+             const ExecContext& exec, ThreadPool& threads);
+
+  /// Fills lease.offers. Grammars come first, whose offers cost nothing, then the drafter where it
+  /// pays beside these; it has learned from all rows by then. `host_seconds`: see DraftPlanner.
+  void offer(StepLease& lease, double host_seconds);
+  /// Fills lease.spans.
+  void grant(StepLease& lease, double host_seconds);
+
+  /// Drafts by whose probabilities the choice is made, by span.
+  DrawnDrafts drawn(const StepLease& lease);
+  DraftSource& drafter() { return drafter_; }
+
+ private:
+  bool drafter_works(StepLease& lease, double host_seconds);
+  /// Takes what a source offers, less what cannot have rows and what grammars cannot let pass, for
+  /// no row is to be spent on it. Returns the spans that were asked for.
+  std::vector<size_t> ask(DraftSource& source, StepLease& lease);
+
+  const StepContext& context_;
+  DraftPlanner& planner_;
+  HostTeacher& teacher_;
+  DrafterSource drafter_;
+  GrammarSource grammars_;
+  std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
+};
+
+}  // namespace openspec

@@ -1,0 +1,97 @@
+#include "runtime/state/slot_records.h"
+
+#include <cstring>
+
+#include "check_test.h"
+
+using namespace openspec;
+
+namespace {
+
+constexpr int kPage = 4;
+
+/// The records of two slots on the host; a record holds its position and what was written last.
+struct Records {
+  explicit Records(int num_steps = 1)
+      : plan({.kv_layers = {}, .record_bytes = 16, .num_read = 2},
+             {.max_num_seqs = 2, .page_size = kPage, .draft_room = 3, .num_steps = num_steps}),
+        slots(plan, Device::kCpu,
+              [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }) {
+    for (int slot : {0, 1}) slots.add(slot);
+  }
+  void write(int slot, int begin, int end, int value = 0) {
+    for (int i = begin; i < end; ++i) {
+      const int32_t record[4] = {i, value, 0, 0};
+      std::memcpy(slots.view().at(slot, i), record, sizeof record);
+    }
+  }
+  bool holds(int slot, int position, int value = 0) {
+    int32_t record[4];
+    std::memcpy(record, slots.view().at(slot, position), sizeof record);
+    return record[0] == position && record[1] == value;
+  }
+  bool publishes(int slot, uint64_t name, int length, int end, bool is_answer = false) {
+    slots.publish(slot, {name, 0}, length, end, is_answer);
+    return slots.has_snapshot({name, 0});
+  }
+
+  RecordPlan plan;
+  SlotRecords slots;
+};
+
+}  // namespace
+
+TEST(rings_hold_a_page_and_the_steps_under_way) {
+  CHECK_EQ(Records(1).plan.ring_size, 2 + kPage + 4);
+  CHECK_EQ(Records(2).plan.ring_size, 2 + kPage + 3 * 4);
+  const RecordPlan nothing({}, {.max_num_seqs = 2});
+  CHECK_EQ(nothing.bytes(), 0);
+}
+
+TEST(what_was_saved_is_there_again) {
+  Records records(2);
+  const int ring = records.plan.ring_size;
+  records.write(1, 0, 9);
+  records.slots.save(1, /*step=*/0, 9);
+  records.write(1, 9, 9 + ring);
+  records.slots.save(1, /*step=*/1, 9 + ring);
+  records.write(1, 9 + ring, 9 + 3 * ring, /*value=*/1);
+  records.slots.restore(1, 1, 9 + ring);
+  CHECK(records.holds(1, 8 + ring) && records.holds(1, 7 + ring));
+  records.slots.restore(1, 0, 9);
+  CHECK(records.holds(1, 8) && records.holds(1, 7));
+}
+
+TEST(a_snapshot_is_what_the_ring_still_has) {
+  Records records;
+  const int ring = records.plan.ring_size;
+  records.write(0, 0, 30);
+  CHECK(!records.publishes(0, 1, 12, 12 - 2 + ring + 1));
+  CHECK(records.publishes(0, 1, 28, 28 - 2 + ring));
+  records.slots.attach(1, {1, 0}, 28);
+  CHECK(records.holds(1, 27) && records.holds(1, 26));
+  // Of what came before the prefix, or was lost, the slot has no record.
+  CHECK(!records.publishes(1, 2, 27, 28));
+  CHECK(records.publishes(1, 2, 28, 28));
+  records.slots.lose(0, 30);
+  CHECK(!records.publishes(0, 3, 31, 32));
+  CHECK(records.publishes(0, 3, 32, 32));
+}
+
+TEST(the_last_of_a_prompt_and_of_an_answer_stay) {
+  Records records;
+  for (const int slot : {0, 1}) records.write(slot, 0, 8);
+  CHECK(records.publishes(0, 1, 4, 8) && records.publishes(0, 2, 8, 8));
+  CHECK(!records.slots.has_snapshot({1, 0}));
+  CHECK(records.publishes(0, 3, 8, 8, /*is_answer=*/true));
+  CHECK(records.slots.has_snapshot({2, 0}));
+  records.slots.attach(1, {2, 0}, 8);
+  CHECK(records.publishes(0, 4, 8, 8));  // somebody went on from its last
+  CHECK(records.slots.has_snapshot({2, 0}));
+  // Four in all: what was used longest ago goes.
+  records.slots.add(0);
+  CHECK(records.publishes(0, 5, 8, 8) && records.publishes(0, 6, 8, 8, true));
+  CHECK(!records.slots.has_snapshot({3, 0}) && records.slots.has_snapshot({4, 0}));
+  records.slots.reset_snapshots();
+  CHECK(!records.slots.has_snapshot({5, 0}));
+}
