@@ -150,7 +150,7 @@ def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) ->
         (lambda v: compiled(v, pattern("a(b")), "parenthesis is not closed"),
         (lambda v: compiled(v, ebnf("root ::= foo")), 'Rule "foo" is not defined'),
         (lambda v: _grammar.compile_structural_tag(v, "{}"), "format field"),
-        (lambda v: compiled(v, ebnf("root[max_tokens=4] ::= [a-z]*")), "root has max_tokens"),
+        (lambda v: compiled(v, ebnf("root[max_tokens=4] ::= [a-z]*")), "has max_tokens"),
         (lambda v: _grammar.Matcher(v, b"{}"), "not a compiled grammar"),
         (lambda v: _grammar.Vocabulary([b"a"], 1, []), "token that ends"),
         (lambda v: _grammar.Vocabulary([b"a"], 1, [1]), "outside the vocabulary of 1"),

@@ -22,7 +22,7 @@ from openspec.checkpoint.strict_json import (
     read_json_object,
 )
 from openspec.errors import ConfigError, EngineError
-from openspec.specs import HeadSpec
+from openspec.specs.head import HeadSpec
 
 if TYPE_CHECKING:
     import torch

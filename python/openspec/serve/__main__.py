@@ -11,7 +11,7 @@ from openspec.config import parse_engine_args
 from openspec.engine.processes.log import log_to_stderr
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
 from openspec.serve.config import ServeConfig
-from openspec.settings import build, group_of
+from openspec.settings.setting import build, group_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from openspec.errors import ConfigError
-from openspec.settings import Raw, nearest
+from openspec.settings.names import nearest
+from openspec.settings.setting import Raw
 
 if TYPE_CHECKING:
     import zmq
