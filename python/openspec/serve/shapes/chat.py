@@ -162,6 +162,9 @@ class TextPart(Model):
     text: str | None = None
 
 
+Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class FunctionCall(Model):
     """A call the assistant made."""
 
@@ -181,7 +184,7 @@ class ChatMessage(Model):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
