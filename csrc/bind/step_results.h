@@ -6,7 +6,6 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
-#include <array>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,11 +25,10 @@ inline std::vector<LogprobsTuple> tuples_of(const std::vector<TokenLogprobs>& lo
 }
 
 /// Drafts and accepted ones, by source.
-inline std::array<std::pair<int, int>, kNumDraftSources> drafts_by_source(
-    const SpanResult& result) {
-  std::array<std::pair<int, int>, kNumDraftSources> counts;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    counts[i] = {result.by_source[i].num_drafts, result.by_source[i].num_accepted};
+inline std::vector<std::pair<int, int>> drafts_by_source(const SpanResult& result) {
+  std::vector<std::pair<int, int>> counts;
+  for (const DraftCounts& source : result.by_source) {
+    counts.emplace_back(source.num_drafts, source.num_accepted);
   }
   return counts;
 }

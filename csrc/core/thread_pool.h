@@ -1,7 +1,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -33,6 +35,22 @@ class ThreadPool {
     run(
         count, [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); },
         &body);
+  }
+  /// Calls `body(i)` for every i in [0, count), which may throw: of the errors, that of the
+  /// smallest i is thrown when all are done.
+  template <typename Body>
+  void try_parallel_for(size_t count, const Body& body) {
+    std::vector<std::exception_ptr> errors(count);
+    parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
+      try {
+        body(static_cast<size_t>(i));
+      } catch (...) {
+        errors[static_cast<size_t>(i)] = std::current_exception();
+      }
+    });
+    for (const std::exception_ptr& error : errors) {
+      if (error != nullptr) std::rethrow_exception(error);
+    }
   }
 
  private:

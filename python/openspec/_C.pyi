@@ -109,7 +109,7 @@ class SpanResult:
     num_draft_tokens: int
     num_accepted_tokens: int
     """Accepted drafts among token_ids."""
-    drafts_by_source: Sequence[tuple[int, int]]
+    drafts_by_source: list[tuple[int, int]]
     """Of these two the share of each source: what a grammar left no choice of, then the drafter."""
     logprobs: list[TokenLogprobs]
     """One for each of token_ids if asked for, else empty."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import openspec
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "openspec"
@@ -349,6 +351,12 @@ def test_python_imports_have_no_circle() -> None:
     assert not imports, f"these import each other, or those that do: {sorted(imports)}"
 
 
+def test_names_of_the_package_have_homes() -> None:
+    """They load on first use, so a module that moved would show there only."""
+    assert set(openspec._HOMES) == set(openspec.__all__)
+    assert {f"openspec.{home}" for home in openspec._HOMES.values()} <= set(MODULES)
+
+
 def test_few_modules_at_the_root() -> None:
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     assert len(modules) <= MAX_ROOT_MODULES, sorted(modules)
@@ -486,6 +494,25 @@ def test_folder_says_what_it_is(folder: Path) -> None:
     readme = folder / "README.md"
     assert readme.is_file(), f"{relative(readme)}: what is here, what it may use, where to start"
     assert len(readme.read_text().splitlines()) <= MAX_README_LINES, relative(readme)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [f for f in source_folders() if f.is_relative_to(CSRC) or f.is_relative_to(PACKAGE)],
+    ids=relative,
+)
+def test_folder_names_its_files(folder: Path) -> None:
+    """In code, with or without the suffix; `<op>` stands for `<op>_cpu` as well."""
+    code = re.findall(r"`[^`\n]+`|^    .*$", (folder / "README.md").read_text(), re.M)
+    words = {word for text in code for word in re.findall(r"\w+", text)}
+    missing = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if path.suffix in SOURCE_SUFFIXES
+        and path.stem != "__init__"
+        and not {path.stem, path.stem.removesuffix("_cpu")} & words
+    ]
+    assert not missing, f"{relative(folder)}/README.md does not name {', '.join(missing)}"
 
 
 def test_no_paths_of_somebodys_machine() -> None:

@@ -7,6 +7,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/ops.h"
 #include "model/targets/target.h"
+#include "runtime/step/kept_learning.h"
 
 namespace openspec {
 
@@ -293,40 +294,21 @@ void DeviceStages::keep_rows(const RowBatch& rows) {
 void DeviceStages::teach_kept(int entry, const std::vector<int>& slots, int num_steps) {
   if (slots.empty()) return;
   const DeviceArrays& s = arrays_;
-  const KeptRows kept = kept_rows();
   auto* list = arrays_.outcome.kept_slots + entry * context_.config.max_num_seqs;
   std::copy(slots.begin(), slots.end(), list);
   device::copy_to_device(s.kept_slot, list, slots.size() * sizeof(int32_t), exec_.stream);
-  const int most = context_.config.max_num_batched_tokens / num_steps;
-  for (int first = 0; first < static_cast<int>(slots.size()); first += most) {
-    const int count = std::min(most, static_cast<int>(slots.size()) - first);
-    const int num_rows = count * num_steps;
-    // The arrays of the step, which has not begun.
-    ops::take_kept_rows(exec_, {.kept = kept,
-                                .slot = s.kept_slot + first,
-                                .kv_len = arrays_.table.kv_len,
-                                .num_slots = count,
-                                .num_rows = num_rows,
-                                .span_begin = s.span_begin,
-                                .span_kv_len = s.span_kv_len,
-                                .num_computed = s.num_computed,
-                                .source = s.committed_row});
-    ops::gather_rows(exec_, {.row = s.committed_row,
-                             .in = kept.features,
-                             .out = captured_.data(),
-                             .num_rows = num_rows,
-                             .width_bytes = kept.width_bytes,
-                             .out_stride = kept.width_bytes});
-    RowBatch rows{.num_rows = num_rows, .num_spans = count};
-    rows.span_begin = s.span_begin;
-    rows.span_kv_len = s.span_kv_len;
-    rows.span_seq = s.kept_slot + first;
-    context_.drafter.learn(exec_, table_view(),
-                           {.rows = rows,
-                            .num_computed = s.num_computed,
-                            .num_committed = num_rows,
-                            .features = captured_.data()});
-  }
+  // The arrays of the step, which has not begun.
+  const KeptLearning learning{.kept = kept_rows(),
+                              .table = table_view(),
+                              .kv_len = s.table.kv_len,
+                              .num_steps = num_steps,
+                              .max_rows = context_.config.max_num_batched_tokens,
+                              .span_begin = s.span_begin,
+                              .span_kv_len = s.span_kv_len,
+                              .num_computed = s.num_computed,
+                              .source = s.committed_row,
+                              .features = captured_.data()};
+  learning.learn(exec_, context_.drafter, {s.kept_slot, slots.size()});
 }
 
 }  // namespace openspec

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <exception>
 #include <utility>
 
 namespace openspec {
@@ -67,18 +66,7 @@ void RowMasks::add(int slot, std::vector<int32_t> known, Draft draft, size_t fir
 void RowMasks::fill(const SequenceTable& table, ThreadPool& threads) {
   const size_t needed = static_cast<size_t>(num_masks_) * num_words() * sizeof(int32_t);
   if (words_.bytes() < needed) words_ = Buffer(std::bit_ceil(needed), memory_);
-  std::vector<std::exception_ptr> errors(parts_.size());
-  threads.parallel_for(static_cast<int64_t>(parts_.size()), [&](int64_t i) {
-    const auto part = static_cast<size_t>(i);
-    try {
-      fill(table, parts_[part]);
-    } catch (...) {
-      errors[part] = std::current_exception();
-    }
-  });
-  for (const std::exception_ptr& error : errors) {
-    if (error != nullptr) std::rethrow_exception(error);
-  }
+  threads.try_parallel_for(parts_.size(), [&](size_t part) { fill(table, parts_[part]); });
 }
 
 void RowMasks::fill(const SequenceTable& table, const Part& part) {

@@ -20,6 +20,14 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// The accepted drafts of a tree stand among others: notes their rows.
+void line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
+  const int first_row = lease.layout.span_begin[index] + lease.spans[index].num_new_tokens;
+  for (size_t i = 0; i < path.size(); ++i) {
+    lease.committed_row[static_cast<size_t>(first_row) + i] = first_row + path[i];
+  }
+}
+
 }  // namespace
 
 void HostPace::begin() {
@@ -208,14 +216,6 @@ void HostStep::accept(StepLease& lease) {
     line_up(lease, i, path);
   }
   move_kv(lease);
-}
-
-/// The accepted drafts of a tree stand among others: notes their rows.
-void HostStep::line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
-  const int first_row = lease.layout.span_begin[index] + lease.spans[index].num_new_tokens;
-  for (size_t i = 0; i < path.size(); ++i) {
-    lease.committed_row[static_cast<size_t>(first_row) + i] = first_row + path[i];
-  }
 }
 
 void HostStep::move_kv(const StepLease& lease) {

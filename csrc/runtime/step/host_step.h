@@ -70,7 +70,6 @@ class HostStep final : public StepBackend {
   void lay_out(StepLease& lease);
   void fill_masks(const StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
-  void line_up(StepLease& lease, size_t span, std::span<const int32_t> path);
   void move_kv(const StepLease& lease);
   RowBatch row_batch(const RowLayout& layout) const;
   /// The step for the drafter to learn from: `num_computed` by span.

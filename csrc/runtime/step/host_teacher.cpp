@@ -1,9 +1,9 @@
 #include "runtime/step/host_teacher.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/ops.h"
+#include "runtime/step/kept_learning.h"
 
 namespace openspec {
 
@@ -46,41 +46,21 @@ KeptRows HostTeacher::kept_rows() {
 void HostTeacher::learn_kept() {
   const int num_steps = std::exchange(num_kept_steps_, 0);
   if (num_steps == 0) return;
-  const KeptRows kept = kept_rows();
-  const std::vector<int> in_use = context_.table.slots_in_use();
-  const auto most = static_cast<size_t>(context_.config.max_num_batched_tokens / num_steps);
-  for (size_t first = 0; first < in_use.size(); first += most) {
-    const size_t count = std::min(most, in_use.size() - first);
-    const std::vector<int32_t> slots(in_use.begin() + static_cast<ptrdiff_t>(first),
-                                     in_use.begin() + static_cast<ptrdiff_t>(first + count));
-    const auto num_rows = static_cast<int>(count) * num_steps;
-    std::vector<int32_t> begin(count + 1), kv_len(count), num_computed(count),
-        source(static_cast<size_t>(num_rows));
-    ops::take_kept_rows(exec_, {.kept = kept,
-                                .slot = slots.data(),
-                                .kv_len = context_.table.kv_len_data(),
-                                .num_slots = static_cast<int>(count),
-                                .num_rows = num_rows,
-                                .span_begin = begin.data(),
-                                .span_kv_len = kv_len.data(),
-                                .num_computed = num_computed.data(),
-                                .source = source.data()});
-    ops::gather_rows(exec_, {.row = source.data(),
-                             .in = kept.features,
-                             .out = features_.data(),
-                             .num_rows = begin.back(),
-                             .width_bytes = kept.width_bytes,
-                             .out_stride = kept.width_bytes});
-    RowBatch rows{.num_rows = begin.back(), .num_spans = static_cast<int>(count)};
-    rows.span_begin = begin.data();
-    rows.span_kv_len = kv_len.data();
-    rows.span_seq = slots.data();
-    context_.drafter.learn(exec_, context_.table.view(),
-                           {.rows = rows,
-                            .num_computed = num_computed.data(),
-                            .num_committed = begin.back(),
-                            .features = features_.data()});
-  }
+  const std::vector<int32_t> slots = context_.table.slots_in_use();
+  const auto max_rows = static_cast<size_t>(context_.config.max_num_batched_tokens);
+  std::vector<int32_t> begin(slots.size() + 1), kv_len(slots.size()), num_computed(slots.size()),
+      source(max_rows);
+  const KeptLearning learning{.kept = kept_rows(),
+                              .table = context_.table.view(),
+                              .kv_len = context_.table.kv_len_data(),
+                              .num_steps = num_steps,
+                              .max_rows = static_cast<int>(max_rows),
+                              .span_begin = begin.data(),
+                              .span_kv_len = kv_len.data(),
+                              .num_computed = num_computed.data(),
+                              .source = source.data(),
+                              .features = features_.data()};
+  learning.learn(exec_, context_.drafter, slots);
 }
 
 }  // namespace openspec
