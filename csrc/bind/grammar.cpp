@@ -29,8 +29,6 @@ PYBIND11_MODULE(_grammar, m) {
   using namespace openspec;
   m.doc() = "Grammars: compiled for a vocabulary, and matched.";
   bind_vocabulary(m)
-      .def_property_readonly("size",
-                             [](const PythonVocabulary& self) { return self.vocabulary->size(); })
       .def_property_readonly(
           "max_token_chars",
           [](const PythonVocabulary& self) { return self.vocabulary->max_token_chars(); })

@@ -15,8 +15,6 @@ class Vocabulary:
         self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
     ) -> None: ...
     @property
-    def size(self) -> int: ...
-    @property
     def max_token_chars(self) -> int:
         """Code points of the longest token."""
 
