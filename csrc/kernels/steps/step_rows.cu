@@ -1,6 +1,6 @@
 #include <cuda_runtime.h>
 
-#include "core/draft_merge.h"
+#include "core/put_first.h"
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/steps/step_rows.h"
