@@ -1,4 +1,4 @@
-"""Equal parts of a rewritten schema as one definition: the library takes each place for itself."""
+"""Definitions of a rewritten schema: whether their values end; equal parts as one of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.grammar.constraints import Unenforceable
 
 MIN_SHARED_CHARS = 64
 
 
+def check_productive(root: JsonValue, defs: Mapping[str, JsonValue]) -> None:
+    """Refuses what can never end: a value that must hold another one of its own kind."""
+
+    def ends(node: JsonValue) -> bool:
+        if not isinstance(node, Mapping):
+            return True
+        if "$ref" in node:
+            return str(node["$ref"]).rpartition("/")[2] in good
+        if isinstance(options := node.get("anyOf"), list):
+            return any(map(ends, options))
+        properties, required = node.get("properties"), node.get("required")
+        if isinstance(properties, Mapping) and isinstance(required, list):
+            return all(ends(properties[name]) for name in required)
+        prefix = node.get("prefixItems")
+        return all(map(ends, prefix if isinstance(prefix, list) else ())) and (
+            "minItems" not in node or ends(node.get("items"))
+        )
+
+    good: set[str] = set()
+    while more := {name for name in defs if name not in good and ends(defs[name])}:
+        good |= more
+    if len(good) < len(defs) or not ends(root):
+        raise Unenforceable("", "no value fits this schema: one would hold itself for ever")
+
+
 def shared(root: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """An equal schema, whose definitions hold what stands in several places."""
+    """An equal schema, whose definitions hold what stands in several places.
+
+    The library takes each place for itself.
+    """
     given = root.get("$defs", {})
     assert isinstance(given, Mapping)
     places = Counter[str]()
