@@ -12,8 +12,8 @@ import pytest
 from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.constraints import Unenforceable
-from openspec.grammar.formats import grammar_format, json_of, source_of
-from openspec.grammar.json_rules import chars_behind_quote, compile_source, json_rules
+from openspec.grammar.formats import json_of, source_of
+from openspec.grammar.json_rules import chars_behind_quote, json_rules
 from openspec.grammar.schema import enforceable
 from openspec.grammar.strict import check_strict
 from openspec.messages import StructuredOutputs
@@ -238,7 +238,7 @@ def test_many_lengths_are_budgets() -> None:
     rules = json_rules(node, "line", 128, behind)
     assert sorted(re.findall(r"max_chars=(\d+)", rules)) == ["87", "88", "89", "90"]
     assert rules.count("Regex(") == 2
-    data = compile_source(vocabulary(), source_of(grammar_format(rules, "grammar"), "grammar"))
+    data = compiled({"type": "grammar", "grammar": rules})
     fitting = {f"f{i}": "x" * low for i, (low, _) in enumerate(ends)}
     assert accepts(data, json.dumps(fitting))
     for i, (low, high) in enumerate(ends):
