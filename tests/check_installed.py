@@ -8,6 +8,7 @@ import torch
 
 import openspec
 from openspec import _grammar, ops
+from openspec.grammar.formats import pattern, source_of
 
 SOURCES = Path(__file__).resolve().parents[1] / "python" / "openspec"
 
@@ -30,7 +31,8 @@ def main() -> None:
     assert match_len.tolist() == [2], match_len
 
     vocabulary = _grammar.Vocabulary([b"a", b"b", b""], 3, [2])
-    matcher = _grammar.Matcher(vocabulary, _grammar.compile_regex(vocabulary, "ab*"))
+    source = source_of(pattern("ab*"), "pattern")
+    matcher = _grammar.Matcher(vocabulary, _grammar.compile_structural_tag(vocabulary, source))
     assert matcher.allowed() == [0], matcher.allowed()
 
     for module in (f"openspec.{name}" for name in ("serve", "bench", "doctor", "convert_drafter")):

@@ -15,7 +15,7 @@ from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import source_of
 from openspec.grammar.json_rules import chars_behind_quote, compile_source
 from openspec.messages import SpeculativeOptions, StructuredOutputs
-from openspec.settings import Raw
+from openspec.settings.setting import Raw
 from openspec.text.answer_grammar import content_format
 from openspec.text.tokenizer import Tokenizer
 

@@ -62,7 +62,7 @@ def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor
     from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import load_weights
     from openspec.messages import SamplingParams
-    from openspec.specs import RunnerConfig
+    from openspec.specs.runner import RunnerConfig
 
     config = RunnerConfig(
         target=ModelConfig.from_folder(folder).spec,

@@ -85,10 +85,6 @@ std::vector<T> parts_of(Runner& runner, T Draft::* part) {
   return parts;
 }
 
-struct PythonVocabulary {
-  std::shared_ptr<const Vocabulary> vocabulary;
-};
-
 /// Of each FinishReason.
 constexpr const char* kFinishNames[] = {"", "stop", "length"};
 
@@ -171,14 +167,7 @@ void bind_values(py::module_& m) {
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
-  py::class_<PythonVocabulary>(m, "Vocabulary")
-      .def(py::init([](const std::vector<std::string>& tokens, int vocab_size,
-                       const std::vector<int32_t>& stop_ids) {
-             py::gil_scoped_release nogil;
-             return PythonVocabulary{
-                 std::make_shared<const Vocabulary>(tokens, vocab_size, stop_ids)};
-           }),
-           py::arg("tokens"), py::arg("vocab_size"), py::arg("stop_ids"));
+  bind_vocabulary(m);
   py::class_<PythonGrammar>(m, "Grammar")
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);

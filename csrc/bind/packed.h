@@ -1,12 +1,17 @@
 #pragma once
 
-/// Serialised grammars cross processes compressed: the library writes text, up to tens of MB.
+/// What both modules show of grammars. Serialised ones cross processes compressed: the library
+/// writes text, up to tens of MB.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/check.h"
+#include "grammar/vocabulary.h"
 
 namespace openspec {
 
@@ -21,6 +26,22 @@ inline std::string unpacked(const pybind11::bytes& data) {
   } catch (const pybind11::error_already_set&) {
     throw ArgumentError("not a compiled grammar");
   }
+}
+
+/// Python's Vocabulary: pybind11 holds no pointers to const.
+struct PythonVocabulary {
+  std::shared_ptr<const Vocabulary> vocabulary;
+};
+
+inline pybind11::class_<PythonVocabulary> bind_vocabulary(pybind11::module_& m) {
+  return pybind11::class_<PythonVocabulary>(m, "Vocabulary", pybind11::module_local())
+      .def(pybind11::init([](const std::vector<std::string>& tokens, int vocab_size,
+                             const std::vector<int32_t>& stop_ids) {
+             pybind11::gil_scoped_release nogil;
+             return PythonVocabulary{
+                 std::make_shared<const Vocabulary>(tokens, vocab_size, stop_ids)};
+           }),
+           pybind11::arg("tokens"), pybind11::arg("vocab_size"), pybind11::arg("stop_ids"));
 }
 
 }  // namespace openspec

@@ -95,11 +95,6 @@ std::vector<PageHash> PagePool::published_hashes() const {
   return hashes;
 }
 
-int PagePool::reference_count(PageId page) const {
-  OPENSPEC_CHECK(page >= 0 && page < num_pages(), "page ", page, " is outside the pool");
-  return pages_[static_cast<size_t>(page)].num_references;
-}
-
 void PagePool::check_integrity(std::span<const PageId> holders) const {
   std::vector<int> num_holders(pages_.size(), 0);
   std::vector<int> num_places(pages_.size(), 0);

@@ -48,7 +48,6 @@ class PagePool {
   /// tells it of that, with the tokens.
   void set_event_log(PageEventLog* log) { event_log_ = log; }
 
-  int reference_count(PageId page) const;
   /// Throws EngineError unless every page is exactly one of free, cached and held, and each is held
   /// as often as it occurs in `holders`.
   void check_integrity(std::span<const PageId> holders) const;

@@ -44,10 +44,6 @@ void check_attributes(const xgrammar::Grammar& grammar) {
   }
 }
 
-xgrammar::GrammarCompiler compiler_of(const Vocabulary& vocabulary, int num_threads) {
-  return {vocabulary.library().info, num_threads, /*cache_enabled=*/false};
-}
-
 }  // namespace
 
 CompiledGrammar::CompiledGrammar(std::shared_ptr<const Vocabulary> vocabulary,
@@ -64,50 +60,18 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::make(
       new CompiledGrammar(std::move(vocabulary), std::move(library)));
 }
 
-std::shared_ptr<const CompiledGrammar> CompiledGrammar::json_schema(
-    std::shared_ptr<const Vocabulary> vocabulary, const std::string& schema,
-    const JsonOptions& options, int num_threads) {
-  return make(vocabulary, [&] {
-    std::optional<int> max_whitespace;
-    if (options.max_whitespace >= 0) max_whitespace = options.max_whitespace;
-    return compiler_of(*vocabulary, num_threads)
-        .CompileJSONSchema(schema, options.any_whitespace, /*indent=*/std::nullopt,
-                           /*separators=*/std::nullopt, options.strict, max_whitespace,
-                           options.any_order);
-  });
-}
-
-std::shared_ptr<const CompiledGrammar> CompiledGrammar::json_object(
-    std::shared_ptr<const Vocabulary> vocabulary, int num_threads) {
-  return json_schema(std::move(vocabulary), R"({"type": "object"})", {.strict = false},
-                     num_threads);
-}
-
-std::shared_ptr<const CompiledGrammar> CompiledGrammar::regex(
-    std::shared_ptr<const Vocabulary> vocabulary, const std::string& pattern, int num_threads) {
-  return make(vocabulary,
-              [&] { return compiler_of(*vocabulary, num_threads).CompileRegex(pattern); });
-}
-
-std::shared_ptr<const CompiledGrammar> CompiledGrammar::ebnf(
-    std::shared_ptr<const Vocabulary> vocabulary, const std::string& text, int num_threads) {
-  return make(vocabulary, [&] {
-    const xgrammar::Grammar grammar = xgrammar::Grammar::FromEBNF(text);
-    check_attributes(grammar);
-    return compiler_of(*vocabulary, num_threads).CompileGrammar(grammar);
-  });
-}
-
 std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
-    std::shared_ptr<const Vocabulary> vocabulary, const std::string& json, int num_threads) {
+    std::shared_ptr<const Vocabulary> vocabulary, const std::string& json) {
   return make(vocabulary, [&] {
-    const auto made = xgrammar::Grammar::FromStructuralTag(json, vocabulary->library().info);
+    const xgrammar::TokenizerInfo& info = vocabulary->library().info;
+    const auto made = xgrammar::Grammar::FromStructuralTag(json, info);
     if (const auto* error = std::get_if<xgrammar::StructuralTagError>(&made)) {
       std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
     }
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
-    return compiler_of(*vocabulary, num_threads).CompileGrammar(grammar);
+    return xgrammar::GrammarCompiler(info, /*max_threads=*/1, /*cache_enabled=*/false)
+        .CompileGrammar(grammar);
   });
 }
 

@@ -66,6 +66,17 @@ OPENSPEC_DEFINE_OP(block_path, BlockPathParams)
 OPENSPEC_DEFINE_OP(block_pairs, BlockPairsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
 
+/// to[i] = from[row[i]], rows of so many bytes; rows of -1 keep what they hold. No `row`: row i.
+inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
+                      int num_rows, int64_t width_bytes) {
+  gather_rows(exec, {.row = row,
+                     .in = from,
+                     .out = to,
+                     .num_rows = num_rows,
+                     .width_bytes = width_bytes,
+                     .out_stride = width_bytes});
+}
+
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
   if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);

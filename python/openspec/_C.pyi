@@ -6,7 +6,7 @@ from typing import final
 from typing_extensions import Buffer
 
 from openspec.messages import SamplingParams
-from openspec.specs import RunnerConfig
+from openspec.specs.runner import RunnerConfig
 
 def has_cuda() -> bool:
     """Whether a runner can use CUDA, in this build and on this machine."""

@@ -15,43 +15,20 @@ class Vocabulary:
         self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
     ) -> None: ...
     @property
-    def size(self) -> int: ...
-    @property
     def max_token_chars(self) -> int:
         """Code points of the longest token."""
 
     def tokenize(self, text: bytes, most: int) -> list[int]:
         """The bytes as tokens, the longest that fits first; at most `most`."""
 
-# Each returns what the engine loads and `Matcher` takes. It releases the GIL, and raises ValueError
-# with the library's message where the grammar is refused.
+def compile_structural_tag(vocabulary: Vocabulary, json: str) -> bytes:
+    """Returns what the engine loads and `Matcher` takes; releases the GIL.
 
-def compile_json_schema(
-    vocabulary: Vocabulary,
-    schema: str,
-    *,
-    any_whitespace: bool = True,
-    strict: bool = True,
-    any_order: bool = False,
-    max_whitespace: int = -1,
-    num_threads: int = 1,
-) -> bytes:
-    """`strict`: nothing that the schema does not name, unless it says so.
-
-    `any_order`: of an object's properties; else they come as the schema has them.
-    `max_whitespace`: characters in a row between tokens of JSON; -1: any number.
+    Raises ValueError with the library's message where the grammar is refused.
     """
 
-def compile_json_object(vocabulary: Vocabulary, *, num_threads: int = 1) -> bytes:
-    """Any JSON object."""
-
-def compile_regex(vocabulary: Vocabulary, pattern: str, *, num_threads: int = 1) -> bytes: ...
-def compile_ebnf(vocabulary: Vocabulary, text: str, *, num_threads: int = 1) -> bytes:
-    """Begins with the rule `root`."""
-
-def compile_structural_tag(vocabulary: Vocabulary, json: str, *, num_threads: int = 1) -> bytes: ...
 def json_schema_rules(schema: str) -> str:
-    """JSON of a schema as rules in EBNF, with `max_whitespace` 2."""
+    """JSON of a schema as rules in EBNF, with at most two white-space characters in a row."""
 
 @final
 class Matcher:

@@ -14,18 +14,16 @@ from openspec.checkpoint.folder import check_source, downloaded, is_hub_id, spli
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
-from openspec.settings import (
-    Names,
+from openspec.settings.command_line import parse_command_line
+from openspec.settings.names import Names, nearest, with_revisions
+from openspec.settings.setting import (
     Raw,
     Setting,
     SettingsGroup,
     build,
     check_ranges,
     group_of,
-    nearest,
     number,
-    parse_command_line,
-    with_revisions,
 )
 from openspec.settings.spellings import SPECULATIVE_SPELLINGS
 

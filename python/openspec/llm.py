@@ -28,7 +28,7 @@ from openspec.messages import (
     SpeculativeOptions,
     mean_acceptance_length,
 )
-from openspec.settings import Raw
+from openspec.settings.setting import Raw
 from openspec.text.loaded_grammars import LoadedGrammars
 from openspec.text.outputs import RequestOutput, RequestOutputProcessor, request_output
 from openspec.text.parsers.reasoning import thinking_of

@@ -386,6 +386,20 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
             sums[position] += accepted
 
 
+def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats:
+    """What was counted in between."""
+    old = before.num_accepted_tokens_per_pos
+    old = [*old, *[0] * (len(after.num_accepted_tokens_per_pos) - len(old))]
+    return SpecDecodeStats(
+        num_drafts=after.num_drafts - before.num_drafts,
+        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
+        num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
+        num_accepted_tokens_per_pos=[
+            now - then for now, then in zip(after.num_accepted_tokens_per_pos, old, strict=True)
+        ],
+    )
+
+
 def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
     """Of several sequences; step by step only of one."""
     total = SpecDecodeStats(num_steps=sum(part.num_steps for part in parts))

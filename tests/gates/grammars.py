@@ -11,7 +11,7 @@ import tokenizers
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core.engine_core import EngineCore
-from openspec.grammar.formats import json_of, source_of
+from openspec.grammar.formats import grammar_format, json_of, pattern, source_of
 from openspec.grammar.json_rules import compile_source
 from openspec.messages import SpeculativeOptions
 from openspec.text.vocabulary import spelling_of
@@ -83,17 +83,22 @@ def vocabulary() -> _grammar.Vocabulary:
     return _grammar.Vocabulary(*tokens())
 
 
+def ebnf(rules: str) -> bytes:
+    return compile_source(vocabulary(), source_of(grammar_format(rules, "grammar"), "grammar"))
+
+
 @cache
 def compiled(kind: str) -> bytes:
     if kind == "json_schema":
         return compile_source(vocabulary(), source_of(json_of(PERSON_WITH_MOTTO, "line"), kind))
     if kind == "regex":
-        return _grammar.compile_regex(vocabulary(), "[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
+        words = pattern("[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
+        return compile_source(vocabulary(), source_of(words, kind))
     if kind == "choice":
         days = ("Monday", "Tuesday", "Wednesday", "Thursday", "Monday evening")
-        return _grammar.compile_ebnf(vocabulary(), "root ::= " + " | ".join(map(json.dumps, days)))
+        return ebnf("root ::= " + " | ".join(map(json.dumps, days)))
     if kind == "ebnf":
-        return _grammar.compile_ebnf(vocabulary(), EXPRESSION)
+        return ebnf(EXPRESSION)
     return _grammar.compile_structural_tag(vocabulary(), json.dumps(THOUGHTS))
 
 

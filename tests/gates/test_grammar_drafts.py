@@ -7,18 +7,18 @@ import dataclasses
 
 import pytest
 
-from openspec import _C, _grammar
+from openspec import _C
 from openspec.messages import SamplingParams
 from tests.gates import harness
 from tests.gates.grammars import (
     PLAINLY,
+    ebnf,
     grammar_core,
     grammar_jobs,
     plain,
     plain_core,
     prompts,
     tokens,
-    vocabulary,
 )
 from tests.gates.harness import Job, run, run_alone, texts
 from tests.gates.workload import sampling
@@ -132,7 +132,7 @@ SENTENCE = 'root ::= "The answer to the question is " [0-9]{1,3} ", and nothing 
 @pytest.mark.parametrize("method", ["none", "silent", "ngram"])
 def test_forced_tokens_are_drafts(method: str, adaptive: bool) -> None:
     """What the grammar leaves no choice of is drafted without any drafter, and counted apart."""
-    data = _grammar.compile_ebnf(vocabulary(), SENTENCE)
+    data = ebnf(SENTENCE)
     for kind in ("greedy", "sampled"):
         job = Job(prompts()[2], sampling(kind, 0, 40), grammar="sentence")
         without_drafts = plain_core(harness.MODEL)
@@ -163,7 +163,7 @@ def test_forced_tokens_are_drafts(method: str, adaptive: bool) -> None:
 def test_a_drafter_goes_on_after_what_a_grammar_offers() -> None:
     job = Job(prompts()[2], sampling("greedy", 0, 40), grammar="sentence")
     core = plain_core(harness.MODEL)
-    data = _grammar.compile_ebnf(vocabulary(), SENTENCE)
+    data = ebnf(SENTENCE)
     core.load_grammar("sentence", data)
     [expected] = run(core, [job])
     knowing = grammar_core(

@@ -22,7 +22,7 @@ from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
 from openspec.messages import SamplingParams
-from openspec.specs import RunnerConfig
+from openspec.specs.runner import RunnerConfig
 from openspec.text.tokenizer import Tokenizer
 from tests.gates import harness
 

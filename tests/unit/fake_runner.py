@@ -15,10 +15,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from openspec.engine.core.executor import Logprobs, PageEvent, SpanDetail
 from openspec.engine.core.request import Request, Span
 from openspec.errors import EngineError, OutOfPages
+
+if TYPE_CHECKING:
+    from openspec._C import PageEvent, SpanDetail, TokenLogprobs
 
 VOCAB = 50
 
@@ -71,7 +74,7 @@ def plain_text(prompt: list[int], params: FakeParams, max_model_len: int) -> tup
             return output, "length"
 
 
-def logprobs_of(tokens: Sequence[int], token: int, count: int) -> Logprobs:
+def logprobs_of(tokens: Sequence[int], token: int, count: int) -> TokenLogprobs:
     value = -(zlib.crc32(repr((list(tokens), token)).encode()) % 1000) / 100
     return [token, *range(count)], [value] * (1 + count), 1
 
@@ -84,8 +87,8 @@ class FakeSpanResult:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafts_by_source: Sequence[tuple[int, int]] = ((0, 0), (0, 0))
-    logprobs: list[Logprobs] = field(default_factory=list)
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     detail: SpanDetail | None = None
 
 

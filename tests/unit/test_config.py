@@ -17,15 +17,8 @@ from openspec.config import (
     parse_engine_args,
 )
 from openspec.errors import ConfigError
-from openspec.settings import (
-    build,
-    field_docs,
-    format_bytes,
-    group_of,
-    number,
-    parse_bytes,
-    parse_command_line,
-)
+from openspec.settings.command_line import parse_command_line
+from openspec.settings.setting import build, field_docs, format_bytes, group_of, number, parse_bytes
 
 
 @pytest.fixture(autouse=True)

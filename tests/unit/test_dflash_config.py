@@ -15,7 +15,7 @@ from openspec.config import EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import Checkup, OptionValue
 from openspec.errors import ConfigError
-from openspec.specs import AttentionSpec, DenseMlpSpec, LayerSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
 from tests.heads.formats import markov_tensors
 from tests.heads.stubs import (
     BLOCK,

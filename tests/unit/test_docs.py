@@ -12,7 +12,7 @@ from bench import make_tables
 from openspec.config import parse_engine_args
 from openspec.serve.config import ServeConfig
 from openspec.serve.server.app import PUBLIC_PATHS, ROUTES
-from openspec.settings import build, group_of
+from openspec.settings.setting import build, group_of
 from tests import prose
 
 ROOT = Path(__file__).resolve().parents[2]

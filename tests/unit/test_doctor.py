@@ -13,7 +13,7 @@ from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, record_draft
-from openspec.specs import HeadSpec
+from openspec.specs.head import HeadSpec
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
 from tests.heads.stubs import tensor, write_draft, write_target

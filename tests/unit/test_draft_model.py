@@ -14,7 +14,8 @@ from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
 from openspec.errors import ConfigError, EngineError
-from openspec.specs import HeadSpec, RunnerConfig
+from openspec.specs.head import HeadSpec
+from openspec.specs.runner import RunnerConfig
 from tests.heads.stubs import (
     Tensors,
     tensor,

@@ -19,7 +19,8 @@ from openspec.drafters import get_drafter
 from openspec.drafters.eagle3.eagle3_format import default_layers
 from openspec.drafters.spec import OptionValue
 from openspec.errors import ConfigError
-from openspec.specs import AttentionSpec, DenseMlpSpec, HeadSpec, LayerSpec
+from openspec.specs.head import HeadSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
 from tests.heads.stubs import (
     DRAFT_VOCAB,
     HEAD_DIM,

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from openspec.engine.core import executor
-from openspec.engine.core.executor import SpanResult
 from openspec.engine.core.request import Span
 from openspec.errors import EngineError, OutOfPages
 from tests.unit.both_depths import both_depths
 from tests.unit.fake_core import expected, make_core, make_request, run
 from tests.unit.fake_runner import FakeParams, FakeRunner
+
+if TYPE_CHECKING:
+    from openspec._C import SpanResult
 
 STAGES = ("reserve", "propose", "layout", "score", "choose", "accept", "commit")
 

@@ -11,22 +11,30 @@ import jsonschema_rs
 import pytest
 
 from openspec import _grammar
+from openspec.grammar.formats import ANY_OBJECT, Format, json_of, pattern, source_of
+from openspec.grammar.json_rules import compile_source
 
 END = 256
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"", b'{"', b"name", b'": "', b'"}', b""]
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string"}},
-        "required": ["name"],
-        "additionalProperties": False,
-    }
-)
+SCHEMA: Format = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> _grammar.Vocabulary:
     return _grammar.Vocabulary(TOKENS, 300, [END])
+
+
+def ebnf(rules: str) -> Format:
+    return {"type": "grammar", "grammar": rules}
+
+
+def compiled(vocabulary: _grammar.Vocabulary, format: Format) -> bytes:
+    return compile_source(vocabulary, source_of(format, "format"))
 
 
 def accepts(vocabulary: _grammar.Vocabulary, data: bytes, text: bytes) -> bool:
@@ -47,39 +55,18 @@ def test_loads_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "good", "bad"),
+    ("format", "good", "bad"),
     [
+        (json_of(SCHEMA), b'{ "name": "a{b" }', b'{"name": 1}'),
+        (json_of(ANY_OBJECT), b'{"a": [1, null]}', b"[1]"),
+        (pattern("a(bc)*[0-9]{2}"), b"abcbc07", b"ab07"),
+        (ebnf('root ::= "yes" | "no"'), b"no", b"maybe"),
         (
-            lambda v: _grammar.compile_json_schema(v, SCHEMA),
-            b'{ "name": "a{b" }',
-            b'{"name": 1}',
-        ),
-        (lambda v: _grammar.compile_json_object(v), b'{"a": [1, null]}', b"[1]"),
-        (lambda v: _grammar.compile_regex(v, "a(bc)*[0-9]{2}"), b"abcbc07", b"ab07"),
-        (lambda v: _grammar.compile_ebnf(v, 'root ::= "yes" | "no"'), b"no", b"maybe"),
-        (
-            lambda v: _grammar.compile_structural_tag(
-                v,
-                json.dumps(
-                    {
-                        "type": "structural_tag",
-                        "format": {
-                            "type": "triggered_tags",
-                            "triggers": ["<t>"],
-                            "tags": [
-                                {
-                                    "begin": "<t>",
-                                    "content": {
-                                        "type": "json_schema",
-                                        "json_schema": {"type": "integer"},
-                                    },
-                                    "end": "</t>",
-                                }
-                            ],
-                        },
-                    }
-                ),
-            ),
+            {
+                "type": "triggered_tags",
+                "triggers": ["<t>"],
+                "tags": [{"begin": "<t>", "content": json_of({"type": "integer"}), "end": "</t>"}],
+            },
             b"so <t>42</t>.",
             b"so <t>x</t>",
         ),
@@ -87,12 +74,9 @@ def test_loads_without_torch() -> None:
     ids=["json_schema", "json_object", "regex", "ebnf", "structural_tag"],
 )
 def test_masks_and_matches(
-    vocabulary: _grammar.Vocabulary,
-    compiled: Callable[[_grammar.Vocabulary], bytes],
-    good: bytes,
-    bad: bytes,
+    vocabulary: _grammar.Vocabulary, format: Format, good: bytes, bad: bytes
 ) -> None:
-    data = compiled(vocabulary)
+    data = compiled(vocabulary, format)
     assert accepts(vocabulary, data, good)
     assert not accepts(vocabulary, data, bad)
 
@@ -109,7 +93,7 @@ def test_answers_validate(vocabulary: _grammar.Vocabulary) -> None:
         "required": ["id", "kind"],
         "additionalProperties": False,
     }
-    data = _grammar.compile_json_schema(vocabulary, json.dumps(schema), any_whitespace=False)
+    data = compiled(vocabulary, json_of(schema, "line"))
     for seed in range(30):
         matcher = _grammar.Matcher(vocabulary, data)
         text = b""
@@ -124,7 +108,7 @@ def test_answers_validate(vocabulary: _grammar.Vocabulary) -> None:
 
 
 def test_offers_are_the_longest_tokens(vocabulary: _grammar.Vocabulary) -> None:
-    data = _grammar.compile_json_schema(vocabulary, SCHEMA, any_whitespace=False)
+    data = compiled(vocabulary, pattern(r'\{"name": "[a-z]*"}'))
     matcher = _grammar.Matcher(vocabulary, data)
     assert matcher.offer(8) == [257, 258, 259]
     assert matcher.offer(2) == [257, 258]
@@ -140,7 +124,7 @@ def test_offers_are_the_longest_tokens(vocabulary: _grammar.Vocabulary) -> None:
 
 
 def test_goes_back(vocabulary: _grammar.Vocabulary) -> None:
-    matcher = _grammar.Matcher(vocabulary, _grammar.compile_regex(vocabulary, "ab*c"))
+    matcher = _grammar.Matcher(vocabulary, compiled(vocabulary, pattern("ab*c")))
     before = matcher.bitmask()
     for token in b"abc":
         assert matcher.accept(token)
@@ -151,9 +135,7 @@ def test_goes_back(vocabulary: _grammar.Vocabulary) -> None:
 
 
 def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) -> None:
-    matcher = _grammar.Matcher(
-        vocabulary, _grammar.compile_regex(vocabulary, "[\\x00-\\U0010ffff]*")
-    )
+    matcher = _grammar.Matcher(vocabulary, compiled(vocabulary, pattern(r"[\x00-\U0010ffff]*")))
     assert not {261, 262, 299} & set(matcher.allowed())
     assert END in matcher.allowed()
     for token in (-1, 261, 299, 300, 1 << 30):
@@ -161,23 +143,20 @@ def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) ->
 
 
 @pytest.mark.parametrize(
-    ("compiled", "message"),
+    ("make", "message"),
     [
-        (lambda v: _grammar.compile_json_schema(v, '{"type": "foo"}'), 'Unsupported type "foo"'),
-        (lambda v: _grammar.compile_json_schema(v, "{"), "JSON"),
-        (lambda v: _grammar.compile_regex(v, "a(b"), "parenthesis is not closed"),
-        (lambda v: _grammar.compile_ebnf(v, "root ::= foo"), 'Rule "foo" is not defined'),
+        (lambda v: compiled(v, json_of({"type": "foo"})), 'Unsupported type "foo"'),
+        (lambda v: _grammar.compile_structural_tag(v, "{"), "JSON"),
+        (lambda v: compiled(v, pattern("a(b")), "parenthesis is not closed"),
+        (lambda v: compiled(v, ebnf("root ::= foo")), 'Rule "foo" is not defined'),
         (lambda v: _grammar.compile_structural_tag(v, "{}"), "format field"),
-        (
-            lambda v: _grammar.compile_ebnf(v, "root[max_tokens=4] ::= [a-z]*"),
-            "root has max_tokens",
-        ),
+        (lambda v: compiled(v, ebnf("root[max_tokens=4] ::= [a-z]*")), "has max_tokens"),
         (lambda v: _grammar.Matcher(v, b"{}"), "not a compiled grammar"),
         (lambda v: _grammar.Vocabulary([b"a"], 1, []), "token that ends"),
         (lambda v: _grammar.Vocabulary([b"a"], 1, [1]), "outside the vocabulary of 1"),
         (
             lambda v: _grammar.Matcher(
-                _grammar.Vocabulary([b"a", b"b"], 2, [1]), _grammar.compile_regex(v, "a")
+                _grammar.Vocabulary([b"a", b"b"], 2, [1]), compiled(v, pattern("a"))
             ),
             "metadata mismatch",
         ),
@@ -185,8 +164,8 @@ def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) ->
 )
 def test_refuses(
     vocabulary: _grammar.Vocabulary,
-    compiled: Callable[[_grammar.Vocabulary], object],
+    make: Callable[[_grammar.Vocabulary], object],
     message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        compiled(vocabulary)
+        make(vocabulary)

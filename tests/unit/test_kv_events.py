@@ -9,14 +9,13 @@ import builtins
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import zmq
 
 from openspec.config import config_from_settings, parse_engine_args
-from openspec.engine.core.executor import PageEvent
 from openspec.engine.core.kv_events import (
     END_OF_REPLAY,
     EventBatch,
@@ -31,6 +30,9 @@ from openspec.errors import ConfigError
 from openspec.llm import LLM
 from openspec.messages import EngineRequest, SamplingParams
 from tests.gates import harness
+
+if TYPE_CHECKING:
+    from openspec._C import PageEvent
 
 BATCH = bytes.fromhex(
     "93cb3ff80000000000009481a474797065b0416c6c426c6f636b73436c6561726564de000ba474797065ab426c6f63"

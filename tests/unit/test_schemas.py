@@ -238,7 +238,7 @@ def test_many_lengths_are_budgets() -> None:
     rules = json_rules(node, "line", 128, behind)
     assert sorted(re.findall(r"max_chars=(\d+)", rules)) == ["87", "88", "89", "90"]
     assert rules.count("Regex(") == 2
-    data = _grammar.compile_ebnf(vocabulary(), rules)
+    data = compiled({"type": "grammar", "grammar": rules})
     fitting = {f"f{i}": "x" * low for i, (low, _) in enumerate(ends)}
     assert accepts(data, json.dumps(fitting))
     for i, (low, high) in enumerate(ends):

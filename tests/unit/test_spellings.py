@@ -17,7 +17,8 @@ from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import BODIES_SHARE, MAX_PROMPT_LOGPROBS
 from openspec.serve.server.connection import MAX_CONNECTIONS
 from openspec.serve.server.run import KEEP_ALIVE_TIMEOUT_S
-from openspec.settings import Names, group_of
+from openspec.settings.names import Names
+from openspec.settings.setting import group_of
 from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLINGS, Spelling
 from openspec.text.pool import NUM_THREADS
 

@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
 #include "kernels/attention/plan.cuh"
 #include "kernels/attention/work.cuh"
 #include "kernels/common/launch.cuh"

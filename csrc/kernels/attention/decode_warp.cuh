@@ -10,7 +10,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 

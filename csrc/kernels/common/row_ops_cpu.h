@@ -21,6 +21,20 @@ OPENSPEC_INLINE void for_each_row(const ExecContext& exec, int64_t num_rows, int
   });
 }
 
+/// How numbers of a type lie in memory, and what is left of a sum or product in it.
+struct Bf16 {
+  using Stored = uint16_t;
+  static OPENSPEC_INLINE float load(uint16_t bits) { return bf16_to_float(bits); }
+  static OPENSPEC_INLINE uint16_t store(float x) { return float_to_bf16(x); }
+  static OPENSPEC_INLINE float round(float x) { return round_to_bf16(x); }
+};
+struct F32 {
+  using Stored = float;
+  static OPENSPEC_INLINE float load(float x) { return x; }
+  static OPENSPEC_INLINE float store(float x) { return x; }
+  static OPENSPEC_INLINE float round(float x) { return x; }
+};
+
 /// Elements [at, at + kLanes) of an array as fp32.
 OPENSPEC_INLINE Vf load_floats(DType dtype, const void* x, int64_t at) {
   if (dtype == DType::kF32) return load(static_cast<const float*>(x) + at);

@@ -7,20 +7,6 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
-/// How numbers of a type lie in memory, and what is left of a sum or product in it.
-struct Bf16 {
-  using Stored = uint16_t;
-  static OPENSPEC_INLINE float load(uint16_t bits) { return bf16_to_float(bits); }
-  static OPENSPEC_INLINE uint16_t store(float x) { return float_to_bf16(x); }
-  static OPENSPEC_INLINE float round(float x) { return round_to_bf16(x); }
-};
-struct F32 {
-  using Stored = float;
-  static OPENSPEC_INLINE float load(float x) { return x; }
-  static OPENSPEC_INLINE float store(float x) { return x; }
-  static OPENSPEC_INLINE float round(float x) { return x; }
-};
-
 template <typename T>
 class RowConv {
  public:

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/common/rows.h"
 #include "kernels/drafts/table_rows.h"
 
 /// The rows of a drafter that drafts a whole block at once: after the context that it keeps in the

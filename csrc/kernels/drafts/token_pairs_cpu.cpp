@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/choose/sample_math.h"
 #include "kernels/choose/vocab_cpu.h"
 #include "kernels/common/simd_cpu.h"

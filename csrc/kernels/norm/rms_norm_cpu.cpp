@@ -23,50 +23,32 @@ int64_t residual_stride(const RmsNormParams& params) {
   return params.residual_stride == 0 ? params.width : params.residual_stride;
 }
 
-void norm_row_f32(const RmsNormParams& params, int64_t row) {
-  const int64_t width = params.width;
-  const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
-  float* residual = static_cast<float*>(params.residual) + row * residual_stride(params);
-  float* out = static_cast<float*>(params.out) + row * out_stride(params);
-  if (params.delta != nullptr) {
-    const float* delta = static_cast<const float*>(params.delta) + row * width;
-    for (int64_t i = 0; i < width; ++i) residual[i] = start(residual[i]) + delta[i];
-  } else if (params.delta_partials != nullptr) {
-    for (int64_t i = 0; i < width; ++i) {
-      residual[i] = start(residual[i]) + sum_partials(params, row * width + i);
-    }
-  }
-  const float scale = inverse_rms(residual, width, params.eps);
-  for (int64_t i = 0; i < width; ++i) out[i] = residual[i] * scale * params.weight[i];
-}
-
-void norm_row_bf16(const RmsNormParams& params, int64_t row) {
+template <typename T>
+void norm_row(const RmsNormParams& params, int64_t row) {
+  using Stored = typename T::Stored;
   constexpr int64_t kBlock = 512;
   const int64_t width = params.width;
-  const auto start = [&](float before) { return params.starts_residual ? -0.0f : before; };
-  uint16_t* residual = static_cast<uint16_t*>(params.residual) + row * residual_stride(params);
-  uint16_t* out = static_cast<uint16_t*>(params.out) + row * out_stride(params);
+  Stored* residual = static_cast<Stored*>(params.residual) + row * residual_stride(params);
+  Stored* out = static_cast<Stored*>(params.out) + row * out_stride(params);
+  const auto add = [&](int64_t i, float delta) {
+    residual[i] = T::store((params.starts_residual ? -0.0f : T::load(residual[i])) + delta);
+  };
   if (params.delta != nullptr) {
-    const uint16_t* delta = static_cast<const uint16_t*>(params.delta) + row * width;
-    for (int64_t i = 0; i < width; ++i) {
-      residual[i] = float_to_bf16(start(bf16_to_float(residual[i])) + bf16_to_float(delta[i]));
-    }
+    const Stored* delta = static_cast<const Stored*>(params.delta) + row * width;
+    for (int64_t i = 0; i < width; ++i) add(i, T::load(delta[i]));
   } else if (params.delta_partials != nullptr) {
-    for (int64_t i = 0; i < width; ++i) {
-      const float delta = round_to_bf16(sum_partials(params, row * width + i));
-      residual[i] = float_to_bf16(start(bf16_to_float(residual[i])) + delta);
-    }
+    for (int64_t i = 0; i < width; ++i) add(i, T::round(sum_partials(params, row * width + i)));
   }
   SquareSum sum;
   for (int64_t begin = 0; begin < width; begin += kBlock) {
     float values[kBlock];
     const int64_t count = min_of(kBlock, width - begin);
-    bf16_to_float(residual + begin, values, count);
+    for (int64_t i = 0; i < count; ++i) values[i] = T::load(residual[begin + i]);
     sum.add(values, count);
   }
   const float scale = sum.inverse_rms(width, params.eps);
   for (int64_t i = 0; i < width; ++i) {
-    out[i] = float_to_bf16(round_to_bf16(bf16_to_float(residual[i]) * scale) * params.weight[i]);
+    out[i] = T::store(T::round(T::load(residual[i]) * scale) * params.weight[i]);
   }
 }
 
@@ -75,9 +57,9 @@ void norm_row_bf16(const RmsNormParams& params, int64_t row) {
 void rms_norm(const ExecContext& exec, const RmsNormParams& params) {
   for_each_row(exec, params.num_rows, params.width, [&](int64_t row) {
     if (params.dtype == DType::kF32) {
-      norm_row_f32(params, row);
+      norm_row<F32>(params, row);
     } else {
-      norm_row_bf16(params, row);
+      norm_row<Bf16>(params, row);
     }
   });
 }

@@ -115,7 +115,7 @@ void Eagle3::append(const ExecContext& exec, const Sight& whole, const Sight& sl
   if (kv.size() > 1 && config_.norm_before_residual) {
     pass.norm(hidden, tensors_.hidden_norm, residual);
   } else if (kv.size() > 1) {
-    copy_rows(exec, hidden, residual, whole.rows.num_rows);
+    ops::copy_rows(exec, nullptr, hidden, residual, whole.rows.num_rows, row_bytes());
   }
   run_layers(pass, whole, sliding, kv, residual, /*is_append=*/true);
 }
@@ -131,7 +131,9 @@ void Eagle3::forward(const ExecContext& exec, const Sight& whole, const Sight& s
   run_layers(pass, whole, sliding, kv, residual, /*is_append=*/false);
   pass.norm(residual, tensors_.final_norm, scratch_.normed());
   const void* output = config_.norm_output ? scratch_.normed() : residual;
-  if (output != hidden) copy_rows(exec, output, hidden, whole.rows.num_rows);
+  if (output != hidden) {
+    ops::copy_rows(exec, nullptr, output, hidden, whole.rows.num_rows, row_bytes());
+  }
 }
 
 void Eagle3::mask_feature(const ExecContext& exec, const int32_t* zero, void* captured,
@@ -144,14 +146,6 @@ void Eagle3::mask_feature(const ExecContext& exec, const int32_t* zero, void* ca
                         .dtype = dtype_});
   norm_captures(exec, captured, 1);
   scratch_.linear(exec, tensors_.fc, captured, feature, 1, dtype_);
-}
-
-void Eagle3::copy_rows(const ExecContext& exec, const void* from, void* to, int num_rows) {
-  ops::gather_rows(exec, {.in = from,
-                          .out = to,
-                          .num_rows = num_rows,
-                          .width_bytes = row_bytes(),
-                          .out_stride = row_bytes()});
 }
 
 }  // namespace openspec

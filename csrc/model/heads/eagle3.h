@@ -71,7 +71,6 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
   /// All layers; the last one up to its entries where `is_append`.
   void run_layers(DecoderPass& pass, const Sight& whole, const Sight& sliding,
                   std::span<const KvLayerView> kv, void* residual, bool is_append);
-  void copy_rows(const ExecContext& exec, const void* from, void* to, int num_rows);
   int64_t row_bytes() const {
     return int64_t{config_.hidden_size} * static_cast<int64_t>(dtype_bytes(dtype_));
   }

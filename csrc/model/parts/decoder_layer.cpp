@@ -175,12 +175,7 @@ void DecoderScratch::logits(const ExecContext& exec, const PackedLinear& head, c
   const void* in = normed();
   if (row != nullptr) {
     const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
-    ops::gather_rows(exec, {.row = row,
-                            .in = in,
-                            .out = residual(),
-                            .num_rows = count,
-                            .width_bytes = width,
-                            .out_stride = width});
+    ops::copy_rows(exec, row, in, residual(), count, width);
     in = residual();
   }
   linear(exec, head, in, out, count, DType::kF32);

@@ -155,6 +155,12 @@ struct DrafterConfig {
 
 using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);
 
+/// The factory of a drafter of class T.
+template <typename T>
+std::unique_ptr<Drafter> make_drafter_of(const DrafterConfig& config) {
+  return std::make_unique<T>(config);
+}
+
 /// Makes a drafter known under a name; a drafter's source file holds one of these at namespace
 /// scope.
 struct DrafterRegistration {

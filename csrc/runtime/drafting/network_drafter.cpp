@@ -160,12 +160,7 @@ Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, cons
 
 void NetworkDrafter::copy_rows(const ExecContext& exec, const int32_t* row, const void* from,
                                void* to, int num_rows, int width) const {
-  ops::gather_rows(exec, {.row = row,
-                          .in = from,
-                          .out = to,
-                          .num_rows = num_rows,
-                          .width_bytes = row_bytes(width),
-                          .out_stride = row_bytes(width)});
+  ops::copy_rows(exec, row, from, to, num_rows, row_bytes(width));
 }
 
 int64_t NetworkDrafter::row_bytes(int width) const {

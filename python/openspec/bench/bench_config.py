@@ -15,7 +15,8 @@ from openspec.bench.workloads import workload_names
 from openspec.config import EngineConfig, engine_config, engine_group
 from openspec.drafters import plain_method
 from openspec.errors import ConfigError
-from openspec.settings import Raw, build, check_ranges, group_of, number, parse_command_line
+from openspec.settings.command_line import parse_command_line
+from openspec.settings.setting import Raw, build, check_ranges, group_of, number
 
 _NOT_THE_SERVERS = ("seed",)
 

@@ -79,21 +79,3 @@ def counters(address: Address) -> SpecDecodeStats | None:
                 per_pos.extend([0] * (at + 1 - len(per_pos)))
                 per_pos[at] += number
     return found if matches else None
-
-
-def difference(
-    before: SpecDecodeStats | None, after: SpecDecodeStats | None
-) -> SpecDecodeStats | None:
-    """What was counted in between; None where nobody counts."""
-    if before is None or after is None:
-        return None
-    old = before.num_accepted_tokens_per_pos
-    old = [*old, *[0] * (len(after.num_accepted_tokens_per_pos) - len(old))]
-    return SpecDecodeStats(
-        num_drafts=after.num_drafts - before.num_drafts,
-        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
-        num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
-        num_accepted_tokens_per_pos=[
-            now - then for now, then in zip(after.num_accepted_tokens_per_pos, old, strict=True)
-        ],
-    )

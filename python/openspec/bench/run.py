@@ -20,6 +20,7 @@ from openspec.bench.server import ServerUnderTest, describe, started_server
 from openspec.bench.transformers_baseline import TransformersBaseline
 from openspec.bench.workloads import Workload, build_workload, load_dataset
 from openspec.errors import ConfigError
+from openspec.messages import counters_since
 
 WARM_UP_TOKENS = 16
 
@@ -187,7 +188,8 @@ class _CellRunner:
             on_completion=on_completion,
         )
         if self._is_peer:
-            result.speculation = peer.difference(before, peer.counters(self._address))
+            after = peer.counters(self._address)
+            result.speculation = counters_since(before, after) if before and after else None
         return result
 
     def _begin(self, method: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from openspec.bench.client import Address
 from openspec.errors import ConfigError, check_is_built
-from openspec.settings import ENV_PREFIX, Raw
+from openspec.settings.setting import ENV_PREFIX, Raw
 from openspec.settings.spellings import SPELLINGS
 
 READY_TIMEOUT_S = 300.0

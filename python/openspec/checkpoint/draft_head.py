@@ -22,7 +22,8 @@ from openspec.checkpoint.targets.rope import read_rope
 from openspec.checkpoint.targets.sliding_layers import SlidingLayers
 from openspec.checkpoint.weights import DraftModel
 from openspec.errors import ConfigError
-from openspec.specs import AttentionSpec, DenseMlpSpec, HeadSpec, LayerSpec
+from openspec.specs.head import HeadSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
 
 logger = logging.getLogger(__name__)
 

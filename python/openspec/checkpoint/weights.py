@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,11 +24,12 @@ from openspec.checkpoint.strict_json import (
     read_json_object,
 )
 from openspec.errors import ConfigError, EngineError
-from openspec.specs import HeadSpec
+from openspec.specs.head import HeadSpec
 
 if TYPE_CHECKING:
     import torch
 
+    from openspec import _C
 
 logger = logging.getLogger(__name__)
 
@@ -106,22 +107,6 @@ def _tensor_headers(header: bytes, path: Path) -> dict[str, Any]:
     return tensors
 
 
-class WeightSink(Protocol):
-    """What takes weights: `_C.Runner`."""
-
-    def expected_tensors(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of all tensors that it needs."""
-
-    def load_tensor(self, name: str, data: memoryview, dtype: str) -> None:
-        """Takes one tensor; `data` is only valid during the call."""
-
-    def expected_draft_tensors(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of all tensors that its drafter needs."""
-
-    def load_draft_tensor(self, name: str, data: memoryview, dtype: str) -> None:
-        """Takes one tensor of the drafter."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """One checkpoint and where its tensors go. All names are those in its files."""
@@ -157,7 +142,7 @@ class DraftModel:
 
 
 def load_weights(
-    runner: WeightSink,
+    runner: _C.Runner,
     folder: str | Path,
     draft_model: DraftModel | None = None,
 ) -> None:
@@ -190,7 +175,7 @@ def load_weights(
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
-def _target_part(runner: WeightSink, folder: str | Path) -> _Part:
+def _target_part(runner: _C.Runner, folder: str | Path) -> _Part:
     root = open_folder(folder)
     expected = {name: tuple(shape) for name, shape in runner.expected_tensors()}
     is_tied = TIED_SURPLUS not in expected
@@ -206,7 +191,7 @@ def _target_part(runner: WeightSink, folder: str | Path) -> _Part:
     )
 
 
-def _draft_part(runner: WeightSink, model: DraftModel) -> _Part:
+def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
     shapes = {name: tuple(shape) for name, shape in runner.expected_draft_tensors()}
     named = set(model.tensor_names.values())
     if named != set(shapes) or len(named) != len(model.tensor_names):

@@ -12,7 +12,7 @@ import pkgutil
 
 from openspec.drafters.spec import DrafterSpec
 from openspec.errors import ConfigError
-from openspec.settings import nearest
+from openspec.settings.names import nearest
 
 
 @functools.cache

@@ -11,7 +11,8 @@ import msgspec
 
 from openspec.checkpoint.draft_head import CAPTURE_LAYERS, listed
 from openspec.errors import ConfigError
-from openspec.settings import EXPECTED, nearest
+from openspec.settings.names import nearest
+from openspec.settings.setting import EXPECTED
 
 if TYPE_CHECKING:
     from openspec import _C

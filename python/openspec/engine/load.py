@@ -45,7 +45,7 @@ from openspec.engine.memory import (
     plan_memory,
 )
 from openspec.messages import EngineInfo, StepTime
-from openspec.specs import RunnerConfig
+from openspec.specs.runner import RunnerConfig
 
 logger = logging.getLogger(__name__)
 

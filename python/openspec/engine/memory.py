@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
-from openspec.settings import format_bytes
+from openspec.settings.setting import format_bytes
 
 logger = logging.getLogger(__name__)
 

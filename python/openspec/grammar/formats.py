@@ -146,7 +146,6 @@ def grammar_format(source: str, param: str) -> Format:
     return {"type": "grammar", "grammar": source}
 
 
-_INNER = ("content",)
 _LISTS = ("elements", "tags")
 _KNOWN_TAGS = frozenset(
     "const_string json_schema any_text grammar regex sequence or tag triggered_tags "
@@ -215,9 +214,8 @@ def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
         return regex_format(str(given.get("pattern", "")), param)
     if kind == "grammar":
         return grammar_format(str(given.get("grammar", "")), param)
-    for key in _INNER:
-        if key in given:
-            result[key] = _checked(given[key], param, f"{place}.{key}", depth + 1)
+    if "content" in given:
+        result["content"] = _checked(given["content"], param, f"{place}.content", depth + 1)
     for key in _LISTS:
         items = given.get(key)
         if items is not None:

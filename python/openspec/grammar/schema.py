@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.grammar.characters import ESCAPED_IN_JSON
@@ -26,10 +27,9 @@ from openspec.grammar.constraints import (
     merged,
     read_plain,
 )
+from openspec.grammar.definitions import check_productive, shared
 from openspec.grammar.disjoint import are_disjoint
 from openspec.grammar.pattern import PatternError, of_length, other_than, render
-from openspec.grammar.productive import check_productive
-from openspec.grammar.references import target_of
 from openspec.grammar.scalars import (
     admits,
     bounds_of_length,
@@ -38,7 +38,6 @@ from openspec.grammar.scalars import (
     string_node,
     whole_pattern,
 )
-from openspec.grammar.sharing import shared
 
 Node: TypeAlias = dict[str, JsonValue]
 
@@ -89,7 +88,7 @@ class _Rewriter:
         schema = at.schema
         assert isinstance(schema, Mapping)
         if "$ref" in schema:
-            target = target_of(self._root, at)
+            target = _target_of(self._root, at)
             if target.pointer in seen:
                 raise Unenforceable(at.pointer, "$ref refers to itself")
             found = _product(found, self._choices(target, seen | {target.pointer}))
@@ -156,7 +155,7 @@ class _Rewriter:
                 return at
             if read_plain(at) != Plain(at.pointer) or {"allOf", "anyOf", "oneOf"} & schema.keys():
                 return at
-            at = target_of(self._root, at)
+            at = _target_of(self._root, at)
         raise Unenforceable(at.pointer, "$ref refers to itself")
 
     def _unnamed(self, parts: Parts, depth: int) -> Node:
@@ -382,3 +381,28 @@ def _product(ones: list[Plain], twos: list[Plain]) -> list[Plain]:
         except Unsatisfiable:
             continue
     return result
+
+
+def _target_of(root: At, at: At) -> At:
+    """What the `$ref` at a place in the schema `root` refers to.
+
+    Raises:
+        Unenforceable: nothing, or what is not followed.
+    """
+    assert isinstance(at.schema, Mapping)
+    uri = at.schema["$ref"]
+    place = f"{at.pointer or '#'}/$ref"
+    if not isinstance(uri, str) or not uri.startswith("#"):
+        raise Unenforceable(place, "only references within the schema, '#/...', are followed")
+    found = root
+    for step in uri[1:].split("/")[1:]:
+        key: str | int = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found.schema, (list, tuple)) and str(key).isdecimal():
+            key = int(key)
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError):
+            raise Unenforceable(place, f"{uri[:100]} refers to nothing") from None
+    if uri not in ("#", "#/") and not uri.startswith("#/"):
+        raise Unenforceable(place, "anchors are not followed; write '#/$defs/...'")
+    return found

@@ -10,7 +10,6 @@ from openspec.grammar.constraints import Unenforceable
 MAX_DEPTH = 64
 _MAPS = ("properties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items",)
 
 
 def check_strict(schema: JsonValue) -> None:
@@ -50,5 +49,4 @@ def _check(schema: JsonValue, place: str, depth: int) -> None:
         options = schema.get(key)
         for index, value in enumerate(options if isinstance(options, list) else ()):
             _check(value, f"{place}/{key}/{index}", depth + 1)
-    for key in _SINGLE:
-        _check(schema.get(key), f"{place}/{key}", depth + 1)
+    _check(schema.get("items"), f"{place}/items", depth + 1)

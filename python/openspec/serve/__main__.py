@@ -15,7 +15,7 @@ from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
 from openspec.serve.config import ServeConfig
 from openspec.serve.server.listening import bound_socket
-from openspec.settings import build, group_of
+from openspec.settings.setting import build, group_of
 
 logger = logging.getLogger(__name__)
 

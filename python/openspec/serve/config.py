@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from openspec.errors import ConfigError
-from openspec.settings import check_ranges, number
+from openspec.settings.setting import check_ranges, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,9 @@ from openspec.serve.generation.context import ServerContext
 from openspec.serve.ray_metrics import export
 from openspec.serve.server.app import build_app
 from openspec.serve.server.run import load, model_names, with_default_max_tokens
-from openspec.settings import Names, Raw, check_ranges, group_of, number, with_revisions
-from openspec.settings import build as build_settings
+from openspec.settings.names import Names, with_revisions
+from openspec.settings.setting import Raw, check_ranges, group_of, number
+from openspec.settings.setting import build as build_settings
 
 NOT_OF_REPLICAS = frozenset(
     {"host", "port", "uds", "request_timeout_s", "drain_grace_s", "restart_engine", "replicas"}

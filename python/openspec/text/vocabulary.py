@@ -16,6 +16,7 @@ from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import ConfigError
 
 SPACE_MARK = "\u2581"
+_BYTES_AND_MARKS = ["Replace", "ByteFallback", "Fuse"]
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -68,12 +69,7 @@ def surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]
 
 def drops_first_space(backend: tokenizers.Tokenizer) -> bool:
     """Whether a whole text loses the space that its first token begins with."""
-    decoder = backend.decoder
-    state: JsonValue = json.loads(decoder.__getstate__()) if decoder else None
-    steps = state.get("decoders") if isinstance(state, dict) else None
-    return isinstance(steps, list) and any(
-        isinstance(step, dict) and step.get("type") == "Strip" for step in steps
-    )
+    return any(step.get("type") == "Strip" for step in _steps(backend.decoder))
 
 
 def _marks_spaces(decoder: decoders.Decoder | None) -> bool:
@@ -81,19 +77,18 @@ def _marks_spaces(decoder: decoders.Decoder | None) -> bool:
 
     It may also drop a space at the start of the whole text.
     """
+    steps = _steps(decoder)
+    kinds = [step.get("type") for step in steps]
+    return kinds in (_BYTES_AND_MARKS, [*_BYTES_AND_MARKS, "Strip"]) and (
+        steps[0].get("pattern") == {"String": SPACE_MARK} and steps[0].get("content") == " "
+    )
+
+
+def _steps(decoder: decoders.Decoder | None) -> list[dict[str, JsonValue]]:
+    """Those of a decoder that is a sequence."""
     state: JsonValue = json.loads(decoder.__getstate__()) if decoder else None
     steps = state.get("decoders") if isinstance(state, dict) else None
-    if not isinstance(steps, list):
-        return False
-    kinds = [step.get("type") for step in steps if isinstance(step, dict)]
-    replaced = [
-        (step.get("pattern"), step.get("content"))
-        for step in steps
-        if isinstance(step, dict) and step.get("type") == "Replace"
-    ]
-    return kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and (
-        kinds[3:] in ([], ["Strip"]) and replaced == [({"String": SPACE_MARK}, " ")]
-    )
+    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -32,7 +32,7 @@ from openspec.messages import (
     mean_acceptance_length,
     total_speculation,
 )
-from openspec.settings import build, check_ranges, group_of, number
+from openspec.settings.setting import build, check_ranges, group_of, number
 
 CHATS = (
     "Explain in a few sentences how binary search works, then write it in Python.",

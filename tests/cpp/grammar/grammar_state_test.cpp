@@ -31,7 +31,9 @@ std::shared_ptr<const Vocabulary> vocabulary() {
 }
 
 std::shared_ptr<const CompiledGrammar> regex(const std::string& pattern) {
-  return CompiledGrammar::regex(vocabulary(), pattern, 1);
+  return CompiledGrammar::structural_tag(
+      vocabulary(), R"({"type": "structural_tag", "format": {"type": "regex", "pattern": ")" +
+                        pattern + R"("}})");
 }
 
 Ids ids_of(std::span<const int32_t> mask) {

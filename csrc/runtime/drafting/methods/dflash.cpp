@@ -300,11 +300,8 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
   Places at_{};
 };
 
-std::unique_ptr<Drafter> make(const DrafterConfig& config) {
-  return std::make_unique<DFlashDrafter>(config);
-}
-
-const DrafterRegistration kRegistrations[] = {{"dflash", make}, {"dspark", make}};
+const DrafterRegistration kRegistrations[] = {{"dflash", make_drafter_of<DFlashDrafter>},
+                                              {"dspark", make_drafter_of<DFlashDrafter>}};
 
 }  // namespace
 }  // namespace openspec

@@ -224,10 +224,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   Places at_{};
 };
 
-const DrafterRegistration kRegistration(
-    "eagle3", [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
-      return std::make_unique<Eagle3Drafter>(config);
-    });
+const DrafterRegistration kRegistration("eagle3", make_drafter_of<Eagle3Drafter>);
 
 }  // namespace
 }  // namespace openspec

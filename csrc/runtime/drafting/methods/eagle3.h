@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "model/heads/eagle3.h"

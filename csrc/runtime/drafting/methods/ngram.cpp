@@ -67,10 +67,7 @@ class NgramDrafter final : public Drafter {
   Buffer match_len_, workspace_;
 };
 
-const DrafterRegistration kRegistration(
-    "ngram", [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
-      return std::make_unique<NgramDrafter>(config);
-    });
+const DrafterRegistration kRegistration("ngram", make_drafter_of<NgramDrafter>);
 
 }  // namespace
 }  // namespace openspec

@@ -55,10 +55,7 @@ class PEagleDrafter final : public OnePassDrafter<Eagle3HeadDrafter> {
   size_t zero_ = 0;  // a place
 };
 
-const DrafterRegistration kRegistration(
-    "peagle", [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
-      return std::make_unique<PEagleDrafter>(config);
-    });
+const DrafterRegistration kRegistration("peagle", make_drafter_of<PEagleDrafter>);
 
 }  // namespace
 }  // namespace openspec

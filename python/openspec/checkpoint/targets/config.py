@@ -13,7 +13,7 @@ from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.targets import kind_of
 from openspec.checkpoint.targets.rope import RopeConfig
 from openspec.errors import ConfigError
-from openspec.specs import TargetSpec
+from openspec.specs.target import TargetSpec
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.kind import Target, TargetKind
 from openspec.checkpoint.targets.refusals import HYBRID, SUPPORTED
 from openspec.checkpoint.targets.rope import MAX_POSITIONS, read_rope
-from openspec.specs import AttentionSpec, DenseMlpSpec, LayerSpec, TargetSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
+from openspec.specs.target import TargetSpec
 
 MAX_LAYERS = 1024
 MAX_DIM = 1 << 20

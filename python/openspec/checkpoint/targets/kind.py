@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.rope import RopeConfig
-from openspec.specs import TargetSpec
+from openspec.specs.target import TargetSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,6 @@ class SlidingLayers:
     """Why a window that stands in config.json does not count."""
 
 
-NO_SLIDING_LAYERS = SlidingLayers(0, ())
-
-
 def read_sliding_layers(layer: JsonKeys, num_layers: int) -> SlidingLayers:
     """Of layer_types, sliding_window, use_sliding_window and max_window_layers.
 

@@ -27,8 +27,7 @@ from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.sliding_layers import SlidingLayers, read_sliding_layers
 from openspec.drafters.spec import DraftSetup
 from openspec.errors import ConfigError
-from openspec.specs import HeadSpec
-from openspec.specs.head import CaptureNorm
+from openspec.specs.head import CaptureNorm, HeadSpec
 
 SEQUENTIAL, PARALLEL = "eagle3", "peagle"
 """The methods that these checkpoints are for, and their names in the speculators format."""

@@ -7,9 +7,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from openspec.engine.core import executor
-from openspec.engine.core.executor import Lease, Runner, SpanResult
+from openspec.engine.core.executor import Runner
 from openspec.engine.core.grammars import Grammars
 from openspec.engine.core.kv_events import KVEventPublisher
 from openspec.engine.core.planner import SchedulerConfig
@@ -23,8 +24,12 @@ from openspec.messages import (
     EngineRequest,
     EngineStats,
     acceptance_rate,
+    counters_since,
     mean_acceptance_length,
 )
+
+if TYPE_CHECKING:
+    from openspec._C import SpanResult, StepLease
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ class EngineCore:
         self._scheduler = Scheduler(scheduler_config, runner)
         self._grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
-        self._in_flight: deque[tuple[StepPlan, Lease]] = deque()
+        self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = self._num_admission_failures = 0
         self._num_failures_in_a_row = 0
@@ -286,22 +291,18 @@ class StatsLog:
 
     def _line(self, stats: EngineStats, busy_s: float) -> str:
         last = self._last
-        new = EngineStats(
-            num_prompt_tokens=stats.num_prompt_tokens - last.num_prompt_tokens,
-            num_generation_tokens=stats.num_generation_tokens - last.num_generation_tokens,
-            prefix_cache_queries=stats.prefix_cache_queries - last.prefix_cache_queries,
-            prefix_cache_hits=stats.prefix_cache_hits - last.prefix_cache_hits,
-            num_drafts=stats.num_drafts - last.num_drafts,
-            num_draft_tokens=stats.num_draft_tokens - last.num_draft_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens - last.num_accepted_tokens,
-        )
+        drafting = counters_since(last, stats)
+        num_prompt_tokens = stats.num_prompt_tokens - last.num_prompt_tokens
+        num_generation_tokens = stats.num_generation_tokens - last.num_generation_tokens
+        num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
+        num_hits = stats.prefix_cache_hits - last.prefix_cache_hits
         num_used = stats.num_pages - stats.num_free_pages
         return (
-            f"prompt {new.num_prompt_tokens / busy_s:.1f} tok/s, "
-            f"generation {new.num_generation_tokens / busy_s:.1f} tok/s, "
+            f"prompt {num_prompt_tokens / busy_s:.1f} tok/s, "
+            f"generation {num_generation_tokens / busy_s:.1f} tok/s, "
             f"running {stats.num_running}, waiting {stats.num_waiting}, "
             f"KV pages {100 * num_used / max(stats.num_pages, 1):.1f}%, "
-            f"prefix hits {100 * new.prefix_cache_hits / max(new.prefix_cache_queries, 1):.1f}%, "
-            f"acceptance length {mean_acceptance_length(new):.2f}, "
-            f"acceptance rate {100 * acceptance_rate(new):.1f}%"
+            f"prefix hits {100 * num_hits / max(num_queries, 1):.1f}%, "
+            f"acceptance length {mean_acceptance_length(drafting):.2f}, "
+            f"acceptance rate {100 * acceptance_rate(drafting):.1f}%"
         )

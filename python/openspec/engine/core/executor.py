@@ -9,94 +9,13 @@ that computes on its own a second step is launched before the first is collected
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from openspec.engine.core.grammars import GrammarLoader
 from openspec.engine.core.request import Request, Span
 
-Logprobs = tuple[list[int], list[float], int]
-"""The fields of a `TokenLogprobs`."""
-
-
-SpanDetail = tuple[
-    list[int],
-    list[int],
-    list[float] | None,
-    list[int],
-    int,
-    int,
-    int,
-    float,
-    float,
-    float | None,
-]
-"""The fields of a `StepDetail` after its tokens."""
-
-
-class SpanResult(Protocol):
-    """What one sequence got from a step; see `_C.SpanResult`."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def finish_reason(self) -> str: ...
-    @property
-    def num_draft_tokens(self) -> int: ...
-    @property
-    def num_accepted_tokens(self) -> int: ...
-    @property
-    def drafts_by_source(self) -> Sequence[tuple[int, int]]: ...
-    @property
-    def logprobs(self) -> Sequence[Logprobs]: ...
-    @property
-    def prompt_logprobs(self) -> Sequence[Logprobs]: ...
-    @property
-    def detail(self) -> SpanDetail | None: ...
-
-
-class PageEvent(Protocol):
-    """One change of what the prefix cache holds; see `_C.PageEvent`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def hashes(self) -> Sequence[int]: ...
-    @property
-    def parent(self) -> int | None: ...
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def cache_salt(self) -> bytes: ...
-
-
-class RunnerStats(Protocol):
-    """Counters since the start."""
-
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_drafter_failures(self) -> int: ...
-    @property
-    def last_drafter_failure(self) -> str: ...
-    @property
-    def draft_seconds(self) -> float: ...
-    @property
-    def verify_seconds(self) -> float: ...
-    @property
-    def unsplit_seconds(self) -> float: ...
-    @property
-    def rest_seconds(self) -> float: ...
-
-
-class Lease(Protocol):
-    """One step: its pages and, once launched, what it computes."""
-
-    def launch(self) -> None: ...
-    def collect(self) -> Sequence[SpanResult]: ...
-    def commit(self) -> None: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from openspec._C import PageEvent, RunnerStats, SpanResult, StepLease
 
 
 class Runner(GrammarLoader, Protocol):
@@ -119,7 +38,7 @@ class Runner(GrammarLoader, Protocol):
     def reset_prefix_cache(self) -> None: ...
     def take_page_events(self) -> Sequence[PageEvent]: ...
     def check_integrity(self) -> None: ...
-    def reserve(self, spans: Sequence[Span], /) -> Lease:
+    def reserve(self, spans: Sequence[Span], /) -> StepLease:
         """Pages for a step, all or nothing; raises OutOfPages."""
 
     @property
@@ -128,7 +47,7 @@ class Runner(GrammarLoader, Protocol):
     def prefix_cache_stats(self) -> tuple[int, int]: ...
 
 
-def launch(runner: Runner, spans: Sequence[Span]) -> Lease:
+def launch(runner: Runner, spans: Sequence[Span]) -> StepLease:
     """Starts a step; if this raises, it has not been started."""
     lease = runner.reserve(spans)
     try:
@@ -139,7 +58,7 @@ def launch(runner: Runner, spans: Sequence[Span]) -> Lease:
     return lease
 
 
-def finish(lease: Lease) -> Sequence[SpanResult]:
+def finish(lease: StepLease) -> Sequence[SpanResult]:
     """Waits for the oldest step in flight and makes it last; if this raises, close the lease."""
     results = lease.collect()
     lease.commit()

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from openspec.engine.core.executor import PageEvent
 from openspec.errors import ConfigError
-from openspec.settings import Raw, nearest
+from openspec.settings.names import nearest
+from openspec.settings.setting import Raw
 
 if TYPE_CHECKING:
     import zmq
+
+    from openspec._C import PageEvent
 
 logger = logging.getLogger(__name__)
 

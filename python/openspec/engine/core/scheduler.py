@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from openspec.engine.core.executor import Logprobs, Runner, SpanResult
+from openspec.engine.core.executor import Runner
 from openspec.engine.core.fan_out import fan_out
 from openspec.engine.core.planner import SchedulerConfig, plan_step
 from openspec.engine.core.request import Phase, Request, StepPlan
@@ -32,6 +32,10 @@ from openspec.messages import (
     record_sources,
 )
 from openspec.step_detail import StepDetail
+
+if TYPE_CHECKING:
+    from openspec import _C
+    from openspec._C import SpanResult
 
 
 class Scheduler:
@@ -264,5 +268,5 @@ def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
     return StepDetail(token_ids, *detail)
 
 
-def _logprobs(entries: Sequence[Logprobs]) -> list[TokenLogprobs]:
+def _logprobs(entries: Sequence[_C.TokenLogprobs]) -> list[TokenLogprobs]:
     return [TokenLogprobs(*entry) for entry in entries]

@@ -19,6 +19,7 @@ from openspec.errors import RequestError
 from openspec.messages import (
     EngineInfo,
     EngineStats,
+    SpecCounters,
     acceptance_per_position,
     acceptance_rate,
     mean_acceptance_length,
@@ -353,12 +354,7 @@ def _engine_state(engine: Replica) -> JsonObject:
 
 def _speculation(stats: EngineStats) -> JsonObject:
     return {
-        "num_drafts": stats.num_drafts,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-        "num_forced_tokens": stats.num_forced_tokens,
-        "num_accepted_forced_tokens": stats.num_accepted_forced_tokens,
-        "num_accepted_tokens_per_pos": list(stats.num_accepted_tokens_per_pos),
+        **{name: getattr(stats, name) for name in SpecCounters.__struct_fields__},
         "acceptance_rate": acceptance_rate(stats),
         "acceptance_per_position": acceptance_per_position(stats),
         "mean_acceptance_length": mean_acceptance_length(stats),

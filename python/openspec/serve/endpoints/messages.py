@@ -90,7 +90,6 @@ async def create_message(context: ServerContext, request: Request) -> Response:
     body.stop = body.stop_sequences or body.stop
     _note_skipped(context, body)
     chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
-    limit = body.max_tokens
     chat = await chat_job(
         context,
         request,
@@ -98,7 +97,7 @@ async def create_message(context: ServerContext, request: Request) -> Response:
         body,
         chat_request,
         kind="msg",
-        limit=limit,
+        limit=body.max_tokens,
         format_param="output_config.format",
     )
     return await _Answer(context, body, chat).respond(request)
@@ -221,14 +220,10 @@ class _Answer(Answer):
         message.metrics = self.metrics()
         return json_response(message)
 
-    def begin(self) -> bytes:
-        """Nothing: how much of the prompt was cached is known with the first output."""
-        return b""
-
     def events_of(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
     ) -> bytes:
-        """The events of its pieces."""
+        """The events of its pieces; the first tells how much of the prompt was cached."""
         events = (
             [named("message_start", message=self._message()), named("ping")] if is_first else []
         )
@@ -242,10 +237,6 @@ class _Answer(Answer):
             events.append(named("message_delta", delta=end, usage=usage, metrics=metrics))
             events.append(named("message_stop"))
         return b"".join(events)
-
-    def end(self) -> bytes:
-        """Nothing."""
-        return b""
 
     def on_error(self, error: Exception) -> bytes:
         """The last event of a stream that breaks."""

@@ -24,7 +24,6 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     for kind in sorted(skipped_types(body)):
         context.note_once(f"tools of type {kind[:64]!r} are skipped: only functions are supported")
     chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
-    limit = body.max_output_tokens
     chat = await chat_job(
         context,
         request,
@@ -32,7 +31,7 @@ async def create_response(context: ServerContext, request: Request) -> Response:
         body,
         chat_request,
         kind="resp",
-        limit=limit,
+        limit=body.max_output_tokens,
         param="input",
         format_param="text.format",
     )
@@ -73,10 +72,6 @@ class _Answer(Answer):
             events += closing
             events.append(self._writer.event(f"response.{response.status}", response=response))
         return b"".join(events)
-
-    def end(self) -> bytes:
-        """Nothing."""
-        return b""
 
     def on_error(self, error: Exception) -> bytes:
         """The response as it failed."""

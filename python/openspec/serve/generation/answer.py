@@ -74,9 +74,9 @@ class Answer(ABC):
     def full(self) -> Response:
         """The answer of a job that has ended."""
 
-    @abstractmethod
     def begin(self) -> bytes:
         """Events before the first output."""
+        return b""
 
     @abstractmethod
     def events_of(
@@ -87,9 +87,9 @@ class Answer(ABC):
         `is_first`: the output is the first of its choice; `is_last`: it is the last of all.
         """
 
-    @abstractmethod
     def end(self) -> bytes:
         """Events after the last output."""
+        return b""
 
     def on_error(self, error: Exception) -> bytes:
         """The last event of a stream that breaks."""
@@ -187,10 +187,6 @@ class ChunkedAnswer(Answer):
         answer.usage = self.usage()
         answer.metrics = self.metrics()
         return json_response(answer)
-
-    def begin(self) -> bytes:
-        """Nothing."""
-        return b""
 
     def events_of(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from openspec.errors import RequestError
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.chat import ChatCompletionRequest, GenerationFields
+from openspec.serve.shapes.chat import ChatCompletionRequest, CompletionRequest, GenerationFields
 from openspec.serve.shapes.messages import MessagesRequest
 from openspec.serve.shapes.responses import ResponsesRequest
 from openspec.serve.shapes.wire import ApiError
@@ -258,55 +258,45 @@ _UNSUPPORTED = {
     **_fields("function_call", "none"),
     **_fields("functions", []),
 }
-_UNSUPPORTED_FOR_TEXTS = {
-    **_UNSUPPORTED,
-    **_fields("max_completion_tokens messages reasoning_effort top_logprobs"),
-    **_fields("chat_template_kwargs", {}),
-    **_fields("tool_choice", "none", "auto"),
-    **_fields("tools", []),
-}
-_UNSUPPORTED_FOR_CHATS = {
-    **_UNSUPPORTED,
-    **_fields("audio prediction web_search_options"),
-    **_fields("best_of", 1),
-    **_fields("documents", []),
-    **_fields("modalities", ["text"]),
-    **_fields("separate_reasoning stream_reasoning", True),
-    **_fields("store", False),
-    **_fields("suffix", ""),
-}
-
-
-_UNSUPPORTED_FOR_RESPONSES = {
-    **_UNSUPPORTED,
-    **_fields("context_management conversation max_tool_calls max_tokens max_completion_tokens"),
-    **_fields("messages moderation prompt"),
-    **_fields("response_format", {"type": "text"}),
-    **_fields("logprobs echo", False),
-    **_fields("top_logprobs", 0),
-    **_fields("truncation", "disabled"),
-}
-_UNSUPPORTED_FOR_MESSAGES = {
-    **_UNSUPPORTED,
-    **_fields("container output_format"),
-    **_fields("mcp_servers", []),
-    **_fields("max_completion_tokens prompt reasoning_effort"),
-    **_fields("response_format", {"type": "text"}),
-    **_fields("logprobs echo", False),
-    **_fields("top_logprobs", 0),
-    **_fields("chat_template_kwargs", {}),
+_UNSUPPORTED_BY_MODEL = {
+    CompletionRequest: {
+        **_fields("max_completion_tokens messages reasoning_effort top_logprobs"),
+        **_fields("chat_template_kwargs", {}),
+        **_fields("tool_choice", "none", "auto"),
+        **_fields("tools", []),
+    },
+    ChatCompletionRequest: {
+        **_fields("audio prediction web_search_options"),
+        **_fields("best_of", 1),
+        **_fields("documents", []),
+        **_fields("modalities", ["text"]),
+        **_fields("separate_reasoning stream_reasoning", True),
+        **_fields("store", False),
+        **_fields("suffix", ""),
+    },
+    ResponsesRequest: {
+        **_fields("context_management conversation max_tool_calls max_tokens"),
+        **_fields("max_completion_tokens messages moderation prompt"),
+        **_fields("response_format", {"type": "text"}),
+        **_fields("logprobs echo", False),
+        **_fields("top_logprobs", 0),
+        **_fields("truncation", "disabled"),
+    },
+    MessagesRequest: {
+        **_fields("container output_format"),
+        **_fields("mcp_servers", []),
+        **_fields("max_completion_tokens prompt reasoning_effort"),
+        **_fields("response_format", {"type": "text"}),
+        **_fields("logprobs echo", False),
+        **_fields("top_logprobs", 0),
+        **_fields("chat_template_kwargs", {}),
+    },
 }
 
 
 def _refuse_unsupported(request: GenerationFields) -> None:
     """Refuses a field known from other servers that would have to be ignored here."""
-    known = _UNSUPPORTED_FOR_TEXTS
-    if isinstance(request, ChatCompletionRequest):
-        known = _UNSUPPORTED_FOR_CHATS
-    elif isinstance(request, ResponsesRequest):
-        known = _UNSUPPORTED_FOR_RESPONSES
-    elif isinstance(request, MessagesRequest):
-        known = _UNSUPPORTED_FOR_MESSAGES
+    known = _UNSUPPORTED | _UNSUPPORTED_BY_MODEL[type(request)]
     for name, value in (request.model_extra or {}).items():
         if name in known and value is not None and value not in known[name]:
             raise RequestError(f"{name} is not supported by this server.", name)

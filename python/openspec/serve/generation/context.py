@@ -283,23 +283,13 @@ class ServerContext:
         if self.lifecycle.is_ending:
             raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
         self.check_engine()
-        config = self.config
-        max_num_seqs, num_kv_tokens = self.engine.capacity()
-        for what, wanted, taken, num_running, num_queued in (
-            (
-                "sequences",
-                num_sequences,
-                self.num_sequences,
-                max_num_seqs,
-                config.max_num_queued_reqs,
-            ),
-            (
-                "prompt tokens",
-                num_prompt_tokens,
-                self.num_prompt_tokens,
-                num_kv_tokens,
-                config.max_num_queued_tokens,
-            ),
+        sizes = (
+            ("sequences", num_sequences, self.num_sequences),
+            ("prompt tokens", num_prompt_tokens, self.num_prompt_tokens),
+        )
+        queues = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
+        for (what, wanted, taken), num_running, num_queued in zip(
+            sizes, self.engine.capacity(), queues, strict=True
         ):
             if num_queued is None or taken + wanted <= num_running + num_queued:
                 continue

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from openspec.engine.processes.replicas import Replica
 from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
 
 PAGE_MAX_AGE_S = 0.1
@@ -29,6 +30,8 @@ _SECONDS = (
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
 )
 _TOKENS = tuple(float(unit * 10**power) for power in range(6) for unit in (1, 2, 5))
+
+MetricT = TypeVar("MetricT", Counter, Gauge, Info)
 
 OWN, VLLM, BOTH = ("openspec:",), ("vllm:",), ("openspec:", "vllm:")
 
@@ -65,22 +68,6 @@ class Histogram:
         yield metric
 
 
-class EngineState(Protocol):
-    """What metrics tell of an engine."""
-
-    @property
-    def stats(self) -> EngineStats:
-        """The counters and gauges of the engine."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-
-    @property
-    def num_restarts(self) -> int:
-        """How often another one took its place."""
-
-
 class ServerMetrics:
     """Every metric of one server; all of them exist, at zero, from the start.
 
@@ -112,30 +99,24 @@ class ServerMetrics:
         self.generation_tokens = self._histogram(
             "request_generation_tokens", "Output tokens of a sequence.", _TOKENS
         )
-        self.success = Counter(
-            "request_success",
-            "Finished sequences by reason.",
-            ["engine", "finished_reason"],
-            registry=None,
+        own, both = partial(self._shows, OWN), partial(self._shows, BOTH)
+        self.success = both(
+            Counter, "request_success", "Finished sequences by reason.", "engine", "finished_reason"
         )
-        self.rejections = Counter(
-            "admission_rejections", "Requests answered 503.", ["reason"], registry=None
+        self.rejections = both(Counter, "admission_rejections", "Requests answered 503.", "reason")
+        cache = both(Info, "cache_config", "The KV cache.", "engine")
+        self.http = own(
+            Counter, "http_requests", "Requests by endpoint and status.", "path", "status"
         )
-        self.http = Counter(
-            "http_requests", "Requests by endpoint and status.", ["path", "status"], registry=None
+        self.load = own(Gauge, "server_load", "Generation requests in flight.")
+        self.ready = own(Gauge, "ready", "1 if new requests are welcome.")
+        self._alive = own(Gauge, "engine_alive", "1 if the engine runs.", "engine")
+        self._restarts = own(
+            Gauge, "engine_restarts", "How often the engine was started again.", "engine"
         )
-        self.load = Gauge("server_load", "Generation requests in flight.", registry=None)
-        self.ready = Gauge("ready", "1 if new requests are welcome.", registry=None)
-        self._restarts = Gauge(
-            "engine_restarts", "How often the engine was started again.", ["engine"], registry=None
-        )
-        self._alive = Gauge("engine_alive", "1 if the engine runs.", ["engine"], registry=None)
-        non_finite = Counter(
-            "draft_model_non_finite_tensors", "Tensors with NaN or infinity.", registry=None
-        )
+        non_finite = own(Counter, "draft_model_non_finite_tensors", "Tensors with NaN or infinity.")
         non_finite.inc(info.num_non_finite_draft_tensors)
-        cache = Info("cache_config", "The KV cache.", ["engine"], registry=None)
-        engine = Info("engine", "The engine.", ["engine"], registry=None)
+        engine = own(Info, "engine", "The engine.", "engine")
         for name in map(str, range(num_engines)):
             cache.labels(name).info(
                 {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
@@ -154,24 +135,11 @@ class ServerMetrics:
                 self.success.labels(name, reason)
         for reason in ("queue_full", "over_budget", "draining"):
             self.rejections.labels(reason)
-        self._families += [(BOTH, one) for one in (self.success, self.rejections, cache)]
-        self._families += [
-            (OWN, one)
-            for one in (
-                self.http,
-                self.load,
-                self.ready,
-                self._alive,
-                self._restarts,
-                non_finite,
-                engine,
-            )
-        ]
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._page, self._page_time = b"", 0.0
 
-    def update(self, engines: Sequence[EngineState]) -> None:
+    def update(self, engines: Sequence[Replica]) -> None:
         """Takes over what is known of each engine."""
         self._stats = [engine.stats for engine in engines]
         for name, engine in enumerate(engines):
@@ -221,6 +189,13 @@ class ServerMetrics:
         histogram = Histogram(name, text, bounds, len(self._stats))
         self._families.append((BOTH, histogram))
         return histogram
+
+    def _shows(
+        self, prefixes: tuple[str, ...], kind: type[MetricT], name: str, text: str, *labels: str
+    ) -> MetricT:
+        metric = kind(name, text, labels, registry=None)
+        self._families.append((prefixes, metric))
+        return metric
 
     def _shown(self, prefixes: tuple[str, ...], family: Metric) -> Iterator[Metric]:
         samples = [s for s in family.samples if not s.name.endswith("_created")]

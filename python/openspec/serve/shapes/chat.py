@@ -14,6 +14,7 @@ MAX_SEQUENCES = 1024
 MAX_MESSAGES = 4096
 MAX_CHOSEN_NAME_CHARS = 256
 
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 # fail_fast: one complaint is enough, a million of them would be a way to keep the server busy.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -161,6 +162,9 @@ class TextPart(Model):
     text: str | None = None
 
 
+Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class FunctionCall(Model):
     """A call the assistant made."""
 
@@ -180,7 +184,7 @@ class ChatMessage(Model):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -253,9 +257,7 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     parallel_tool_calls: bool | None = None
     """False keeps only the first call."""
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     """"none" turns thinking off, anything else on; there are no degrees."""
     include_reasoning: bool | None = None
     """False keeps the model's thinking out of the answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -11,11 +11,13 @@ from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
     ChatCompletionRequest,
     ChatMessage,
+    Content,
     FunctionCall,
     GenerationFields,
     JsonSchemaFormat,
     Model,
     ResponseFormat,
+    TextPart,
     Tool,
     ToolCall,
     function_tool,
@@ -24,16 +26,6 @@ from openspec.serve.shapes.responses import refuse_choices
 
 BILLING = "x-anthropic-billing-header"
 """Begins a line that Claude Code puts first and changes every time: no prefix would be cached."""
-
-
-class TextBlock(Model):
-    """Text, or what is refused by its type."""
-
-    type: str
-    text: str | None = None
-
-
-TextBlocks: TypeAlias = str | Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
 class ContentBlock(Model):
@@ -46,7 +38,7 @@ class ContentBlock(Model):
     name: str | None = None
     input: dict[str, object] | None = None
     tool_use_id: str | None = None
-    content: TextBlocks | None = None
+    content: Content | None = None
 
 
 class InputMessage(Model):
@@ -104,7 +96,7 @@ class MessagesFields(Model):
     messages: Annotated[
         list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
-    system: TextBlocks | None = None
+    system: Content | None = None
     tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
         None
     )
@@ -226,7 +218,7 @@ def _messages(body: MessagesFields) -> list[ChatMessage]:
     return messages or [ChatMessage(role="user", content="")]
 
 
-def _system(system: TextBlocks) -> str:
+def _system(system: Content) -> str:
     texts = [system] if isinstance(system, str) else [_text(block, "system") for block in system]
     kept = [text.partition("\n")[2] if text.startswith(BILLING) else text for text in texts]
     return "\n".join(text for text in kept if text.strip())
@@ -265,7 +257,7 @@ def _add_to_answer(message: ChatMessage, block: ContentBlock) -> None:
         message.content = text if message.content is None else f"{message.content}\n{text}"
 
 
-def _text(block: TextBlock | ContentBlock, where: str) -> str:
+def _text(block: TextPart | ContentBlock, where: str) -> str:
     if block.type != "text" or block.text is None:
         raise RequestError(
             f"{where}: blocks of type {block.type[:64]!r} are not supported here, only text.", where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -11,29 +11,20 @@ from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
     ChatCompletionRequest,
     ChatMessage,
+    Content,
+    Effort,
     FunctionCall,
     GenerationFields,
     JsonSchemaFormat,
     Model,
     ResponseFormat,
+    TextPart,
     Tool,
     ToolCall,
     function_tool,
 )
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-class ContentPart(Model):
-    """One part of an item's content; only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-Content: TypeAlias = str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
 
 class InputItem(Model):
@@ -42,7 +33,7 @@ class InputItem(Model):
     type: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
-    summary: Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None

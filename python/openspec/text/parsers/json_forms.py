@@ -150,47 +150,41 @@ class MistralParser(JsonCallParser):
             first = yield from reader.peek()
             if (yield from reader.match(self.tag)):
                 reader.back(len(self.tag))
-                is_call = False
             elif first == "[":
-                is_call = yield from self._list()
+                yield from self._list()
             elif first == "{":
-                is_call = yield from self.json_call()
+                yield from self.json_call()
             else:
-                is_call = yield from self._named()
+                yield from self._named()
             self.end()
-            if is_call:
-                self.say_marked()
-            else:
-                self.say_marked()
+            self.say_marked()
 
-    def _list(self) -> Steps[bool]:
-        reader, is_call = self.reader, False
+    def _list(self) -> Steps[None]:
+        reader = self.reader
         yield from reader.match("[")
         while True:
             yield from reader.spaces()
             if not (yield from self.json_call()):
-                return is_call
+                return
             self.end()
-            is_call = True
             yield from reader.spaces()
             if (yield from reader.match("]")):
                 reader.mark()
-                return True
+                return
             if not (yield from reader.match(",")):
-                return True
+                return
 
-    def _named(self) -> Steps[bool]:
+    def _named(self) -> Steps[None]:
         reader = self.reader
         name = yield from reader.run(_TOOL_NAME)
         if not name or len(name) > MAX_NAME_CHARS:
-            return False
+            return
         if (yield from reader.match(self.id_tag)):
             yield from reader.run(_NAME)
         yield from reader.match(self.arguments_tag)
         yield from reader.spaces()
         if reader.is_long() or (yield from reader.peek()) != "{":
-            return False
+            return
         self.begin(name)
         yield from self.nested(self.argue)
         reader.mark()
-        return True
