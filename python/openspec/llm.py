@@ -66,7 +66,9 @@ class LLM:
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
         limits = GrammarLimits.within(available_memory())
-        self._grammars = LoadedGrammars(self._core, self.tokenizer, self.model_config, limits)
+        self._grammars = LoadedGrammars(
+            self._core.grammars, self.tokenizer, self.model_config, limits
+        )
         self._num_requests = 0
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that generates

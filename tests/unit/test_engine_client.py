@@ -23,10 +23,10 @@ from openspec.engine.processes.output_stream import join_outputs
 from openspec.engine.processes.protocol import (
     Abort,
     EngineChannel,
-    FrameEncoder,
     FrameSplitter,
     ReadStats,
     Submit,
+    frame,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineOutput
@@ -217,13 +217,13 @@ def test_the_engine_reads_more_than_a_buffer_but_not_for_ever(wait: bool) -> Non
     own, other = socket.socketpair()
     with own, other:
         channel = EngineChannel(own)
-        frame = FrameEncoder().encode(Submit(make_request(prompt=list(range(1000)) * 500)))
-        assert len(frame) > 1_000_000
+        data = frame(Submit(make_request(prompt=list(range(1000)) * 500)))
+        assert len(data) > 1_000_000
 
         def send() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    other.sendall(frame)
+                    other.sendall(data)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -428,8 +428,7 @@ def test_join_outputs() -> None:
 
 
 def test_frames_survive_any_cut() -> None:
-    encoder = FrameEncoder()
-    stream = b"".join(encoder.encode(ReadStats()) for _ in range(5))
+    stream = b"".join(frame(ReadStats()) for _ in range(5))
     for size in range(1, len(stream) + 1):
         splitter = FrameSplitter()
         bodies = [

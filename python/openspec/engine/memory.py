@@ -10,11 +10,14 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.settings.setting import format_bytes
+
+if TYPE_CHECKING:
+    from openspec import _C
 
 logger = logging.getLogger(__name__)
 
@@ -109,23 +112,6 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], why_no_cuda: str) -> D
     return CUDA
 
 
-class RunnerPlan(Protocol):
-    """Bytes as the core counts them; see `_C.MemoryPlan`."""
-
-    @property
-    def weight_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def scratch_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def table_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def draft_fixed_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def state_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def page_bytes(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """Memory of the device as it is before the engine takes any."""
@@ -209,7 +195,7 @@ class MemoryPlan:
 
 def plan_memory(
     config: EngineConfig,
-    runner_plan: RunnerPlan,
+    runner_plan: _C.MemoryPlan,
     max_model_len: int,
     device: DeviceTraits,
     memory: DeviceMemory,

@@ -24,7 +24,7 @@ class GrammarLoader(Protocol):
 class Grammars:
     """Read by a thread of its own, in order, while steps go on.
 
-    Who has got a grammar keeps it; `drop` only takes it from those who come later.
+    Who has got a grammar keeps it; `drop_grammar` only takes it from those who come later.
     """
 
     def __init__(self, loader: GrammarLoader) -> None:
@@ -41,11 +41,11 @@ class Grammars:
             self._loader.load_vocabulary, tokens, vocab_size, list(stop_ids)
         )
 
-    def load(self, key: str, data: bytes) -> None:
+    def load_grammar(self, key: str, data: bytes) -> None:
         """Begins to load a grammar; one of the same key gives way to it."""
         self._by_key[key] = self._submit(self._load, self._vocabulary, data)
 
-    def drop(self, key: str) -> None:
+    def drop_grammar(self, key: str) -> None:
         """Forgets a grammar; an unknown key is ignored."""
         self._by_key.pop(key, None)
 

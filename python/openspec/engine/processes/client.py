@@ -22,7 +22,6 @@ from openspec.engine.processes.protocol import (
     Close,
     DropGrammar,
     Fatal,
-    FrameEncoder,
     FrameSplitter,
     LoadGrammar,
     Outputs,
@@ -37,6 +36,7 @@ from openspec.engine.processes.protocol import (
     Submit,
     ToClient,
     ToEngine,
+    frame,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
@@ -68,7 +68,6 @@ class EngineClient:
     """
 
     def __init__(self) -> None:
-        self._encoder = FrameEncoder()
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []
         self._is_writable = True
@@ -360,7 +359,7 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._encoder.encode(message))
+            self._transport.write(frame(message))
 
 
 class _Connection(asyncio.Protocol):

@@ -136,11 +136,11 @@ def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None
     elif isinstance(message, ResetPrefixCache):
         core.reset_prefix_cache()
     elif isinstance(message, SetVocabulary):
-        core.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
+        core.grammars.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
     elif isinstance(message, LoadGrammar):
-        core.load_grammar(message.key, message.data)
+        core.grammars.load_grammar(message.key, message.data)
     elif isinstance(message, DropGrammar):
-        core.drop_grammar(message.key)
+        core.grammars.drop_grammar(message.key)
 
 
 def _one_line(error: Exception) -> str:

@@ -56,6 +56,8 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
 class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
+    chunk_type = ChatChunk
+
     def __init__(self, context: ServerContext, body: ChatCompletionRequest, chat: ChatJob) -> None:
         super().__init__(context, body, chat.job)
         self._request = body
@@ -66,12 +68,8 @@ class _Answer(ChunkedAnswer):
 
     def whole(self) -> ChatCompletion:
         """All choices."""
-        answer = ChatCompletion(
-            id=self.job.request_id,
-            created=self.created,
-            model=self.context.model_name,
-            choices=[self._full_choice(processor) for processor in self.job.processors],
-        )
+        choices = [self._full_choice(processor) for processor in self.job.processors]
+        answer = self.answer_of(ChatCompletion, choices)
         self._add_prompt(answer)
         return answer
 
@@ -82,15 +80,13 @@ class _Answer(ChunkedAnswer):
         chunks = []
         if is_first:
             opening = ChatDelta(role="assistant", content="")
-            chunks.append(self._chunk([ChatChunkChoice(processor.index, opening, None, None)]))
+            first = ChatChunkChoice(processor.index, opening, None, None)
+            chunks.append(self.answer_of(ChatChunk, [first]))
             if processor.index == 0:
                 self._add_prompt(chunks[0])
-        chunks += [self._chunk([choice]) for choice in self._chunk_choices(processor, delta)]
+        for choice in self._chunk_choices(processor, delta):
+            chunks.append(self.answer_of(ChatChunk, [choice]))
         return chunks
-
-    def last_chunk(self) -> ChatChunk:
-        """No choices."""
-        return self._chunk([])
 
     def usage(self) -> Usage:
         """Tokens of prompt and answer, with those of thinking."""
@@ -98,14 +94,6 @@ class _Answer(ChunkedAnswer):
         num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
         usage.completion_tokens_details = {"reasoning_tokens": num_reasoning}
         return usage
-
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self.job.request_id,
-            created=self.created,
-            model=self.context.model_name,
-            choices=choices,
-        )
 
     def _add_prompt(self, answer: ChatCompletion | ChatChunk) -> None:
         if self._request.return_token_ids:

@@ -137,26 +137,14 @@ ROUTES: dict[str, dict[str, Handler]] = {
     }
     for path in (*POST_ROUTES, *GET_ROUTES)
 }
+_QUESTION = "What is a prime number?"
+_CHAT: dict[str, object] = {"messages": [{"role": "user", "content": _QUESTION}]}
 _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
-    "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}],
-        "max_tokens": 256,
-        "stream": True,
-    },
-    "/v1/responses": {
-        "input": "What is a prime number?",
-        "max_output_tokens": 256,
-        "stream": True,
-    },
-    "/v1/messages": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}],
-        "max_tokens": 256,
-        "stream": True,
-    },
-    "/v1/messages/count_tokens": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}]
-    },
+    "/v1/chat/completions": {**_CHAT, "max_tokens": 256, "stream": True},
+    "/v1/responses": {"input": _QUESTION, "max_output_tokens": 256, "stream": True},
+    "/v1/messages": {**_CHAT, "max_tokens": 256, "stream": True},
+    "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/abort_request": {"request_id": "the answer's id"},
