@@ -188,7 +188,7 @@ def test_n_sequences_cross_once() -> None:
 def test_what_waits_to_cross_is_overtaken_and_can_be_dropped() -> None:
     async def test(client: EngineClient) -> None:
         sent = recorded(client)
-        client.set_writable(False)
+        client.pause_writing()
         gone = client.submit(make_request("gone", n=2))
         late, early = (client.submit(make_request(f"p{p}", priority=p)) for p in (1, -1))
         half = client.submit(make_request("half", n=2, priority=2))
@@ -198,7 +198,7 @@ def test_what_waits_to_cross_is_overtaken_and_can_be_dropped() -> None:
         assert (await client.stats()).num_steps == 0, "it is answered at once"
         await gone.aclose()
         assert client.num_unfinished == 3
-        client.set_writable(True)
+        client.resume_writing()
         for stream in (late, early, half):
             reasons = {one.request_id: one.finish_reason async for one in stream}
             assert set(reasons.values()) <= {"length", "abort"}

@@ -53,14 +53,6 @@ MAX_GRAMMAR_DRAFTS = 8
 """Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
 
-def _check_drafter(drafter: object) -> None:
-    if not isinstance(drafter, _C.Drafter):
-        raise ConfigError(
-            "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
-            f"{type(drafter).__name__}"
-        )
-
-
 class CompiledRunner(_C.Runner):
     """The compiled core's runner as the engine needs it."""
 
@@ -261,7 +253,11 @@ def _choose_drafter(
     if drafter is None and spec.build is not None:
         drafter = spec.build(config.draft_depth, setup.options)
     if drafter is not None or spec.build is not None:
-        _check_drafter(drafter)
+        if not isinstance(drafter, _C.Drafter):
+            raise ConfigError(
+                "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
+                f"{type(drafter).__name__}"
+            )
         return _ChosenDrafter(plain_method(), drafter=drafter)
     if spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")

@@ -206,13 +206,13 @@ def plan_memory(
         ConfigError: if weights, scratch and a useful number of pages do not fit, with the numbers.
     """
     page_bytes, page_size = runner_plan.page_bytes, config.page_size
-    fixed_bytes = (
-        runner_plan.weight_bytes
-        + runner_plan.scratch_bytes
-        + runner_plan.table_bytes
-        + runner_plan.draft_fixed_bytes
-        + runner_plan.state_bytes
-    )
+    fixed = {
+        "weight_bytes": runner_plan.weight_bytes,
+        "scratch_bytes": runner_plan.scratch_bytes + runner_plan.table_bytes,
+        "drafter_bytes": runner_plan.draft_fixed_bytes,
+        "state_bytes": runner_plan.state_bytes,
+    }
+    fixed_bytes = sum(fixed.values())
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
     kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
@@ -243,10 +243,7 @@ def plan_memory(
         )
         max_model_len = num_pages * page_size
     plan = MemoryPlan(
-        weight_bytes=runner_plan.weight_bytes,
-        scratch_bytes=runner_plan.scratch_bytes + runner_plan.table_bytes,
-        drafter_bytes=runner_plan.draft_fixed_bytes,
-        state_bytes=runner_plan.state_bytes,
+        **fixed,
         page_bytes=page_bytes,
         page_size=page_size,
         num_pages=num_pages,

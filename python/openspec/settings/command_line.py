@@ -117,10 +117,9 @@ def _from_environment(variables: Mapping[str, str], names: Names) -> dict[str, R
 def _check_flags(arguments: list[str], names: Names) -> list[str]:
     """Names the nearest flag for an unknown one, and accepts underscores and `-tp`."""
     flags = {"--help", "--config", "--version"}
-    for name, kind in _flags(names).items():
-        flags.add(name)
-        if kind is bool:
-            flags.add("--no-" + name[2:])
+    types = {one.flag: one.type for one in names.settings.values()}
+    types |= {"--" + name.replace("_", "-"): one.type for name, one in names.spellings.items()}
+    flags |= types.keys() | {"--no-" + flag[2:] for flag, kind in types.items() if kind is bool}
     checked = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -140,15 +139,6 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
             argument = flag + equals + value
         checked.append(argument)
     return checked
-
-
-def _flags(names: Names) -> dict[str, object]:
-    """All flags with the types of their values."""
-    own = {one.flag: one.type for one in names.settings.values()}
-    others = {
-        "--" + name.replace("_", "-"): spelling.type for name, spelling in names.spellings.items()
-    }
-    return own | others
 
 
 def _parser(

@@ -60,7 +60,7 @@ def _priority(submission: _Submission) -> int:
     return submission.request.priority
 
 
-class EngineClient:
+class EngineClient(asyncio.Protocol):
     """Owns the child process. All methods belong to the event loop that called `start`.
 
     Submissions cross one by one as the engine reads them, in order of priority, and everything else
@@ -68,6 +68,8 @@ class EngineClient:
     """
 
     def __init__(self) -> None:
+        self._splitter = FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(ToClient)
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []
         self._is_writable = True
@@ -120,7 +122,7 @@ class EngineClient:
             self._child = EngineChild.start(command)
         child = self._child
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: _Connection(self), sock=child.socket)
+        await loop.create_connection(lambda: self, sock=child.socket)
         self._is_alive = True
         self._send(start)
         try:
@@ -264,21 +266,29 @@ class EngineClient:
         if self._burial is not None:
             await self._burial
 
-    # Called by the connection
+    # Called by the event loop
 
-    def connected(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
         # Writing is paused while anything that was written has not been sent.
-        transport.set_write_buffer_limits(0)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of another class
+        self._transport.set_write_buffer_limits(0)
 
-    def set_writable(self, is_writable: bool) -> None:
-        """Whether the socket takes more."""
-        self._is_writable = is_writable
+    def pause_writing(self) -> None:
+        """The socket takes no more for now."""
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        """The socket takes more."""
+        self._is_writable = True
         self._send_unsent()
 
-    def receive(self, message: ToClient) -> None:
-        """Takes one message of the child."""
+    def data_received(self, data: bytes) -> None:
+        """Takes what the child sent."""
+        for body in self._splitter.feed(data):
+            self._receive(self._decoder.decode(body))
+
+    def _receive(self, message: ToClient) -> None:
         if isinstance(message, Outputs):
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
@@ -305,7 +315,7 @@ class EngineClient:
         elif isinstance(message, Fatal):
             self._reason = f"the engine failed: {message.message}"
 
-    def disconnected(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The child closed its end, or died."""
         was_alive, self._is_alive = self._is_alive, False
         if was_alive:
@@ -360,28 +370,3 @@ class EngineClient:
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
-
-
-class _Connection(asyncio.Protocol):
-    """Bytes of the socket to messages."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._splitter = FrameSplitter()
-        self._decoder = msgspec.msgpack.Decoder(ToClient)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._client.connected(cast(asyncio.Transport, transport))  # uvloop's is of another class
-
-    def pause_writing(self) -> None:
-        self._client.set_writable(False)
-
-    def resume_writing(self) -> None:
-        self._client.set_writable(True)
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._splitter.feed(data):
-            self._client.receive(self._decoder.decode(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._client.disconnected()

@@ -112,7 +112,8 @@ class Answer(ABC):
             return EventStream(self._events(), job.hang_up, self.on_error, self.stream_end)
         with job.shares():
             async with watch_connection(request.receive, job.hang_up), job:
-                await job.run()
+                async for _ in job.outputs():
+                    pass
             return await self.context.text_pool.run(self._size(), self.full)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
