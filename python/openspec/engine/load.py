@@ -31,7 +31,6 @@ from openspec.drafters import plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
 from openspec.engine.memory import (
@@ -152,15 +151,7 @@ def load_engine(
         info = msgspec.structs.replace(info, kv_events=publisher.source)
     return EngineCore(
         runner,
-        SchedulerConfig(
-            max_model_len=plan.max_model_len,
-            max_num_batched_tokens=_max_num_batched_tokens(config, device),
-            page_size=config.page_size,
-            max_draft_tokens=config.max_draft_tokens,
-            max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
-            draft_depth=config.draft_depth,
-            num_rows_ahead=runner.num_rows_ahead,
-        ),
+        runner_config,
         info,
         config.stats_interval_s,
         publisher,

@@ -13,7 +13,6 @@ from openspec.engine.core import executor
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.grammars import Grammars
 from openspec.engine.core.kv_events import KVEventPublisher
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request, StepPlan
 from openspec.engine.core.run_queue import NotAdmitted
 from openspec.engine.core.scheduler import Scheduler
@@ -27,6 +26,7 @@ from openspec.messages import (
     counters_since,
     mean_acceptance_length,
 )
+from openspec.specs.runner import RunnerConfig
 
 if TYPE_CHECKING:
     from openspec._C import SpanResult, StepLease
@@ -56,14 +56,14 @@ class EngineCore:
     def __init__(
         self,
         runner: Runner,
-        scheduler_config: SchedulerConfig,
+        config: RunnerConfig,
         info: EngineInfo,
         stats_interval_s: float = 0.0,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
-        self._scheduler = Scheduler(scheduler_config, runner)
+        self._scheduler = Scheduler(config, runner)
         self.grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
