@@ -159,6 +159,14 @@ std::vector<uint64_t> short_hashes(const std::vector<PageHash>& hashes) {
   return shorter;
 }
 
+using Nogil = py::call_guard<py::gil_scoped_release>;
+
+/// A lease and whose it is: in Python a step is driven by its lease alone.
+struct ReservedStep {
+  Runner& runner;
+  std::unique_ptr<StepLease> lease;
+};
+
 void bind_values(py::module_& m) {
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
@@ -219,21 +227,6 @@ void bind_values(py::module_& m) {
       .def_readonly("token_ids", &PageEvent::tokens)
       .def_property_readonly("cache_salt",
                              [](const PageEvent& event) { return py::bytes(event.salt); });
-  py::class_<PythonDrafterBase>(m, "Drafter")
-      .def(py::init<>())
-      .def(
-          "propose", [](const PythonDrafterBase&, int, const py::list&, int) { return py::list(); },
-          py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
-}
-
-/// A lease and whose it is: in Python a step is driven by its lease alone.
-struct ReservedStep {
-  Runner& runner;
-  std::unique_ptr<StepLease> lease;
-};
-
-void bind_runner(py::module_& m) {
-  using Nogil = py::call_guard<py::gil_scoped_release>;
   py::class_<ReservedStep>(m, "StepLease")
       .def(
           "launch", [](ReservedStep& step) { step.runner.launch(*step.lease); }, Nogil())
@@ -241,6 +234,14 @@ void bind_runner(py::module_& m) {
           "collect", [](ReservedStep& step) { return step.runner.collect(*step.lease); }, Nogil())
       .def("commit", [](ReservedStep& step) { step.runner.commit(*step.lease); })
       .def("close", [](ReservedStep& step) { step.lease->close(); });
+  py::class_<PythonDrafterBase>(m, "Drafter")
+      .def(py::init<>())
+      .def(
+          "propose", [](const PythonDrafterBase&, int, const py::list&, int) { return py::list(); },
+          py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
+}
+
+void bind_runner(py::module_& m) {
   py::class_<Runner>(m, "Runner")
       .def(py::init([](const RunnerConfig& config, int num_pages, const py::object& drafter) {
              std::unique_ptr<Drafter> own;
@@ -296,7 +297,6 @@ void bind_runner(py::module_& m) {
           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
           py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
-      .def("num_tokens", &of_slot<&SequenceTable::num_tokens>, py::arg("slot"))
       .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
       .def(
           "token_ids",
