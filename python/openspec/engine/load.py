@@ -138,8 +138,7 @@ def load_engine(
 
     info = _info(
         config,
-        device,
-        model_config,
+        runner_config,
         plan,
         startup_seconds=time.monotonic() - started,
         num_non_finite_draft_tensors=num_non_finite,
@@ -318,10 +317,6 @@ def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineC
     return dataclasses.replace(config, num_threads=num_threads, kv_events_config=kv_events)
 
 
-def _max_num_batched_tokens(config: EngineConfig, device: DeviceTraits) -> int:
-    return device.choose_num_rows(config.max_num_batched_tokens, config.min_num_batched_tokens)
-
-
 def _runner_config(
     config: EngineConfig,
     device: DeviceTraits,
@@ -329,7 +324,9 @@ def _runner_config(
     max_model_len: int,
     chosen: _ChosenDrafter,
 ) -> RunnerConfig:
-    max_num_batched_tokens = _max_num_batched_tokens(config, device)
+    max_num_batched_tokens = device.choose_num_rows(
+        config.max_num_batched_tokens, config.min_num_batched_tokens
+    )
     num_logits_rows = device.choose_num_logits_rows(
         config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
     )
@@ -358,8 +355,7 @@ def _runner_config(
 
 def _info(
     config: EngineConfig,
-    device: DeviceTraits,
-    model_config: ModelConfig,
+    runner: RunnerConfig,
     plan: MemoryPlan,
     *,
     startup_seconds: float,
@@ -368,16 +364,16 @@ def _info(
 ) -> EngineInfo:
     return EngineInfo(
         model=str(config.model_path),
-        vocab_size=model_config.vocab_size,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_max_num_batched_tokens(config, device),
-        page_size=config.page_size,
+        vocab_size=runner.target.vocab_size,
+        max_model_len=runner.max_model_len,
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        page_size=runner.page_size,
         num_pages=plan.num_pages,
         method=config.method,
         num_speculative_tokens=config.draft_depth,
-        dtype=device.choose_dtype(config.dtype),
-        device=device.name,
+        dtype=runner.dtype,
+        device=runner.device,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
         num_non_finite_draft_tensors=num_non_finite_draft_tensors,

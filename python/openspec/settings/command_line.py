@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+import openspec
 from openspec.errors import ConfigError
 from openspec.settings.names import Names, closest, with_revisions
 from openspec.settings.setting import ENV_PREFIX, Raw, Setting, SettingsGroup
@@ -27,7 +28,6 @@ def parse_command_line(
     description: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
-    version: str = "",
 ) -> dict[str, Raw]:
     """Values of all settings that were given somewhere; the rest keep their defaults.
 
@@ -40,7 +40,7 @@ def parse_command_line(
     arguments = list(sys.argv[1:] if argv is None else argv)
     variables = os.environ if environ is None else environ
     names = Names(groups)
-    parser = _parser(groups, names, prog, description, version)
+    parser = _parser(groups, names, prog, description)
     known, rest = parser.parse_known_args(_check_flags(arguments, names))
     parsed: dict[str, Raw] = vars(known)
     if rest and rest[0].startswith("-"):
@@ -142,7 +142,7 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
 
 
 def _parser(
-    groups: Sequence[SettingsGroup], names: Names, prog: str, description: str, version: str
+    groups: Sequence[SettingsGroup], names: Names, prog: str, description: str
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -150,7 +150,7 @@ def _parser(
         description=description,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"openspec {version}")
+    parser.add_argument("--version", action="version", version=f"openspec {openspec.__version__}")
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file of settings."
     )

@@ -54,6 +54,7 @@ access_logger = logging.getLogger("openspec.serve.access")
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
+PAGES = frozenset({"/openapi.json", "/docs", "/ui"})
 MODELS_PREFIX = "/v1/models/"
 MESSAGES_PREFIX = "/v1/messages"
 """Below it errors have the shape of Anthropic's API."""
@@ -83,17 +84,13 @@ async def root(_: ServerContext, __: Request) -> Response:
     )
 
 
-async def openapi(context: ServerContext, _: Request) -> Response:
+async def openapi(_: ServerContext, __: Request) -> Response:
     """The schemas that requests are checked against."""
-    if not context.config.pages:
-        raise not_found()
     return json_response(_description())
 
 
-async def docs(context: ServerContext, _: Request) -> Response:
+async def docs(_: ServerContext, __: Request) -> Response:
     """A page that lists the endpoints and sends requests to them."""
-    if not context.config.pages:
-        raise not_found()
     return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")
 
 
@@ -266,6 +263,8 @@ class Gate:
         handler = handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise ApiError(405, "Method Not Allowed", headers={"allow": ", ".join(handlers)})
+        if route in PAGES and not self._context.config.pages:
+            raise not_found()
         return handler
 
 
