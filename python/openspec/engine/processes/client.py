@@ -15,29 +15,9 @@ import msgspec
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
+from openspec.engine.processes import protocol
 from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.processes.output_stream import OutputStream
-from openspec.engine.processes.protocol import (
-    Abort,
-    Close,
-    DropGrammar,
-    Fatal,
-    FrameSplitter,
-    LoadGrammar,
-    Outputs,
-    ReadStats,
-    Ready,
-    Rejected,
-    ResetPrefixCache,
-    SetVocabulary,
-    Start,
-    StartFailed,
-    Stats,
-    Submit,
-    ToClient,
-    ToEngine,
-    frame,
-)
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
@@ -68,8 +48,8 @@ class EngineClient(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._splitter = FrameSplitter()
-        self._decoder = msgspec.msgpack.Decoder(ToClient)
+        self._splitter = protocol.FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(protocol.ToClient)
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []
         self._is_writable = True
@@ -110,14 +90,16 @@ class EngineClient(asyncio.Protocol):
         client._child = child
         try:
             log_level = logging.getLogger().getEffectiveLevel()
-            start = Start(config, log_level, watchdog_s, share or Share(), dict(environ or {}))
+            start = protocol.Start(
+                config, log_level, watchdog_s, share or Share(), dict(environ or {})
+            )
             await client._start(start, timeout_s, command)
         except BaseException:
             await client.close()
             raise
         return client
 
-    async def _start(self, start: Start, timeout_s: float, command: Sequence[str]) -> None:
+    async def _start(self, start: protocol.Start, timeout_s: float, command: Sequence[str]) -> None:
         if self._child is None:
             self._child = EngineChild.start(command)
         child = self._child
@@ -211,7 +193,7 @@ class EngineClient(asyncio.Protocol):
                 crossed.append(request_id)
         self._unsent = [submission for submission in self._unsent if submission.open_ids]
         if crossed and self._is_alive:
-            self._send(Abort(crossed))
+            self._send(protocol.Abort(crossed))
 
     async def stats(self) -> EngineStats:
         """Counters and gauges of the engine core.
@@ -223,7 +205,7 @@ class EngineClient(asyncio.Protocol):
             raise EngineError(self._reason or "the engine is closed")
         waiter: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats_waiters.append(waiter)
-        self._send(ReadStats())
+        self._send(protocol.ReadStats())
         return await waiter
 
     async def reset_prefix_cache(self) -> None:
@@ -233,26 +215,26 @@ class EngineClient(asyncio.Protocol):
             EngineError: if the engine is gone.
         """
         if self._is_alive:
-            self._send(ResetPrefixCache())
+            self._send(protocol.ResetPrefixCache())
         await self.stats()
 
     def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
         """The bytes of each token, once, before the first grammar."""
-        self._send(SetVocabulary(tokens, vocab_size, stop_ids))
+        self._send(protocol.SetVocabulary(tokens, vocab_size, stop_ids))
 
     def load_grammar(self, key: str, data: bytes) -> None:
         """What `_grammar.compile_...` returned, for requests submitted from here on."""
-        self._send(LoadGrammar(key, data))
+        self._send(protocol.LoadGrammar(key, data))
 
     def drop_grammar(self, key: str) -> None:
         """Forgets a grammar; requests that crossed keep it."""
-        self._send(DropGrammar(key))
+        self._send(protocol.DropGrammar(key))
 
     async def close(self) -> None:
         """Ends the child; open streams fail with `EngineError`."""
         self._reason = self._reason or "the engine is closed"
         if self._is_alive:
-            self._send(Close())
+            self._send(protocol.Close())
         self._is_alive = False
         if self._watch is not None:
             self._watch.cancel()
@@ -288,31 +270,31 @@ class EngineClient(asyncio.Protocol):
         for body in self._splitter.feed(data):
             self._receive(self._decoder.decode(body))
 
-    def _receive(self, message: ToClient) -> None:
-        if isinstance(message, Outputs):
+    def _receive(self, message: protocol.ToClient) -> None:
+        if isinstance(message, protocol.Outputs):
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
                     if output.finish_reason is not None:
                         del self._streams[output.request_id]
                     stream.push(output)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, protocol.Rejected):
             for request_id in message.request_ids:
                 if (stream := self._streams.pop(request_id, None)) is not None:
                     stream.end(RequestError(message.message, message.param, message.code))
-        elif isinstance(message, Stats):
+        elif isinstance(message, protocol.Stats):
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(message.stats)
-        elif isinstance(message, Ready):
+        elif isinstance(message, protocol.Ready):
             if not self._ready.done():
                 self._ready.set_result(message.info)
-        elif isinstance(message, StartFailed):
+        elif isinstance(message, protocol.StartFailed):
             self._reason = message.message
             error = ConfigError if message.is_config_error else EngineError
             if not self._ready.done():
                 self._ready.set_exception(error(message.message))
-        elif isinstance(message, Fatal):
+        elif isinstance(message, protocol.Fatal):
             self._reason = f"the engine failed: {message.message}"
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -363,10 +345,10 @@ class EngineClient(asyncio.Protocol):
     def _send_unsent(self) -> None:
         while self._unsent and self._is_writable:
             submission = self._unsent.pop(0)
-            self._send(Submit(submission.request))
+            self._send(protocol.Submit(submission.request))
             if dropped := set(sequence_ids(submission.request)) - submission.open_ids:
-                self._send(Abort(sorted(dropped)))
+                self._send(protocol.Abort(sorted(dropped)))
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: protocol.ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message))
+            self._transport.write(protocol.frame(message))
