@@ -111,7 +111,7 @@ def load_engine(
     phases.end("device")
     share = share or Share()
     config = _shared(config, device, share)
-    kv_events = _kv_events_config(config)
+    kv_events = _kv_events_config(config, share)
     model_config = ModelConfig.from_folder(config.model_path)
     chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
     max_model_len = _max_model_len(config, model_config)
@@ -171,8 +171,10 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
     logger.info("start-up: %s", phases)
 
 
-def _kv_events_config(config: EngineConfig) -> KVEventsConfig:
+def _kv_events_config(config: EngineConfig, share: Share) -> KVEventsConfig:
     settings = KVEventsConfig.of(config.kv_events_config or {})
+    if share.num_replicas > 1:
+        settings = settings.of_engine(share.replica, share.num_replicas)
     if settings.is_on and not config.enable_prefix_caching:
         raise ConfigError(
             "kv_events_config: events tell of the prefix cache, which is off; drop one of "
@@ -296,7 +298,7 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
 
 
 def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:
-    """The settings of one of several engines, with its part of CPUs and addresses."""
+    """The settings of one of several engines, with its part of the CPUs."""
     if share.num_replicas == 1:
         return config
     if device is CUDA and share.num_on_device > 1:
@@ -310,11 +312,7 @@ def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineC
     if device is not CUDA and num_threads is None:
         num_threads = max(1, available_cpus() // share.num_replicas)
         logger.info("one of %d engines: %d CPU threads each", share.num_replicas, num_threads)
-    kv_events = config.kv_events_config
-    if kv_events is not None:
-        own = KVEventsConfig.of(kv_events).of_engine(share.replica, share.num_replicas)
-        kv_events = {**kv_events, "data_parallel_rank": own.data_parallel_rank}
-    return dataclasses.replace(config, num_threads=num_threads, kv_events_config=kv_events)
+    return dataclasses.replace(config, num_threads=num_threads)
 
 
 def _runner_config(
