@@ -36,10 +36,6 @@ class _Submission:
     """Its sequences without those that were aborted."""
 
 
-def _priority(submission: _Submission) -> int:
-    return submission.request.priority
-
-
 class EngineClient(asyncio.Protocol):
     """Owns the child process. All methods belong to the event loop that called `start`.
 
@@ -86,33 +82,24 @@ class EngineClient(asyncio.Protocol):
             ConfigError: what the child found wrong with the configuration, in one line.
             EngineError: if the child died or did not get ready in time.
         """
-        client = cls()
-        client._child = child
+        client, loop = cls(), asyncio.get_running_loop()
         try:
+            client._child = child = child or EngineChild.start(command)
+            await loop.create_connection(lambda: client, sock=child.socket)
+            client._is_alive = True
             log_level = logging.getLogger().getEffectiveLevel()
-            start = protocol.Start(
-                config, log_level, watchdog_s, share or Share(), dict(environ or {})
-            )
-            await client._start(start, timeout_s, command)
+            share = share or Share()
+            client._send(protocol.Start(config, log_level, watchdog_s, share, dict(environ or {})))
+            try:
+                client._info = await asyncio.wait_for(client._ready, timeout_s)
+            except asyncio.TimeoutError:
+                raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
         except BaseException:
             await client.close()
             raise
+        if watchdog_s > 0:
+            client._watch = loop.create_task(client._end_if_hung(child))
         return client
-
-    async def _start(self, start: protocol.Start, timeout_s: float, command: Sequence[str]) -> None:
-        if self._child is None:
-            self._child = EngineChild.start(command)
-        child = self._child
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, sock=child.socket)
-        self._is_alive = True
-        self._send(start)
-        try:
-            self._info = await asyncio.wait_for(self._ready, timeout_s)
-        except asyncio.TimeoutError:
-            raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
-        if start.watchdog_s > 0:
-            self._watch = loop.create_task(self._end_if_hung(child))
 
     @property
     def info(self) -> EngineInfo:
@@ -173,7 +160,7 @@ class EngineClient(asyncio.Protocol):
             stream = OutputStream(self.abort, request_ids)
         self._streams.update(dict.fromkeys(request_ids, stream))
         for submission in submissions:
-            insort(self._unsent, submission, key=_priority)
+            insort(self._unsent, submission, key=lambda one: one.request.priority)
         self._send_unsent()
         return stream
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -161,21 +162,18 @@ class Replicas:
         self.all: list[Replica] = []
         for index, start in enumerate(starts):
             role = "the engine" if len(starts) == 1 else f"engine {index}"
-            supervisor = Supervisor(self._beginning(index, start), max_restarts, role)
+            supervisor = Supervisor(partial(self._begin, index, start), max_restarts, role)
             self.all.append(Replica(index, supervisor))
 
-    def _beginning(
+    async def _begin(
         self, index: int, start: Callable[[], Awaitable[EngineClient]]
-    ) -> Callable[[], Awaitable[EngineClient]]:
-        async def begin() -> EngineClient:
-            engine = await start()
-            self.all[index].begin(engine.info)
-            self._infos[index] = engine.info
-            longest = min(info.max_model_len for info in self._infos.values())
-            self._info = msgspec.structs.replace(engine.info, max_model_len=longest)
-            return engine
-
-        return begin
+    ) -> EngineClient:
+        engine = await start()
+        self.all[index].begin(engine.info)
+        self._infos[index] = engine.info
+        longest = min(info.max_model_len for info in self._infos.values())
+        self._info = msgspec.structs.replace(engine.info, max_model_len=longest)
+        return engine
 
     async def start(self, min_replicas: int | None = None) -> None:
         """Starts all, and waits for so many of them, by default for all; the others follow.
