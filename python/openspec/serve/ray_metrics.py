@@ -19,14 +19,16 @@ async def export(context: ServerContext) -> None:
     """Goes on until it is cancelled."""
     tags = {"model_name": context.model_name}
     shown = [one for one in ENGINE_METRICS if "openspec:" in one.prefixes]
-    gauges, counters = (
-        {
-            one: kind(f"openspec_{one.name}", one.documentation, ("model_name",))
-            for one in shown
-            if one.kind == name
-        }
-        for name, kind in (("gauge", metrics.Gauge), ("counter", metrics.Counter))
-    )
+    gauges = {
+        one: metrics.Gauge(f"openspec_{one.name}", one.documentation, ("model_name",))
+        for one in shown
+        if one.kind == "gauge"
+    }
+    counters = {
+        one: metrics.Counter(f"openspec_{one.name}", one.documentation, ("model_name",))
+        for one in shown
+        if one.kind == "counter"
+    }
     last = dict.fromkeys(counters, 0.0)
     while True:
         stats = await context.stats()
