@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -57,37 +57,24 @@ class CompiledRunner(_C.Runner):
 
     def add(self, request: Request) -> int:
         """Takes a slot for the request's known tokens and attaches the cached prefix."""
-        return self.add_sequence(
-            request.token_ids,
-            request.prompt_len,
-            sequence_params(request),
-            request.source.cache_salt.encode(),
+        sampling = request.source.sampling
+        params = _C.SequenceParams(
+            sampling,
+            # Without output wanted, one token is chosen all the same, and dropped by the scheduler.
+            max_tokens=max(request.max_tokens, 1),
+            num_prompt_logprobs=(sampling.prompt_logprobs or 0)
+            if request.needs_prompt_logprobs
+            else -1,
+            reports_steps=request.source.speculative.detailed,
+            grammar=None if request.grammar is None else request.grammar.result(),
         )
+        salt = request.source.cache_salt.encode()
+        return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
-    def load_vocabulary(
-        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
-    ) -> _C.Vocabulary:
-        """What grammars are read with."""
-        return _C.Vocabulary(tokens, vocab_size, stop_ids)
-
-    def load_grammar(self, vocabulary: _C.Vocabulary, data: bytes) -> _C.Grammar:
-        """A grammar that was compiled for the vocabulary."""
-        return _C.Grammar(vocabulary, data)
-
-
-def sequence_params(request: Request) -> _C.SequenceParams:
-    """The core's parameters of a request that is about to take a slot."""
-    sampling = request.source.sampling
-    return _C.SequenceParams(
-        sampling,
-        # Without output wanted, one token is chosen all the same, and dropped by the scheduler.
-        max_tokens=max(request.max_tokens, 1),
-        num_prompt_logprobs=(sampling.prompt_logprobs or 0)
-        if request.needs_prompt_logprobs
-        else -1,
-        reports_steps=request.source.speculative.detailed,
-        grammar=None if request.grammar is None else request.grammar.result(),
-    )
+    load_vocabulary = staticmethod(_C.Vocabulary)
+    """What grammars are read with."""
+    load_grammar = staticmethod(_C.Grammar)
+    """A grammar that was compiled for the vocabulary."""
 
 
 def load_engine(
