@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import openspec
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.engine.processes.replicas import Replica
+from openspec.engine.processes.replica import Replica
 from openspec.errors import RequestError
 from openspec.messages import (
     EngineInfo,

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from openspec.engine.processes.replicas import Replica
+from openspec.engine.processes.replica import Replica
 from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
 
 PAGE_MAX_AGE_S = 0.1
