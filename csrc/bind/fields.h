@@ -69,4 +69,10 @@ struct DescriptionCaster {
   }
 };
 
+template <typename T>
+concept Described = requires { Description<T>::kClass; };
+
 }  // namespace openspec
+
+template <openspec::Described T>
+struct pybind11::detail::type_caster<T> : openspec::DescriptionCaster<T> {};

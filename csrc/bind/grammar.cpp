@@ -16,9 +16,10 @@ namespace py = pybind11;
 namespace openspec {
 namespace {
 
-std::vector<int32_t> mask_of(GrammarState& state, bool& is_applied) {
+/// All tokens where the answer has ended.
+std::vector<int32_t> mask_of(GrammarState& state) {
   std::vector<int32_t> mask(static_cast<size_t>(state.vocabulary().num_mask_words()), -1);
-  is_applied = state.fill(mask);
+  state.fill(mask);
   return mask;
 }
 
@@ -69,19 +70,17 @@ PYBIND11_MODULE(_grammar, m) {
       .def_property_readonly("is_terminated", &GrammarState::is_ended)
       .def("bitmask",
            [](GrammarState& self) {
-             bool is_applied;
-             const std::vector<int32_t> mask = mask_of(self, is_applied);
+             const std::vector<int32_t> mask = mask_of(self);
              return py::bytes(reinterpret_cast<const char*>(mask.data()),
                               mask.size() * sizeof(int32_t));
            })
       .def("allowed",
            [](GrammarState& self) {
-             bool is_applied;
-             const std::vector<int32_t> mask = mask_of(self, is_applied);
+             const std::vector<int32_t> mask = mask_of(self);
              std::vector<int> ids;
              for (int id = 0; id < self.vocabulary().size(); ++id) {
                const auto word = static_cast<uint32_t>(mask[static_cast<size_t>(id / 32)]);
-               if (!is_applied || (word >> (id % 32) & 1) != 0) ids.push_back(id);
+               if ((word >> (id % 32) & 1) != 0) ids.push_back(id);
              }
              return ids;
            })

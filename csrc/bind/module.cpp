@@ -232,8 +232,9 @@ struct ReservedStep {
   std::unique_ptr<StepLease> lease;
 };
 
-void bind_runner(py::module_& m) {
-  using Nogil = py::call_guard<py::gil_scoped_release>;
+using Nogil = py::call_guard<py::gil_scoped_release>;
+
+void bind_lease(py::module_& m) {
   py::class_<ReservedStep>(m, "StepLease")
       .def(
           "launch", [](ReservedStep& step) { step.runner.launch(*step.lease); }, Nogil())
@@ -241,7 +242,39 @@ void bind_runner(py::module_& m) {
           "collect", [](ReservedStep& step) { return step.runner.collect(*step.lease); }, Nogil())
       .def("commit", [](ReservedStep& step) { step.runner.commit(*step.lease); })
       .def("close", [](ReservedStep& step) { step.lease->close(); });
-  py::class_<Runner>(m, "Runner")
+}
+
+/// Looks into steps, for tests.
+void bind_probes(py::class_<Runner>& runner) {
+  runner
+      .def(
+          "set_stage_hook",
+          // std::function from pybind11 takes the GIL for the call and for its own end.
+          [](Runner& runner, const std::optional<Runner::StageHook>& hook) {
+            runner.set_stage_hook(hook.value_or(nullptr));
+          },
+          py::arg("hook"))
+      .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
+      .def("captured",
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_features(),
+                            runner.backend().capture_layers().size() *
+                                static_cast<size_t>(runner.config().target.hidden_size));
+           })
+      .def("last_logits",
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_logits(),
+                            static_cast<size_t>(runner.config().target.vocab_size));
+           })
+      .def("last_drafts", [](Runner& runner) { return parts_of(runner, &Draft::tokens); })
+      .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
+      .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
+      .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); });
+}
+
+void bind_runner(py::module_& m) {
+  py::class_<Runner> bound(m, "Runner");
+  bound
       .def(py::init([](const RunnerConfig& config, int num_pages, const py::object& drafter) {
              std::unique_ptr<Drafter> own;
              if (!drafter.is_none()) own = std::make_unique<PythonDrafter>(drafter);
@@ -328,31 +361,9 @@ void bind_runner(py::module_& m) {
             return ReservedStep{runner, runner.reserve(requests)};
           },
           py::arg("spans"), py::keep_alive<0, 1>())
-      .def(
-          "set_stage_hook",
-          // std::function from pybind11 takes the GIL for the call and for its own end.
-          [](Runner& runner, const std::optional<Runner::StageHook>& hook) {
-            runner.set_stage_hook(hook.value_or(nullptr));
-          },
-          py::arg("hook"))
-      .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
-      .def("captured",
-           [](Runner& runner) {
-             return rows_of(runner.backend().last_features(),
-                            runner.backend().capture_layers().size() *
-                                static_cast<size_t>(runner.config().target.hidden_size));
-           })
-      .def("last_logits",
-           [](Runner& runner) {
-             return rows_of(runner.backend().last_logits(),
-                            static_cast<size_t>(runner.config().target.vocab_size));
-           })
-      .def("last_drafts", [](Runner& runner) { return parts_of(runner, &Draft::tokens); })
-      .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
-      .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
-      .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); })
       .def_property_readonly("stats", &Runner::stats)
       .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
+  bind_probes(bound);
 }
 
 }  // namespace
@@ -375,6 +386,7 @@ PYBIND11_MODULE(_C, m) {
     }
   });
   openspec::bind_values(m);
+  openspec::bind_lease(m);
   openspec::bind_runner(m);
   m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
   m.def("drafter_names", &openspec::drafter_names);

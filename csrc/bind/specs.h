@@ -14,22 +14,6 @@
 #include "model/targets/target_spec.h"
 #include "runtime/step/runner_config.h"
 
-namespace pybind11::detail {
-template <>
-struct type_caster<openspec::AttentionSpec> : openspec::DescriptionCaster<openspec::AttentionSpec> {
-};
-template <>
-struct type_caster<openspec::DenseMlpSpec> : openspec::DescriptionCaster<openspec::DenseMlpSpec> {};
-template <>
-struct type_caster<openspec::LayerSpec> : openspec::DescriptionCaster<openspec::LayerSpec> {};
-template <>
-struct type_caster<openspec::TargetSpec> : openspec::DescriptionCaster<openspec::TargetSpec> {};
-template <>
-struct type_caster<openspec::HeadSpec> : openspec::DescriptionCaster<openspec::HeadSpec> {};
-template <>
-struct type_caster<openspec::RunnerConfig> : openspec::DescriptionCaster<openspec::RunnerConfig> {};
-}  // namespace pybind11::detail
-
 namespace openspec {
 
 /// The value of `name` among `choices`; `what` says of what.
