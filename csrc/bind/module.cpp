@@ -39,10 +39,9 @@ class PythonDrafter final : public Drafter {
     py::gil_scoped_acquire gil;
     try {
       for (size_t i = 0; i < requests.size(); ++i) {
-        const std::span<const int32_t> known = table.tokens(requests[i].slot);
-        const py::list guesses = drafter_.attr("propose")(
-            requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
-            requests[i].num_wanted);
+        const int slot = requests[i].slot;
+        const py::list guesses =
+            drafter_.attr("propose")(slot, table.copy_tokens(slot), requests[i].num_wanted);
         for (const py::handle guess : guesses) add_guess(drafts[i], guess);
       }
     } catch (py::error_already_set& error) {
@@ -93,7 +92,7 @@ constexpr const char* kPageEventNames[] = {"stored", "removed", "cleared"};
 
 /// What the table says of a slot that holds a sequence.
 template <auto kGet>
-int of_slot(const Runner& runner, int slot) {
+auto of_slot(const Runner& runner, int slot) {
   runner.table().check_slot(slot);
   return (runner.table().*kGet)(slot);
 }
@@ -331,14 +330,7 @@ void bind_runner(py::module_& m) {
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
       .def("num_tokens", &of_slot<&SequenceTable::num_tokens>, py::arg("slot"))
       .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
-      .def(
-          "token_ids",
-          [](const Runner& runner, int slot) {
-            runner.table().check_slot(slot);
-            const auto tokens = runner.table().tokens(slot);
-            return std::vector<int32_t>(tokens.begin(), tokens.end());
-          },
-          py::arg("slot"))
+      .def("token_ids", &of_slot<&SequenceTable::copy_tokens>, py::arg("slot"))
       .def_property_readonly("num_rows_ahead", &Runner::num_rows_ahead)
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)

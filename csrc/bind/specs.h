@@ -12,7 +12,7 @@
 #include "core/check.h"
 #include "model/heads/head_spec.h"
 #include "model/targets/target_spec.h"
-#include "runtime/step/runner_config.h"
+#include "runtime/drafting/runner_config.h"
 
 namespace openspec {
 

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <optional>
 #include <sstream>
-#include <string_view>
 #include <utility>
 #include <variant>
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/sequences.h"
-#include "runtime/step/runner_config.h"
 #include "runtime/step/step_backend.h"
 
 namespace openspec {

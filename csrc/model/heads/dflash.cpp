@@ -88,7 +88,8 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
                                          c.hidden_size, LinearEpilogue::kNone);
   }
   if (c.has_confidence) {
-    confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());
+    confidence_weight =
+        weights.add_values("confidence_head.proj.weight", {1, c.confidence_inputs()});
     confidence_bias = weights.add_norm("confidence_head.proj.bias", 1);
   }
 }

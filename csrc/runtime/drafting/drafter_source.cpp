@@ -24,6 +24,8 @@ void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::sp
   const bool has_scores = has_trees || drafter_.needs().has_scores;
   parents_.resize(has_trees ? wanted.size() * most : 0);
   scores_.resize(has_scores ? wanted.size() * most : 0);
+  int32_t* parents = has_trees ? parents_.data() : nullptr;
+  float* scores = has_scores ? scores_.data() : nullptr;
   drafter_.propose(exec_, table_.view(),
                    {.seq = seq_.data(),
                     .num_wanted = num_wanted_.data(),
@@ -32,14 +34,10 @@ void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::sp
                     .max_rows = max_rows_,
                     .drafts = drafts_.data(),
                     .num_drafts = num_drafts_.data(),
-                    .parents = has_trees ? parents_.data() : nullptr,
-                    .scores = has_scores ? scores_.data() : nullptr});
+                    .parents = parents,
+                    .scores = scores});
   for (size_t i = 0; i < wanted.size(); ++i) {
-    for (size_t k = i * most; k < i * most + static_cast<size_t>(num_drafts_[i]); ++k) {
-      drafts[i].append(drafts_[k]);
-      if (has_trees) drafts[i].parents.back() = parents_[k];
-      if (has_scores) drafts[i].scores.push_back(scores_[k]);
-    }
+    drafts[i].append(drafts_.data(), parents, scores, i * most, num_drafts_[i]);
   }
 }
 

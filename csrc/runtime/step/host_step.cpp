@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -130,8 +129,8 @@ void HostStep::fill_masks(const StepLease& lease) {
     const Span& span = lease.spans[i];
     const int first = lease.layout.first_choice[i];
     if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
-    const std::span<const int32_t> known = context_.table.tokens(span.slot);
-    masks_.add(span.slot, {known.begin(), known.end()}, span.draft, static_cast<size_t>(first));
+    masks_.add(span.slot, context_.table.copy_tokens(span.slot), span.draft,
+               static_cast<size_t>(first));
   }
   masks_.fill(context_.table, threads_);
 }
@@ -171,15 +170,16 @@ void HostStep::choose(StepLease& lease) {
     lease.logprobs.resize(num_samples * (1 + kMaxLogprobs));
     lease.ranks.resize(num_samples);
   }
+  const TableView table = context_.table.view();
   ChooseParams params{.rows = row_batch(layout),
                       .logits = logits_.floats(),
                       .vocab_size = context_.config.target.vocab_size,
                       .drafts = drafts_.drawn(lease),
                       .row_masks = masks_.masks(),
-                      .sampling = context_.table.sampling_data(),
-                      .tokens = context_.table.token_data(),
-                      .tokens_stride = context_.table.tokens_stride(),
-                      .num_tokens = context_.table.num_tokens_data(),
+                      .sampling = table.sampling,
+                      .tokens = table.tokens,
+                      .tokens_stride = table.tokens_stride,
+                      .num_tokens = table.num_tokens,
                       .prompt_len = context_.table.prompt_len_data(),
                       .workspace = choose_workspace_.floats()};
   const auto block = static_cast<size_t>(context_.config.max_num_logits_rows);
@@ -395,18 +395,9 @@ std::vector<float> HostStep::last_logits() {
 
 std::vector<float> HostStep::last_features() {
   const RunnerConfig& config = context_.config;
-  std::vector<float> values(capture_layers_.size() *
-                            static_cast<size_t>(config.target.hidden_size) *
-                            static_cast<size_t>(num_captured_rows_));
-  if (config.dtype == DType::kF32) {
-    std::memcpy(values.data(), teacher_.features(), values.size() * sizeof(float));
-  } else {
-    const auto* source = static_cast<const uint16_t*>(teacher_.features());
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
-    }
-  }
-  return values;
+  const size_t count = capture_layers_.size() * static_cast<size_t>(config.target.hidden_size) *
+                       static_cast<size_t>(num_captured_rows_);
+  return to_floats(teacher_.features(), config.dtype, count);
 }
 
 }  // namespace openspec

@@ -9,10 +9,10 @@
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
 #include "runtime/step/draft_planner.h"
-#include "runtime/step/runner_config.h"
 
 namespace openspec {
 
