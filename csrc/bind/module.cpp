@@ -97,6 +97,11 @@ auto of_slot(const Runner& runner, int slot) {
   return (runner.table().*kGet)(slot);
 }
 
+template <auto kCall>
+auto of_prefixes(Runner& runner) {
+  return (runner.prefixes().*kCall)();
+}
+
 /// The bytes of an object with a contiguous buffer.
 class BufferBytes {
  public:
@@ -336,11 +341,11 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
-      .def("reset_prefix_cache", &Runner::reset_prefix_cache)
-      .def("record_page_events", &Runner::record_page_events)
-      .def("take_page_events", &Runner::take_page_events)
+      .def("reset_prefix_cache", of_prefixes<&PrefixCache::reset>)
+      .def("record_page_events", of_prefixes<&PrefixCache::record_events>)
+      .def("take_page_events", of_prefixes<&PrefixCache::take_events>)
       .def("published_hashes",
-           [](const Runner& runner) { return short_hashes(runner.published_hashes()); })
+           [](Runner& runner) { return short_hashes(runner.prefixes().published_hashes()); })
       .def("check_integrity", &Runner::check_integrity)
       .def(
           "reserve",
@@ -354,7 +359,7 @@ void bind_runner(py::module_& m) {
           },
           py::arg("spans"), py::keep_alive<0, 1>())
       .def_property_readonly("stats", &Runner::stats)
-      .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
+      .def_property_readonly("prefix_cache_stats", of_prefixes<&PrefixCache::stats>);
   bind_probes(bound);
 }
 

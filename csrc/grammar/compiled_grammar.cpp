@@ -7,9 +7,8 @@
 #include <utility>
 #include <variant>
 
-#include "grammar/compiled_grammar_library.h"
+#include "grammar/classes_library.h"
 #include "grammar/library.h"
-#include "grammar/vocabulary_library.h"
 
 namespace openspec {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "grammar/compiled_grammar_library.h"
+#include "grammar/classes_library.h"
 #include "grammar/library.h"
 
 namespace openspec {

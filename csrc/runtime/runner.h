@@ -89,15 +89,7 @@ class Runner {
   int num_rows_ahead() const {
     return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }
-  void reset_prefix_cache() { sequences_.prefixes().reset(); }
-  /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
-  void record_page_events() { sequences_.prefixes().record_events(); }
-  /// Since the last call.
-  std::vector<PageEvent> take_page_events() { return sequences_.prefixes().take_events(); }
-  /// Of every reusable page, as events have them where they are recorded.
-  std::vector<PageHash> published_hashes() const {
-    return sequences_.prefixes().published_hashes();
-  }
+  PrefixCache& prefixes() { return sequences_.prefixes(); }
   void check_integrity() const;
 
   std::unique_ptr<StepLease> reserve(std::span<const SpanRequest> requests);
@@ -118,7 +110,6 @@ class Runner {
     const std::lock_guard lock(stats_mutex_);
     return stats_;
   }
-  std::pair<int64_t, int64_t> prefix_cache_stats() const { return sequences_.prefixes().stats(); }
   StepBackend& backend() { return *backend_; }
 
  private:

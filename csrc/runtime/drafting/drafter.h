@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/registry.h"
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
@@ -126,13 +127,13 @@ std::unique_ptr<Drafter> make_drafter_of(const RunnerConfig& config) {
 
 /// Makes a drafter known under a name; a drafter's source file holds one of these at namespace
 /// scope.
-struct DrafterRegistration {
-  DrafterRegistration(const std::string& name, DrafterFactory factory);
-};
+using DrafterRegistration = Registry<DrafterFactory>::Registration;
 
-std::vector<std::string> drafter_names();
+inline std::vector<std::string> drafter_names() { return Registry<DrafterFactory>::names(); }
 /// The drafter that `config` names. Throws ArgumentError naming the known ones if there is none of
 /// this name.
-std::unique_ptr<Drafter> make_drafter(const RunnerConfig& config);
+inline std::unique_ptr<Drafter> make_drafter(const RunnerConfig& config) {
+  return Registry<DrafterFactory>::find("drafter", config.method)(config);
+}
 
 }  // namespace openspec
