@@ -89,10 +89,7 @@ bool GrammarState::accept(int32_t token) {
 
 void GrammarState::rollback(int num_tokens) {
   if (num_tokens == 0) return;
-  library::checked([&] {
-    library_->matcher.Rollback(num_tokens);
-    return 0;
-  });
+  library::checked([&] { library_->matcher.Rollback(num_tokens); });
   tokens_.resize(tokens_.size() - static_cast<size_t>(num_tokens));
   is_ended_ = library_->matcher.IsTerminated();
 }

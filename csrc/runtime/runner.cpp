@@ -11,12 +11,6 @@ namespace openspec {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 const TargetKind& kind_of(const RunnerConfig& config) { return target_kind(config.target.kind); }
 
 TargetSetup setup_of(const RunnerConfig& config) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -130,7 +129,7 @@ class Runner {
   StageHook stage_hook_;
   mutable std::mutex stats_mutex_;
   RunnerStats stats_;
-  std::chrono::steady_clock::time_point last_collected_;
+  Clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
   BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
 };

@@ -35,8 +35,7 @@ DeviceStep::DeviceStep(StepContext context)
       stages_(context_, arrays_, stream_.handle()),
       masked_(context_, book_, arrays_, ring_, stages_, stream_.handle()),
       probe_(context_, arrays_, stages_, stream_.handle()),
-      host_drafter_(context_.drafter, context_.table, stages_.exec(),
-                    context_.config.max_draft_tokens, context_.config.max_num_batched_tokens) {
+      host_drafter_(context_.config, context_.drafter, context_.table, stages_.exec()) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);

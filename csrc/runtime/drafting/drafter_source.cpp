@@ -11,7 +11,7 @@ void DrafterSource::offer(std::span<const ProposeRequest> wanted, std::span<Draf
 }
 
 void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) {
-  const auto most = static_cast<size_t>(max_drafts_);
+  const auto most = static_cast<size_t>(config_.max_draft_tokens);
   seq_.clear();
   num_wanted_.clear();
   for (const ProposeRequest& request : wanted) {
@@ -30,8 +30,8 @@ void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::sp
                    {.seq = seq_.data(),
                     .num_wanted = num_wanted_.data(),
                     .num_seqs = static_cast<int>(wanted.size()),
-                    .max_drafts = max_drafts_,
-                    .max_rows = max_rows_,
+                    .max_drafts = config_.max_draft_tokens,
+                    .max_rows = config_.max_num_batched_tokens,
                     .drafts = drafts_.data(),
                     .num_drafts = num_drafts_.data(),
                     .parents = parents,

@@ -13,12 +13,6 @@ namespace openspec {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// The accepted drafts of a tree stand among others: notes their rows.
 void line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
   const int first_row = lease.layout.span_begin[index] + lease.spans[index].num_new_tokens;
@@ -215,24 +209,10 @@ void HostStep::accept(StepLease& lease) {
     lease.results.push_back(resolve(lease, i, path));
     line_up(lease, i, path);
   }
-  move_kv(lease);
-}
-
-void HostStep::move_kv(const StepLease& lease) {
   std::vector<int32_t> num_computed;
   for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
-  ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
-                       .num_layers = static_cast<int>(context_.kv_layers.size()),
-                       .page_table = context_.table.page_table(),
-                       .rows = row_batch(lease.layout),
-                       .num_computed = num_computed.data(),
-                       .committed_row = lease.committed_row.data(),
-                       .dtype = context_.config.dtype});
-  if (context_.records.data == nullptr) return;
-  ops::move_records(exec_, {.records = context_.records,
-                            .rows = row_batch(lease.layout),
-                            .num_computed = num_computed.data(),
-                            .committed_row = lease.committed_row.data()});
+  move_kv(exec_, context_, context_.kv_layers.data(), context_.table.page_table(),
+          committed(lease, num_computed));
 }
 
 SpanResult HostStep::resolve(const StepLease& lease, size_t index,

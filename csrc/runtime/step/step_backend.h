@@ -28,6 +28,11 @@ struct StepContext {
   std::function<void(const std::exception&)> report_drafter_failure;
 };
 
+/// Where accepted drafts of a tree stand among others, moves their KV and records to their places.
+/// `layers` lie on the device that ran the step.
+void move_kv(const ExecContext& exec, const StepContext& context, const KvLayerView* layers,
+             const PageTableView& pages, const CommittedStep& step);
+
 /// The middle of the transaction on one kind of device: propose, score, choose, accept.
 class StepBackend {
  public:
