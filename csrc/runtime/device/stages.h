@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "kernels/common/device.h"
 #include "kernels/drafts/kept_rows.h"
 #include "runtime/device/device_buffers.h"
 #include "runtime/device/graph_book.h"

@@ -4,13 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose/sampling_params.h"
 
 namespace openspec {
 

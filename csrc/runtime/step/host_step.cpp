@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "core/check.h"
 #include "kernels/ops.h"
 #include "model/targets/target.h"
 
