@@ -163,6 +163,14 @@ std::vector<uint64_t> short_hashes(const std::vector<PageHash>& hashes) {
   return shorter;
 }
 
+using Nogil = py::call_guard<py::gil_scoped_release>;
+
+/// A lease and whose it is: in Python a step is driven by its lease alone.
+struct ReservedStep {
+  Runner& runner;
+  std::unique_ptr<StepLease> lease;
+};
+
 void bind_values(py::module_& m) {
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
@@ -223,22 +231,6 @@ void bind_values(py::module_& m) {
       .def_readonly("token_ids", &PageEvent::tokens)
       .def_property_readonly("cache_salt",
                              [](const PageEvent& event) { return py::bytes(event.salt); });
-  py::class_<PythonDrafterBase>(m, "Drafter")
-      .def(py::init<>())
-      .def(
-          "propose", [](const PythonDrafterBase&, int, const py::list&, int) { return py::list(); },
-          py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
-}
-
-/// A lease and whose it is: in Python a step is driven by its lease alone.
-struct ReservedStep {
-  Runner& runner;
-  std::unique_ptr<StepLease> lease;
-};
-
-using Nogil = py::call_guard<py::gil_scoped_release>;
-
-void bind_lease(py::module_& m) {
   py::class_<ReservedStep>(m, "StepLease")
       .def(
           "launch", [](ReservedStep& step) { step.runner.launch(*step.lease); }, Nogil())
@@ -246,6 +238,11 @@ void bind_lease(py::module_& m) {
           "collect", [](ReservedStep& step) { return step.runner.collect(*step.lease); }, Nogil())
       .def("commit", [](ReservedStep& step) { step.runner.commit(*step.lease); })
       .def("close", [](ReservedStep& step) { step.lease->close(); });
+  py::class_<PythonDrafterBase>(m, "Drafter")
+      .def(py::init<>())
+      .def(
+          "propose", [](const PythonDrafterBase&, int, const py::list&, int) { return py::list(); },
+          py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
 }
 
 /// Looks into steps, for tests.
@@ -333,7 +330,6 @@ void bind_runner(py::module_& m) {
           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
           py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
-      .def("num_tokens", &of_slot<&SequenceTable::num_tokens>, py::arg("slot"))
       .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
       .def("token_ids", &of_slot<&SequenceTable::copy_tokens>, py::arg("slot"))
       .def_property_readonly("num_rows_ahead", &Runner::num_rows_ahead)
@@ -383,7 +379,6 @@ PYBIND11_MODULE(_C, m) {
     }
   });
   openspec::bind_values(m);
-  openspec::bind_lease(m);
   openspec::bind_runner(m);
   m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
   m.def("drafter_names", &openspec::drafter_names);

@@ -238,9 +238,6 @@ class FakeRunner:
     def kv_len(self, slot: int) -> int:
         return self._slots[slot].kv_len
 
-    def num_tokens(self, slot: int) -> int:
-        return len(self._slots[slot].tokens)
-
     def token_ids(self, slot: int) -> list[int]:
         return list(self._slots[slot].tokens)
 
