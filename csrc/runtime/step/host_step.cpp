@@ -42,8 +42,7 @@ double HostPace::end() {
 }
 
 HostStep::HostStep(StepContext context)
-    : StepBackend(context, StepYield::Common::kPace),
-      context_(std::move(context)),
+    : StepBackend(std::move(context), StepYield::Common::kPace),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_},
       teacher_(context_, exec_),
@@ -92,8 +91,8 @@ void HostStep::propose(StepLease& lease) {
 void HostStep::settle_learning(StepLease& lease) {
   const bool has_drafts = std::any_of(lease.spans.begin(), lease.spans.end(),
                                       [](const Span& span) { return span.draft.size() > 0; });
-  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(context_, lease);
-  if (!keeps_rows_ || teacher_.num_kept_steps() == most_kept_steps(context_.config)) {
+  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(lease);
+  if (!keeps_rows_ || teacher_.num_kept_steps() == most_kept_steps()) {
     try {
       teacher_.learn_kept();
     } catch (const std::exception& error) {

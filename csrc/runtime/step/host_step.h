@@ -72,7 +72,6 @@ class HostStep final : public StepBackend {
   /// The step as it counts, for the drafter to learn from: `num_computed` by span.
   CommittedStep committed(const StepLease& lease, const std::vector<int32_t>& num_computed) const;
 
-  StepContext context_;
   ThreadPool threads_;
   ExecContext exec_;
   HostTeacher teacher_;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/records.h"
@@ -35,8 +36,9 @@ void move_kv(const ExecContext& exec, const StepContext& context, const KvLayerV
 /// The middle of the transaction on one kind of device: propose, score, choose, accept.
 class StepBackend {
  public:
-  StepBackend(const StepContext& context, StepYield::Common common)
-      : planner_(context.config, context.table, context.drafter.needs(), common) {}
+  StepBackend(StepContext context, StepYield::Common common)
+      : context_(std::move(context)),
+        planner_(context_.config, context_.table, context_.drafter.needs(), common) {}
   virtual ~StepBackend() = default;
 
   /// Leases that may be launched before the first of them is collected, beyond one.
@@ -86,10 +88,11 @@ class StepBackend {
   /// Whether the drafter may learn from the step later: a costly one, of steps in which it is left
   /// out and every sequence has one row. A step with more of either has it learn from all that
   /// waits first.
-  static bool may_keep_rows(const StepContext& context, const StepLease& lease);
+  bool may_keep_rows(const StepLease& lease) const;
   /// Steps whose rows can wait.
-  static int most_kept_steps(const RunnerConfig& config);
+  int most_kept_steps() const;
 
+  StepContext context_;
   DraftPlanner planner_;
   std::vector<int> capture_layers_;
 };
