@@ -193,7 +193,7 @@ Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight,
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const float* inv_freq, int first_token, bool is_causal, bool is_fenced)
+                         const float* inv_freq, int first_token, bool is_fenced)
     : exec_(exec), scratch_(scratch) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
@@ -208,7 +208,6 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .is_causal = is_causal,
                 .is_behind_fence = is_fenced};
   if (is_fenced) plan();
   ops::rope_angles(exec_, {.position = rows.row_position,
