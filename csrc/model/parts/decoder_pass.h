@@ -49,6 +49,9 @@ class DecoderPass {
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
+  /// What a part of another kind puts out, as `attend` and `mlp` do; it stays until the next
+  /// `norm`.
+  void add(const Delta& due) { due_ = due; }
   /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due behind them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);
