@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--context-tokens", default="0", help="before the question: N,N,...")
     parser.add_argument("--temperatures", default="0,0.6,1")
     parser.add_argument("--top-k", type=int, default=0, help="of sampled answers")
-    parser.add_argument("--top-p", type=float, default=1.0, help="likewise")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of sampled answers")
     parser.add_argument("--max-tokens", type=int, default=288)
     parser.add_argument("--json", type=Path, help="where to record the figures")
     args = parser.parse_args()

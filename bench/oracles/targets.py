@@ -55,7 +55,7 @@ def logits_of_transformers(folder: Path, token_ids: list[int], *, is_exact: bool
 
 
 def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor:
-    """The same, as the engine computes them."""
+    """Logits of every position [len(token_ids), vocab_size], as the engine computes them."""
     import torch
 
     from openspec import _C

@@ -283,6 +283,8 @@ def _expand_speculative_config(raw: Raw) -> tuple[dict[str, Raw], dict[str, Raw]
     options = drafters.option_names()
     for key in given:
         if key not in names and key not in options:
+            if why := names.why_not(key):
+                raise ConfigError(f"--speculative-config: {key} {why}")
             known = nearest(key, [*_SPECULATIVE_KEYS, *options])
             raise ConfigError(f"--speculative-config: unknown key {key!r}{known}")
     settings = {key: value for key, value in given.items() if key in names}

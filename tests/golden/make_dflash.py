@@ -88,7 +88,7 @@ def make(case: Case) -> dict[str, Tensor]:
 def make_with(
     case: Case, reference: Head, drafted: Callable[[Head, Context, int], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The same, `drafted` being all that a reference drafts after one token."""
+    """All tensors of one case; `drafted` returns all that a reference drafts after one token."""
     layers = reference.format.captured_layers
 
     best, captured = target_says(case.target, layers, case.prompt)

@@ -52,7 +52,7 @@ class StoresBfloat16(TorchFunctionMode):
 
 
 def eagle3_logits(case: make_eagle3.Case, tokens: list[int], counts: list[int]) -> Tensor:
-    """Of the first draft behind `count` tokens, for each count: [counts, vocabulary]."""
+    """Logits of the first draft after `count` tokens, for each count: [counts, vocabulary]."""
     reference = case.reference()
     layers = captured_layers(case.head[0], case.target[0]["num_hidden_layers"])
     _, states = forward(*case.target, tokens[:-1])
@@ -62,7 +62,7 @@ def eagle3_logits(case: make_eagle3.Case, tokens: list[int], counts: list[int]) 
 
 
 def block_logits(case: make_dflash.Case, tokens: list[int], counts: list[int]) -> Tensor:
-    """The same of a block of one draft."""
+    """Logits of the first draft after `count` tokens, for each count, of heads that draft blocks."""
     reference = case.reference()
     _, states = forward(*case.target, tokens[:-1])
     captured = torch.cat([states[layer] for layer in reference.format.captured_layers], -1)

@@ -107,6 +107,7 @@ def test_values() -> None:
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
         (["--speculative-config", "{"], "not JSON"),
         (["--speculative-config", '{"metod": "x"}'], "unknown key 'metod'; did you mean 'method'"),
+        (["--speculative-config", '{"match": "earliest"}'], "match is always recent"),
         (
             ["--speculative-config", '{"num_speculative_tokens": 4.5}'],
             "--speculative-config: num_speculative_tokens expects a whole number; got 4.5",

@@ -112,7 +112,7 @@ def test_revisions(hub: FakeHub) -> None:
     assert config.with_folders().model == str(downloaded(MODEL, "old"))
     assert "no revision follows the @" in failure(model=f"{MODEL}@")
     message = failure(model=f"{MODEL}@new")
-    assert f"model {MODEL}: it has no revision new; name a branch, tag or commit" in message
+    assert f"model {MODEL}@new: there is no such revision; name a branch, tag or commit" in message
 
 
 def test_a_folder_wins_over_an_id(hub: FakeHub, tmp_path: Path) -> None:
@@ -123,11 +123,20 @@ def test_a_folder_wins_over_an_id(hub: FakeHub, tmp_path: Path) -> None:
     assert "is a folder, and only models of the hub have revisions" in failure(
         model=MODEL, revision="main"
     )
+    folder = str(tmp_path / MODEL)
+    assert f"model {folder} is a folder, and only models of the hub have revisions" in failure(
+        model=folder, revision="main"
+    )
     assert "revision main is of no model: none is named" in failure(revision="main")
     other = tmp_path / "org" / "other@v2"
     other.mkdir()
     assert split_revision("org/other@v2") == ("org/other@v2", None)
     assert split_revision("org/other@v3") == ("org/other", "v3")
+
+
+@pytest.mark.parametrize("source", ["a" * 300, "a" * 300 + "@main"])
+def test_a_name_that_no_disk_takes(hub: FakeHub, source: str) -> None:
+    assert f"model folder {source}: cannot be opened" in failure(model=source)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "./org/tiny", "/org/tiny", "a/b/c", "org/", "org/ tiny"])

@@ -88,7 +88,7 @@ def project_heads(layer: Layer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tup
 def project_normed(
     layer: Layer, normed: Tensor, tables: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The same of rows that have their norm."""
+    """Rotated queries [..., 4, 128] and keys, and values [..., 128], of rows already normed."""
     attention = layer.self_attn
     cos, sin = tables
     query = attention.q_norm(attention.q_proj(normed).unflatten(-1, (-1, cos.shape[-1] * 2)))

@@ -121,7 +121,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
   }
 }
 
-/// Goes from an item's blocks to the tail behind them. A barrier for the CTA.
+/// Goes from an item's blocks to the tail after them. A barrier for the CTA.
 __device__ __forceinline__ void go_to_tail(WorkItem& item) {
   __syncthreads();
   if (threadIdx.x == 0) {

@@ -13,7 +13,7 @@ namespace openspec::span_attention {
 // Half stages in the ring of shared memory: K or V of one block each.
 constexpr int kDecodeRing = 5;
 
-/// Shared memory behind the ring: Q, as K; p as bf16, rows of 128 bytes; each warp's maxima.
+/// Shared memory after the ring: Q, as K; p as bf16, rows of 128 bytes; each warp's maxima.
 template <int kHeadDim, int kTiles>
 struct CtaLayout {
   static constexpr int kQueriesAt = kDecodeRing * Lines<kHeadDim>::kStageBytes;

@@ -87,7 +87,7 @@ struct WarpCopier : Lines<kHeadDim> {
   /// To a later block of the same item. `pages` are the sequence's.
   __device__ __forceinline__ void go_to(int later, const int32_t* pages) {
     block = later;
-    // Behind the end: any line that exists.
+    // After the end: any line that exists.
     const uint32_t token = min(later * kBlockTokens + static_cast<int>(threadIdx.x) % 8 * kLineRows,
                                (end - 1) & ~(kLineRows - 1));
     const int index = static_cast<int>(uint64_t{token} * args.page_reciprocal >> 34);

@@ -167,7 +167,7 @@ class PairGroup {
     for (int i = 0; i < 16; ++i) weights[i / 4][i % 4] = pack_bf16(p[2 * i], p[2 * i + 1]);
   }
 
-  /// V behind the last token becomes zero: there may be anything.
+  /// V after the last token becomes zero: there may be anything.
   __device__ __forceinline__ void clear_values(uint32_t values, int first_row) {
     const int thread = threadIdx.x % kGroupThreads;
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -234,7 +234,7 @@ class PairGroup {
       }
       weigh(scores, maximum);
       wgmma::pin(scores);
-      // Here for the sake of its loop: without one ptxas moves all of weigh() behind the next wait
+      // Here for the sake of its loop: without one ptxas moves all of weigh() past the next wait
       // for products. (It still moves the exponentials there, among the merge's multiplications.)
       wgmma::wait(ring_.full_values + at.index * 8, at.parity);
     };

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The rows of a tree behind the blocks that all of them share. What a row sees there are the rest
+/// The rows of a tree after the blocks that all of them share. What a row sees there are the rest
 /// of the committed prefix and its own ancestors, at positions that follow each other; so each row
 /// has a block of its own. But all rows of a tile take their keys from the same few lines, those of
 /// the prefix's rest and of the span: K and V of these are read once, and q . k is computed for
@@ -24,7 +24,7 @@ struct TailLayout {
   static constexpr int kValuesAt = 0;
   static constexpr int kKeysAt = kLines * kLineBytes;
   static constexpr int kQueriesAt = 2 * kLines * kLineBytes;
-  // Scores lie where K and Q were, and behind them.
+  // Scores lie where K and Q were, and after them.
   static constexpr int kScoresAt = kKeysAt;
   static constexpr int kScoreStride = kLines + 8;
   static constexpr int kQueriesEnd = kQueriesAt + kTiles * 16 * kLineBytes;

@@ -20,7 +20,7 @@ namespace openspec {
 ///      temperature), then min_p, top_k (ties with the k-th largest stay), top_p (the smallest set
 ///      of values, ties together, whose mass reaches top_p), and argmax of logit + gumbel(seed,
 ///      position, id), `position` being the chosen token's own index: the row's position + 1.
-///   4. rejection sampling, where `drafts` are given and the row has no mask, a draft d behind it
+///   4. rejection sampling, where `drafts` are given and the row has no mask, a draft d after it
 ///      (the i-th at position num_tokens - 1 + i) and a temperature: with p the distribution that
 ///      step 3 draws from and q the draft's, d is chosen with probability min(1, p(d) / q(d)), and
 ///      otherwise a token drawn from (p - q)+ with step 3's noise. Over d the choice is distributed
@@ -77,7 +77,7 @@ struct ChooseParams {
   int32_t* chosen = nullptr;            // out [num_samples]; score_token's own id for prompt rows
   // Log-probabilities; written for rows whose sequence asks for them. Entry 0 is the chosen (or
   // scored) token, entries 1..n the best n in falling order (equal values: lower id first); entries
-  // behind those are not written. The chosen token's value is bitwise equal to its value among the
+  // after those are not written. The chosen token's value is bitwise equal to its value among the
   // best. Tokens that the filters dropped have -inf and follow by id; past the vocabulary the id is
   // -1.
   int32_t* logprob_ids = nullptr;  // out [num_samples, 1 + kMaxLogprobs] or null
@@ -89,7 +89,7 @@ struct ChooseParams {
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
 void choose_cpu(const ExecContext& exec, const ChooseParams& params);
 
-/// The same result, bit for bit. Log-probabilities go to pinned host memory or to the device. What
+/// The CPU's result, bit for bit. Log-probabilities go to pinned host memory or to the device. What
 /// the workspace holds before a call does not matter; it begins at a multiple of 128 bytes.
 size_t choose_workspace_bytes_cuda(int max_num_samples, int vocab_size);
 int choose_cuda(const ChooseParams& params, void* stream);

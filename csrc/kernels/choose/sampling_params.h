@@ -50,7 +50,7 @@ struct DraftLogits {
   const int32_t* column_of = nullptr;
 };
 
-/// Chains of drafts behind last known tokens, each drawn from softmax(its logits / temperature)
+/// Chains of drafts after last known tokens, each drawn from softmax(its logits / temperature)
 /// with `has_own_noise`.
 struct DrawnDrafts {
   const int32_t* tokens = nullptr;  // [num_spans, max_drafts]

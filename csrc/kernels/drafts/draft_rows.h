@@ -80,7 +80,7 @@ struct WindowSpansParams {
   int32_t* out_pages = nullptr;   // out [num_spans, max_pages]
 };
 
-/// Pages that a window of so many committed tokens and the rows behind them can touch.
+/// Pages that a window of so many committed tokens and the rows after them can touch.
 constexpr int window_pages(int window, int max_span_rows, int page_size) {
   return (window + max_span_rows + page_size - 2) / page_size + 1;
 }

@@ -22,7 +22,7 @@ struct TableView {
 /// Arrays of a RowBatch that an op fills, and what belongs to them.
 struct DraftRows {
   int num_rows = 0;              // room, padding included
-  int num_spans = 0;             // likewise
+  int num_spans = 0;             // room, empty ones included
   int32_t* row_token = nullptr;  // [num_rows], as the next four
   int32_t* row_position = nullptr;
   int32_t* row_span = nullptr;
@@ -66,7 +66,8 @@ constexpr void pad_rows(const DraftRows& out, int num_rows, int first = 0, int s
   if (first == 0) out.span_begin[out.num_spans] = num_rows;
 }
 
-/// The same of the spans.
+/// Empties the spans from `num_spans` on; `num_rows` rows precede them. On the device by threads
+/// that start at `first` and step by `stride`.
 constexpr void pad_spans(const DraftRows& out, int num_rows, int num_spans, int first = 0,
                          int stride = 1) {
   for (int span = num_spans + first; span < out.num_spans; span += stride) {

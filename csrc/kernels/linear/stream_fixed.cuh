@@ -222,7 +222,7 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   const int unit_stride = geometry.num_streams;
   const int num_units = weight.num_outputs / kLinearUnit;
   const int first_step = (split * kLinearChains + warp) * kSteps;
-  // The unit being multiplied, those in the ring behind it, and the one that goes there next. The
+  // The unit being multiplied, those in the ring after it, and the one that goes there next. The
   // first ones are this block's by its number, for their weights are to be under way before the
   // kernel before this one is done; which block multiplies the others is decided by who comes
   // first. So a block that shares its SM with another one, or starts late, takes fewer.

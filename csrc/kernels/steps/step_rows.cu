@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_row(const LayoutRowsParams& params, int ro
   int token = 0, position = 0, parent = -1, index = -1;
   int64_t kv_slot = -1;
   if (row < num_rows) {
-    // The last span that begins at or before the row: behind empty ones.
+    // The last span that begins at or before the row: after empty ones.
     int low = 0, high = num_spans;
     while (low < high) {
       const int middle = (low + high) / 2;

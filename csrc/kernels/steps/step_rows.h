@@ -68,14 +68,14 @@ struct BeginStepParams {
   DeviceTable table;
   int max_spans = 0;
   StepHeader* out_header = nullptr;  // for the step's StepInput
-  StepSpan* spans = nullptr;         // out [header.num_spans], likewise
-  int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 behind the last one
+  StepSpan* spans = nullptr;         // out [header.num_spans], for the step's StepInput
+  int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 after the last one
   int32_t* num_wanted = nullptr;     // out [max_spans] drafts that can still be used; 0 for a span
                                      // that ends before the last known token, or is finished
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
 
-/// Puts drafts from the host first, before those of the device (put_first of core/draft_merge.h).
+/// Puts drafts from the host first, before those of the device (core/put_first.h).
 struct MergeDraftsParams {
   // In pinned host memory: tokens of each span that come first.
   const int32_t* num_lead = nullptr;  // [num_spans]
@@ -149,8 +149,8 @@ struct CommitRowsParams {
   DeviceTable table;
   bool keeps_rows = false;              // for the drafter, which else learns from them now
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
-  const int32_t* parents = nullptr;     // likewise; null: chains
-  const float* scores = nullptr;        // likewise; null: none
+  const int32_t* parents = nullptr;     // [max_spans, max_drafts]; null: chains
+  const float* scores = nullptr;        // [max_spans, max_drafts]; null: none
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;
   const int32_t* num_granted = nullptr;

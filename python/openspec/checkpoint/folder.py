@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -24,16 +25,19 @@ GIVE = "give a local folder, or an id of the Hugging Face hub such as Qwen/Qwen3
 
 
 def split_revision(source: str) -> tuple[str, str | None]:
-    """The id and the revision of `org/name@revision`; anything else, a folder's name, is whole."""
+    """The id or folder and the revision after it, as in `org/name@revision`.
+
+    Any other name is whole, and so is that of something on this disk.
+    """
     name, at, revision = source.partition("@")
-    is_whole = Path(source).exists() or HUB_ID.fullmatch(name) is None
-    return (source, None) if not at or is_whole else (name, revision)
+    is_named = at and (HUB_ID.fullmatch(name) or os.path.isdir(name))
+    return (name, revision) if is_named and not os.path.exists(source) else (source, None)
 
 
 def is_hub_id(source: str) -> bool:
     """Whether it has the form `org/name` or `org/name@revision` and is nothing on this disk."""
     name, _ = split_revision(source)
-    return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+    return HUB_ID.fullmatch(name) is not None and not os.path.exists(name)
 
 
 def check_source(source: str, kind: str = "model") -> None:
@@ -82,7 +86,8 @@ def downloaded(
             inner = [f"{subfolder}/{file}" for file in files]
             snapshot_download(repo, revision=folder.name, allow_patterns=inner)
     except Exception as error:  # several HTTP libraries' own, by the version of the client
-        raise ConfigError(f"{kind} {repo}: {_explained(error, repo, revision)}") from None
+        source = repo if revision is None else f"{repo}@{revision}"
+        raise ConfigError(f"{kind} {source}: {_explained(error, repo, revision)}") from None
     return folder
 
 
@@ -118,7 +123,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> str:
             "HF_TOKEN if it is private"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"it has no revision {revision}; name a branch, tag or commit of {hub}/{repo}"
+        return f"there is no such revision; name a branch, tag or commit of {hub}/{repo}"
     if statuses & {401, 403}:
         return f"{hub} refuses access (HTTP {min(statuses)}); check HF_TOKEN"
     if constants.HF_HUB_OFFLINE:

@@ -12,7 +12,7 @@ struct Marginals {
   int top_k = 0;
   std::vector<int32_t> tokens, first_sample, num_depths, num_wanted;
   std::vector<float> scores;
-  // Likewise behind each of the tokens before, if they are known.
+  // Ranks and scores after each of the tokens before, if they are known.
   std::vector<int32_t> pair_ranks = {};
   std::vector<float> pair_scores = {};
 
