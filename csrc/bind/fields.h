@@ -18,15 +18,8 @@ struct Field {
   void (*read)(T& described, const pybind11::handle& value);
 };
 
-template <typename T>
-struct MemberOf;
-template <typename Class, typename Member>
-struct MemberOf<Member Class::*> {
-  using Owner = Class;
-};
-
 /// Reads an attribute of a member's own type.
-template <auto kMember, typename T = typename MemberOf<decltype(kMember)>::Owner>
+template <auto kMember, typename T>
 void read_as(T& described, const pybind11::handle& value) {
   auto& member = described.*kMember;
   member = value.cast<std::remove_reference_t<decltype(member)>>();
@@ -69,4 +62,10 @@ struct DescriptionCaster {
   }
 };
 
+template <typename T>
+concept Described = requires { Description<T>::kClass; };
+
 }  // namespace openspec
+
+template <openspec::Described T>
+struct pybind11::detail::type_caster<T> : openspec::DescriptionCaster<T> {};

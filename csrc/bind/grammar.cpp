@@ -16,9 +16,10 @@ namespace py = pybind11;
 namespace openspec {
 namespace {
 
-std::vector<int32_t> mask_of(GrammarState& state, bool& is_applied) {
+/// All tokens where the answer has ended.
+std::vector<int32_t> mask_of(GrammarState& state) {
   std::vector<int32_t> mask(static_cast<size_t>(state.vocabulary().num_mask_words()), -1);
-  is_applied = state.fill(mask);
+  state.fill(mask);
   return mask;
 }
 
@@ -49,13 +50,8 @@ PYBIND11_MODULE(_grammar, m) {
         return packed(data);
       },
       py::arg("vocabulary"), py::arg("json"));
-  m.def(
-      "json_schema_rules",
-      [](const std::string& schema) {
-        py::gil_scoped_release nogil;
-        return CompiledGrammar::json_schema_rules(schema);
-      },
-      py::arg("schema"));
+  m.def("json_schema_rules", &CompiledGrammar::json_schema_rules, py::arg("schema"),
+        py::call_guard<py::gil_scoped_release>());
   py::class_<GrammarState>(m, "Matcher", py::module_local())
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);
@@ -69,19 +65,17 @@ PYBIND11_MODULE(_grammar, m) {
       .def_property_readonly("is_terminated", &GrammarState::is_ended)
       .def("bitmask",
            [](GrammarState& self) {
-             bool is_applied;
-             const std::vector<int32_t> mask = mask_of(self, is_applied);
+             const std::vector<int32_t> mask = mask_of(self);
              return py::bytes(reinterpret_cast<const char*>(mask.data()),
                               mask.size() * sizeof(int32_t));
            })
       .def("allowed",
            [](GrammarState& self) {
-             bool is_applied;
-             const std::vector<int32_t> mask = mask_of(self, is_applied);
+             const std::vector<int32_t> mask = mask_of(self);
              std::vector<int> ids;
              for (int id = 0; id < self.vocabulary().size(); ++id) {
                const auto word = static_cast<uint32_t>(mask[static_cast<size_t>(id / 32)]);
-               if (!is_applied || (word >> (id % 32) & 1) != 0) ids.push_back(id);
+               if ((word >> (id % 32) & 1) != 0) ids.push_back(id);
              }
              return ids;
            })

@@ -39,10 +39,9 @@ class PythonDrafter final : public Drafter {
     py::gil_scoped_acquire gil;
     try {
       for (size_t i = 0; i < requests.size(); ++i) {
-        const std::span<const int32_t> known = table.tokens(requests[i].slot);
-        const py::list guesses = drafter_.attr("propose")(
-            requests[i].slot, std::vector<int32_t>(known.begin(), known.end()),
-            requests[i].num_wanted);
+        const int slot = requests[i].slot;
+        const py::list guesses =
+            drafter_.attr("propose")(slot, table.copy_tokens(slot), requests[i].num_wanted);
         for (const py::handle guess : guesses) add_guess(drafts[i], guess);
       }
     } catch (py::error_already_set& error) {
@@ -93,9 +92,14 @@ constexpr const char* kPageEventNames[] = {"stored", "removed", "cleared"};
 
 /// What the table says of a slot that holds a sequence.
 template <auto kGet>
-int of_slot(const Runner& runner, int slot) {
+auto of_slot(const Runner& runner, int slot) {
   runner.table().check_slot(slot);
   return (runner.table().*kGet)(slot);
+}
+
+template <auto kCall>
+auto of_prefixes(Runner& runner) {
+  return (runner.prefixes().*kCall)();
 }
 
 /// The bytes of an object with a contiguous buffer.
@@ -241,8 +245,37 @@ void bind_values(py::module_& m) {
           py::arg("slot"), py::arg("token_ids"), py::arg("num_wanted"));
 }
 
+/// Looks into steps, for tests.
+void bind_probes(py::class_<Runner>& runner) {
+  runner
+      .def(
+          "set_stage_hook",
+          // std::function from pybind11 takes the GIL for the call and for its own end.
+          [](Runner& runner, const std::optional<Runner::StageHook>& hook) {
+            runner.set_stage_hook(hook.value_or(nullptr));
+          },
+          py::arg("hook"))
+      .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
+      .def("captured",
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_features(),
+                            runner.backend().capture_layers().size() *
+                                static_cast<size_t>(runner.config().target.hidden_size));
+           })
+      .def("last_logits",
+           [](Runner& runner) {
+             return rows_of(runner.backend().last_logits(),
+                            static_cast<size_t>(runner.config().target.vocab_size));
+           })
+      .def("last_drafts", [](Runner& runner) { return parts_of(runner, &Draft::tokens); })
+      .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
+      .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
+      .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); });
+}
+
 void bind_runner(py::module_& m) {
-  py::class_<Runner>(m, "Runner")
+  py::class_<Runner> bound(m, "Runner");
+  bound
       .def(py::init([](const RunnerConfig& config, int num_pages, const py::object& drafter) {
              std::unique_ptr<Drafter> own;
              if (!drafter.is_none()) own = std::make_unique<PythonDrafter>(drafter);
@@ -298,24 +331,17 @@ void bind_runner(py::module_& m) {
           py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
       .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
-      .def(
-          "token_ids",
-          [](const Runner& runner, int slot) {
-            runner.table().check_slot(slot);
-            const auto tokens = runner.table().tokens(slot);
-            return std::vector<int32_t>(tokens.begin(), tokens.end());
-          },
-          py::arg("slot"))
+      .def("token_ids", &of_slot<&SequenceTable::copy_tokens>, py::arg("slot"))
       .def_property_readonly("num_rows_ahead", &Runner::num_rows_ahead)
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
-      .def("reset_prefix_cache", &Runner::reset_prefix_cache)
-      .def("record_page_events", &Runner::record_page_events)
-      .def("take_page_events", &Runner::take_page_events)
+      .def("reset_prefix_cache", of_prefixes<&PrefixCache::reset>)
+      .def("record_page_events", of_prefixes<&PrefixCache::record_events>)
+      .def("take_page_events", of_prefixes<&PrefixCache::take_events>)
       .def("published_hashes",
-           [](const Runner& runner) { return short_hashes(runner.published_hashes()); })
+           [](Runner& runner) { return short_hashes(runner.prefixes().published_hashes()); })
       .def("check_integrity", &Runner::check_integrity)
       .def(
           "reserve",
@@ -328,31 +354,9 @@ void bind_runner(py::module_& m) {
             return ReservedStep{runner, runner.reserve(requests)};
           },
           py::arg("spans"), py::keep_alive<0, 1>())
-      .def(
-          "set_stage_hook",
-          // std::function from pybind11 takes the GIL for the call and for its own end.
-          [](Runner& runner, const std::optional<Runner::StageHook>& hook) {
-            runner.set_stage_hook(hook.value_or(nullptr));
-          },
-          py::arg("hook"))
-      .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
-      .def("captured",
-           [](Runner& runner) {
-             return rows_of(runner.backend().last_features(),
-                            runner.backend().capture_layers().size() *
-                                static_cast<size_t>(runner.config().target.hidden_size));
-           })
-      .def("last_logits",
-           [](Runner& runner) {
-             return rows_of(runner.backend().last_logits(),
-                            static_cast<size_t>(runner.config().target.vocab_size));
-           })
-      .def("last_drafts", [](Runner& runner) { return parts_of(runner, &Draft::tokens); })
-      .def("last_draft_parents", [](Runner& runner) { return parts_of(runner, &Draft::parents); })
-      .def("last_draft_scores", [](Runner& runner) { return parts_of(runner, &Draft::scores); })
-      .def("last_draft_logits", [](Runner& runner) { return runner.drafter().last_logits(); })
       .def_property_readonly("stats", &Runner::stats)
-      .def_property_readonly("prefix_cache_stats", &Runner::prefix_cache_stats);
+      .def_property_readonly("prefix_cache_stats", of_prefixes<&PrefixCache::stats>);
+  bind_probes(bound);
 }
 
 }  // namespace

@@ -12,23 +12,7 @@
 #include "core/check.h"
 #include "model/heads/head_spec.h"
 #include "model/targets/target_spec.h"
-#include "runtime/step/runner_config.h"
-
-namespace pybind11::detail {
-template <>
-struct type_caster<openspec::AttentionSpec> : openspec::DescriptionCaster<openspec::AttentionSpec> {
-};
-template <>
-struct type_caster<openspec::DenseMlpSpec> : openspec::DescriptionCaster<openspec::DenseMlpSpec> {};
-template <>
-struct type_caster<openspec::LayerSpec> : openspec::DescriptionCaster<openspec::LayerSpec> {};
-template <>
-struct type_caster<openspec::TargetSpec> : openspec::DescriptionCaster<openspec::TargetSpec> {};
-template <>
-struct type_caster<openspec::HeadSpec> : openspec::DescriptionCaster<openspec::HeadSpec> {};
-template <>
-struct type_caster<openspec::RunnerConfig> : openspec::DescriptionCaster<openspec::RunnerConfig> {};
-}  // namespace pybind11::detail
+#include "runtime/drafting/runner_config.h"
 
 namespace openspec {
 

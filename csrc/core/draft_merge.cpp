@@ -29,15 +29,12 @@ BySource<DraftCounts> MergedDraft::deal(const DraftCounts& all) const {
   for (size_t source = 0; source < counts.size(); ++source) {
     // Those before the last source are a chain: a place is a depth.
     const bool is_last = source + 1 == counts.size();
-    const auto take = [&](int DraftCounts::* count) {
+    for (int DraftCounts::* count :
+         {&DraftCounts::num_offered, &DraftCounts::num_drafts, &DraftCounts::num_accepted,
+          &DraftCounts::num_judged, &DraftCounts::num_right}) {
       const int share = is_last ? left.*count : std::min(left.*count, num_offered[source]);
       left.*count -= share;
       counts[source].*count = share;
-    };
-    for (auto count :
-         {&DraftCounts::num_offered, &DraftCounts::num_drafts, &DraftCounts::num_accepted,
-          &DraftCounts::num_judged, &DraftCounts::num_right}) {
-      take(count);
     }
     counts[source].num_drafts += num_refused[source];
   }

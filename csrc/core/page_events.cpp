@@ -9,29 +9,22 @@ void PageEventLog::stored(const PageHash& hash, const PageHash& parent,
   OPENSPEC_CHECK(!tokens.empty() && tokens.size() % page_size_ == 0, tokens.size(),
                  " tokens are not whole pages of ", page_size_);
   const size_t last = tokens.size() - page_size_;
-  std::optional<PageHash> own_parent;
-  if (last > 0) {
-    if (const auto found = hashes_.find(parent); found != hashes_.end()) {
-      own_parent = found->second;
-    } else {  // it has made room for others
-      own_parent = hasher_.root({reinterpret_cast<const uint8_t*>(salt.data()), salt.size()});
-      for (size_t at = 0; at < last; at += page_size_) {
-        own_parent = hasher_.extend(*own_parent, tokens.subspan(at, page_size_));
-      }
+  PageHash before = hasher_.root({reinterpret_cast<const uint8_t*>(salt.data()), salt.size()});
+  if (const auto found = hashes_.find(parent); last > 0 && found != hashes_.end()) {
+    before = found->second;
+  } else {  // it has made room for others
+    for (size_t at = 0; at < last; at += page_size_) {
+      before = hasher_.extend(before, tokens.subspan(at, page_size_));
     }
   }
   const std::span<const int32_t> page = tokens.subspan(last);
-  const PageHash before = own_parent.value_or(
-      hasher_.root({reinterpret_cast<const uint8_t*>(salt.data()), salt.size()}));
   const PageHash own = hasher_.extend(before, page);
   hashes_[hash] = own;
-  const bool continues = continues_last(PageEvent::Kind::kStored) && own_parent &&
-                         *own_parent == events_.back().hashes.back();
+  const bool continues = last > 0 && continues_last(PageEvent::Kind::kStored) &&
+                         before == events_.back().hashes.back();
   PageEvent& event = continues ? events_.back() : begin(PageEvent::Kind::kStored);
-  if (!continues) {
-    event.parent = own_parent;
-    if (!own_parent) event.salt = salt;
-  }
+  if (!continues && last > 0) event.parent = before;
+  if (!continues && last == 0) event.salt = salt;
   event.hashes.push_back(own);
   event.tokens.insert(event.tokens.end(), page.begin(), page.end());
 }

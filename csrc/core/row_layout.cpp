@@ -4,6 +4,15 @@
 
 namespace openspec {
 
+void Draft::append(const int32_t* token_of, const int32_t* parent_of, const float* score_of,
+                   size_t first, int count) {
+  for (size_t i = first; i < first + static_cast<size_t>(count); ++i) {
+    append(token_of[i]);
+    if (parent_of != nullptr) parents.back() = parent_of[i];
+    if (score_of != nullptr) scores.push_back(score_of[i]);
+  }
+}
+
 void RowLayout::clear() {
   for (auto* array : {&token, &position, &span, &parent, &span_kv_len, &span_seq, &sample_row,
                       &score_token, &first_choice}) {
@@ -65,31 +74,33 @@ void RowLayout::append(const Span& item, std::span<const int32_t> tokens,
   sample_begin.push_back(static_cast<int32_t>(sample_row.size()));
 }
 
-std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> chosen) {
+namespace {
+
+/// The drafts from the last known token on that are each what `next` says. It is called with the
+/// draft before it, -1 for none, and with how many those are.
+template <typename Next>
+std::vector<int32_t> follow(const Draft& draft, const Next& next) {
   std::vector<int32_t> path;
   int32_t at = -1;
   // Children come after their parent, so one pass over the drafts follows the whole path.
   for (int32_t i = 0; i < draft.size(); ++i) {
     const auto index = static_cast<size_t>(i);
-    if (draft.parents[index] == at && draft.tokens[index] == chosen[static_cast<size_t>(at + 1)]) {
-      path.push_back(i);
-      at = i;
-    }
+    if (draft.parents[index] != at || draft.tokens[index] != next(at, path.size())) continue;
+    path.push_back(i);
+    at = i;
   }
   return path;
 }
 
+}  // namespace
+
+std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> chosen) {
+  return follow(draft, [&](int32_t at, size_t) { return chosen[static_cast<size_t>(at + 1)]; });
+}
+
 std::vector<int32_t> drafts_of_run(const Draft& draft, std::span<const int32_t> tokens) {
-  std::vector<int32_t> path;
-  int32_t at = -1;
-  for (int32_t i = 0; i < draft.size() && path.size() < tokens.size(); ++i) {
-    const auto index = static_cast<size_t>(i);
-    if (draft.parents[index] == at && draft.tokens[index] == tokens[path.size()]) {
-      path.push_back(i);
-      at = i;
-    }
-  }
-  return path;
+  return follow(draft,
+                [&](int32_t, size_t count) { return count < tokens.size() ? tokens[count] : -1; });
 }
 
 DraftJudgement judge_drafts(const Draft& offered, int num_granted,

@@ -21,6 +21,10 @@ struct Draft {
     parents.push_back(size() - 1);
     tokens.push_back(token);
   }
+  /// Appends the drafts [first, first + count) of arrays. Without `parent_of` they are a chain;
+  /// without `score_of` they have no scores.
+  void append(const int32_t* token_of, const int32_t* parent_of, const float* score_of,
+              size_t first, int count);
   /// Keeps the first `count` drafts.
   void truncate(int count) {
     tokens.resize(static_cast<size_t>(count));

@@ -4,13 +4,11 @@
 #include <cctype>
 #include <optional>
 #include <sstream>
-#include <string_view>
 #include <utility>
 #include <variant>
 
-#include "grammar/compiled_grammar_library.h"
+#include "grammar/classes_library.h"
 #include "grammar/library.h"
-#include "grammar/vocabulary_library.h"
 
 namespace openspec {
 

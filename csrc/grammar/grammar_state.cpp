@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
-#include <string>
 #include <utility>
 
 #include "core/check.h"
-#include "grammar/compiled_grammar_library.h"
+#include "grammar/classes_library.h"
 #include "grammar/library.h"
 
 namespace openspec {
@@ -90,10 +89,7 @@ bool GrammarState::accept(int32_t token) {
 
 void GrammarState::rollback(int num_tokens) {
   if (num_tokens == 0) return;
-  library::checked([&] {
-    library_->matcher.Rollback(num_tokens);
-    return 0;
-  });
+  library::checked([&] { library_->matcher.Rollback(num_tokens); });
   tokens_.resize(tokens_.size() - static_cast<size_t>(num_tokens));
   is_ended_ = library_->matcher.IsTerminated();
 }

@@ -1,7 +1,5 @@
 #include "grammar/spellings.h"
 
-#include <functional>
-
 #include "grammar/vocabulary.h"
 
 namespace openspec {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "grammar/classes_library.h"
 #include "grammar/library.h"
-#include "grammar/vocabulary_library.h"
 
 namespace openspec {
 

@@ -1,9 +1,5 @@
 #include "runtime/runner.h"
 
-#include <algorithm>
-#include <chrono>
-#include <utility>
-
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
@@ -14,12 +10,6 @@
 namespace openspec {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 const TargetKind& kind_of(const RunnerConfig& config) { return target_kind(config.target.kind); }
 
@@ -33,70 +23,6 @@ size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
          dtype_bytes(config.dtype);
 }
 
-// With one step launched ahead, two.
-int num_steps_under_way(const RunnerConfig& config) {
-  return config.device == Device::kCuda ? 2 : 1;
-}
-
-// Rows that reserved steps may lay beyond what is committed.
-int num_step_lookahead(const RunnerConfig& config) {
-  return num_steps_under_way(config) * (1 + config.draft_room()) + 1;  // a drafter's last entry
-}
-
-// The target's context plus the rows that a step may lay beyond it.
-int longest_context(const RunnerConfig& config) {
-  return config.max_model_len + num_step_lookahead(config);
-}
-
-}  // namespace
-
-void RunnerConfig::validate() const {
-  target_kind(target.kind).state_needs(target);
-  const auto positive = [](const char* name, int value) {
-    OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
-  };
-  positive("page_size", page_size);
-  positive("max_num_seqs", max_num_seqs);
-  positive("max_model_len", max_model_len);
-  positive("max_num_batched_tokens", max_num_batched_tokens);
-  positive("max_num_logits_rows", max_num_logits_rows);
-  OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
-                     "on CUDA page_size must be a multiple of 8, got ", page_size);
-  OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
-  OPENSPEC_CHECK_ARG(max_grammar_drafts >= 0, "max_grammar_drafts must not be negative");
-  OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
-                     "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
-}
-
-DrafterConfig RunnerConfig::drafter() const {
-  return {.device = device,
-          .dtype = dtype,
-          .target = target,
-          .limits = limits(),
-          .max_draft_tokens = max_draft_tokens,
-          .draft_depth = num_depths(),
-          .max_num_seqs = max_num_seqs,
-          .max_model_len = max_model_len,
-          .page_size = page_size,
-          .num_threads = num_threads,
-          .acceptance = acceptance,
-          .options = method_options,
-          .head = head};
-}
-
-ForwardLimits RunnerConfig::limits() const {
-  return {.max_rows = max_num_batched_tokens,
-          .max_spans = max_num_seqs,
-          .max_logits_rows = max_num_logits_rows,
-          .max_tokens = longest_context(*this)};
-}
-
-int RunnerConfig::num_lookahead(const DrafterNeeds& needs) const {
-  return std::max(num_step_lookahead(*this), needs.num_draft_entries);
-}
-
-namespace {
-
 SequenceLimits limits_of(const RunnerConfig& config, const DrafterNeeds& needs) {
   return {.device = config.device,
           .max_num_seqs = config.max_num_seqs,
@@ -104,7 +30,7 @@ SequenceLimits limits_of(const RunnerConfig& config, const DrafterNeeds& needs) 
           .page_size = config.page_size,
           .max_num_batched_tokens = config.max_num_batched_tokens,
           .draft_room = config.draft_room(),
-          .num_steps = num_steps_under_way(config),
+          .num_steps = config.num_steps(),
           .num_lookahead = config.num_lookahead(needs),
           .num_draft_entries = needs.num_draft_entries,
           .num_rows_behind = needs.state.kv_layers.empty() ? 0 : 1,
@@ -121,7 +47,7 @@ RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
 
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
-  const DrafterNeeds needs = make_drafter(config.method, config.drafter())->needs();
+  const DrafterNeeds needs = make_drafter(config)->needs();
   MemoryPlan plan;
   plan.weight_bytes = kind_of(config).weight_bytes(setup_of(config));
   plan.scratch_bytes = kind_of(config).scratch_bytes(setup_of(config)) +
@@ -146,7 +72,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
 
 Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter)
     : config_((config.validate(), config)),
-      drafter_(drafter ? std::move(drafter) : make_drafter(config.method, config.drafter())),
+      drafter_(drafter ? std::move(drafter) : make_drafter(config)),
       target_(kind_of(config).make(setup_of(config_))),
       sequences_(
           limits_of(config_, drafter_->needs()), plan_records(config_, drafter_->needs()),
@@ -358,7 +284,7 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   int most_seqs = 0;
   for (const StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
   // Made-up sequences, which share their pages: what is in them does not matter.
-  const int room = std::min(longest_context(config_), num_pages() * config_.page_size);
+  const int room = std::min(config_.limits().max_tokens, num_pages() * config_.page_size);
   const int most_rows = room - context - num_rows_ahead() - 1;
   PageLease pages(sequences_.pool(), table_.pages_for(room));
   if (!pages.ok()) return {};

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,8 +10,8 @@
 #include <vector>
 
 #include "core/draft_budget.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/sequences.h"
-#include "runtime/step/runner_config.h"
 #include "runtime/step/step_backend.h"
 
 namespace openspec {
@@ -89,15 +88,7 @@ class Runner {
   int num_rows_ahead() const {
     return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }
-  void reset_prefix_cache() { sequences_.prefixes().reset(); }
-  /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
-  void record_page_events() { sequences_.prefixes().record_events(); }
-  /// Since the last call.
-  std::vector<PageEvent> take_page_events() { return sequences_.prefixes().take_events(); }
-  /// Of every reusable page, as events have them where they are recorded.
-  std::vector<PageHash> published_hashes() const {
-    return sequences_.prefixes().published_hashes();
-  }
+  PrefixCache& prefixes() { return sequences_.prefixes(); }
   void check_integrity() const;
 
   std::unique_ptr<StepLease> reserve(std::span<const SpanRequest> requests);
@@ -118,7 +109,6 @@ class Runner {
     const std::lock_guard lock(stats_mutex_);
     return stats_;
   }
-  std::pair<int64_t, int64_t> prefix_cache_stats() const { return sequences_.prefixes().stats(); }
   StepBackend& backend() { return *backend_; }
 
  private:
@@ -139,7 +129,7 @@ class Runner {
   StageHook stage_hook_;
   mutable std::mutex stats_mutex_;
   RunnerStats stats_;
-  std::chrono::steady_clock::time_point last_collected_;
+  Clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
   BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
 };

@@ -254,7 +254,6 @@ def parse_engine_args(
     argv: Sequence[str] | None = None,
     extra: Sequence[SettingsGroup] = (),
     environ: Mapping[str, str] | None = None,
-    version: str = "",
 ) -> tuple[EngineConfig, dict[str, Raw]]:
     """Parses a command line of the engine's settings and the caller's own groups.
 
@@ -264,7 +263,7 @@ def parse_engine_args(
         ConfigError: for anything that does not fit.
     """
     groups = [*extra, engine_group()]
-    values = parse_command_line(groups, prog, description, argv, environ, version)
+    values = parse_command_line(groups, prog, description, argv, environ)
     return engine_config(values), values
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -22,7 +22,6 @@ from openspec.engine.memory import available_memory
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import (
-    EngineRequest,
     EngineStats,
     SamplingParams,
     SpeculativeOptions,
@@ -66,7 +65,9 @@ class LLM:
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
         limits = GrammarLimits.within(available_memory())
-        self._grammars = LoadedGrammars(self._core, self.tokenizer, self.model_config, limits)
+        self._grammars = LoadedGrammars(
+            self._core.grammars, self.tokenizer, self.model_config, limits
+        )
         self._num_requests = 0
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that generates
@@ -150,12 +151,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _generate(
@@ -257,7 +253,10 @@ class LLM:
                             progress.advance(one.finished and not was_finished)
                         check_ctrl_c()
             except BaseException:
-                _abandon(core, [one.request for one in by_id.values()])
+                for request_id in by_id:  # leaves the engine empty after an error or Ctrl-C
+                    core.abort(request_id)
+                if core.has_work:
+                    core.step()
                 raise
 
 
@@ -320,14 +319,6 @@ def _whole_steps() -> Iterator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     check()
-
-
-def _abandon(core: EngineCore, requests: Sequence[EngineRequest]) -> None:
-    """Leaves the engine empty after an error or Ctrl-C."""
-    for request in requests:
-        core.abort(request.request_id)
-    if core.has_work:
-        core.step()
 
 
 def _each_prompt(

@@ -105,9 +105,9 @@ def compiled(kind: str) -> bytes:
 def grammar_core(**settings: object) -> EngineCore:
     """An engine that knows every kind, by its name."""
     core = make_core(**settings)  # type: ignore[arg-type]
-    core.set_vocabulary(*tokens())
+    core.grammars.set_vocabulary(*tokens())
     for kind in KINDS:
-        core.load_grammar(kind, compiled(kind))
+        core.grammars.load_grammar(kind, compiled(kind))
     return core
 
 

@@ -193,8 +193,8 @@ def test_grammars_by_key() -> None:
         grammar="regex",
     )
     core.add_request(request)
-    core.drop_grammar("regex")
-    core.drop_grammar("never loaded")
+    core.grammars.drop_grammar("regex")
+    core.grammars.drop_grammar("never loaded")
     said: list[int] = []
     while core.has_work:
         for output in core.step():
@@ -208,7 +208,7 @@ def test_grammars_by_key() -> None:
 
 def test_a_grammar_that_cannot_be_read_ends_its_requests() -> None:
     core = grammar_core(**harness.PLAIN)
-    core.load_grammar("broken", b"{}")
+    core.grammars.load_grammar("broken", b"{}")
     job = dataclasses.replace(grammar_jobs("broken", "greedy", 1)[0], arrives_at=0)
     [broken, other] = run(core, [job, dataclasses.replace(job, grammar="")])
     assert broken.finish_reason == "error"

@@ -136,7 +136,7 @@ def test_forced_tokens_are_drafts(method: str, adaptive: bool) -> None:
     for kind in ("greedy", "sampled"):
         job = Job(prompts()[2], sampling(kind, 0, 40), grammar="sentence")
         without_drafts = plain_core(harness.MODEL)
-        without_drafts.load_grammar("sentence", data)
+        without_drafts.grammars.load_grammar("sentence", data)
         settings: dict[str, object] = {"method": "none"}
         if method != "none":
             settings = {"method": "ngram", "num_speculative_tokens": 4}
@@ -145,7 +145,7 @@ def test_forced_tokens_are_drafts(method: str, adaptive: bool) -> None:
             drafter=Silent() if method == "silent" else None,
             adaptive_speculation=adaptive,
         )
-        core.load_grammar("sentence", data)
+        core.grammars.load_grammar("sentence", data)
         [result] = run(core, [job])
         [expected] = run_alone(without_drafts, [dataclasses.replace(job, speculative=PLAINLY)])
         assert result.text == expected.text
@@ -164,7 +164,7 @@ def test_a_drafter_goes_on_after_what_a_grammar_offers() -> None:
     job = Job(prompts()[2], sampling("greedy", 0, 40), grammar="sentence")
     core = plain_core(harness.MODEL)
     data = ebnf(SENTENCE)
-    core.load_grammar("sentence", data)
+    core.grammars.load_grammar("sentence", data)
     [expected] = run(core, [job])
     knowing = grammar_core(
         method="ngram",
@@ -172,7 +172,7 @@ def test_a_drafter_goes_on_after_what_a_grammar_offers() -> None:
         drafter=Script([[*job.prompt, *expected.token_ids]], has_siblings=False),
         adaptive_speculation=False,
     )
-    knowing.load_grammar("sentence", data)
+    knowing.grammars.load_grammar("sentence", data)
     # The first answer shows how the model spells what the grammar offers.
     assert run(knowing, [job])[0].text == expected.text
     before = copy.deepcopy(knowing.stats())

@@ -9,7 +9,7 @@ import pytest
 
 from openspec import _C, LLM, SamplingParams
 from tests.gates.conftest import Reference, drafter_settings
-from tests.gates.harness import make_core, run
+from tests.gates.harness import make_core, run, with_options
 from tests.gates.workload import jobs, prompts
 
 
@@ -72,7 +72,7 @@ def test_stop_strings(drafter_name: str) -> None:
     )
     plain, spec = (
         LLM(**settings).generate([list(ids) for ids in prompts()], sampling, use_tqdm=False)
-        for settings in ({"method": "none"}, drafter_settings(drafter_name))
+        for settings in ({"method": "none"}, with_options(drafter_settings(drafter_name)))
     )
     assert any(one.outputs[0].finish_reason == "stop" for one in plain)
     for one, other in zip(plain, spec, strict=True):

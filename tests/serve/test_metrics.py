@@ -11,7 +11,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from openspec.engine.processes.replicas import STATS_MAX_AGE_S
+from openspec.engine.processes.replica import STATS_MAX_AGE_S
 from openspec.serve.generation.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import wait_until

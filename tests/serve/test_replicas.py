@@ -13,7 +13,7 @@ import pytest
 
 from openspec.config import EngineConfig
 from openspec.engine.devices import Share
-from openspec.engine.processes import supervisor
+from openspec.engine.processes import replica
 from openspec.engine.processes.child import EngineChild
 from openspec.engine.processes.replicas import Replicas
 from openspec.engine.processes.standby import Standby
@@ -31,7 +31,7 @@ LONG = {"max_tokens": 600, "ignore_eos": True}
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(replica, "FIRST_PAUSE_S", 0.05)
 
 
 def samples(server: RunningServer, name: str) -> dict[str, float]:

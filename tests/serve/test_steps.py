@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from openspec import LLM, SamplingParams
-from openspec.engine.processes.replicas import STATS_MAX_AGE_S
+from openspec.engine.processes.replica import STATS_MAX_AGE_S
 from openspec.messages import SpeculativeOptions
 from tests.serve.conftest import RunningServer
 from tests.serve.real_server import RealServer, real_server

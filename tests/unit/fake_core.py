@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from openspec.engine.core.engine_core import EngineCore
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.messages import (
     EngineInfo,
     EngineOutput,
@@ -17,6 +17,7 @@ from openspec.messages import (
     SamplingParams,
     SpeculativeOptions,
 )
+from openspec.specs.runner import RunnerConfig
 from tests.unit.fake_runner import (
     VOCAB,
     FakeParams,
@@ -41,14 +42,37 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         memory_plan={},
         startup_seconds=0.0,
     )
-    config = SchedulerConfig(
+    config = runner_config(
         max_model_len=runner.max_model_len,
         max_num_batched_tokens=runner.max_num_batched_tokens,
         page_size=runner.page_size,
         max_draft_tokens=runner.max_draft_tokens,
-        draft_depth=runner.max_draft_tokens,
     )
     return EngineCore(runner, config, info)
+
+
+def runner_config(
+    *,
+    max_model_len: int = 64,
+    max_num_batched_tokens: int = 32,
+    page_size: int = 4,
+    max_draft_tokens: int,
+) -> RunnerConfig:
+    """What the scheduler reads of a runner's sizes; the fake runner has no target."""
+    target: Any = None
+    return RunnerConfig(
+        target=target,
+        device="cpu",
+        dtype="float32",
+        page_size=page_size,
+        max_num_seqs=8,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_logits_rows=max_num_batched_tokens,
+        num_threads=1,
+        max_draft_tokens=max_draft_tokens,
+        draft_depth=max_draft_tokens,
+    )
 
 
 def make_request(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import openspec
 from openspec import drafters
 from openspec.config import (
     EMBEDDED_MODEL,
@@ -238,8 +239,10 @@ def test_options_of_a_method_come_from_all_places(tmp_path: Path) -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        parse_engine_args("openspec", "", ["--version"], environ={}, version="1.2")
-    assert stopped.value.code == 0 and capsys.readouterr().out == "openspec 1.2\n"
+        parse_engine_args("openspec", "", ["--version"], environ={})
+    assert (
+        stopped.value.code == 0 and capsys.readouterr().out == f"openspec {openspec.__version__}\n"
+    )
 
 
 def test_own_settings_beside_the_engines() -> None:

@@ -23,10 +23,10 @@ from openspec.engine.processes.output_stream import join_outputs
 from openspec.engine.processes.protocol import (
     Abort,
     EngineChannel,
-    FrameEncoder,
     FrameSplitter,
     ReadStats,
     Submit,
+    frame,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineOutput
@@ -188,7 +188,7 @@ def test_n_sequences_cross_once() -> None:
 def test_what_waits_to_cross_is_overtaken_and_can_be_dropped() -> None:
     async def test(client: EngineClient) -> None:
         sent = recorded(client)
-        client.set_writable(False)
+        client.pause_writing()
         gone = client.submit(make_request("gone", n=2))
         late, early = (client.submit(make_request(f"p{p}", priority=p)) for p in (1, -1))
         half = client.submit(make_request("half", n=2, priority=2))
@@ -198,7 +198,7 @@ def test_what_waits_to_cross_is_overtaken_and_can_be_dropped() -> None:
         assert (await client.stats()).num_steps == 0, "it is answered at once"
         await gone.aclose()
         assert client.num_unfinished == 3
-        client.set_writable(True)
+        client.resume_writing()
         for stream in (late, early, half):
             reasons = {one.request_id: one.finish_reason async for one in stream}
             assert set(reasons.values()) <= {"length", "abort"}
@@ -217,13 +217,13 @@ def test_the_engine_reads_more_than_a_buffer_but_not_for_ever(wait: bool) -> Non
     own, other = socket.socketpair()
     with own, other:
         channel = EngineChannel(own)
-        frame = FrameEncoder().encode(Submit(make_request(prompt=list(range(1000)) * 500)))
-        assert len(frame) > 1_000_000
+        data = frame(Submit(make_request(prompt=list(range(1000)) * 500)))
+        assert len(data) > 1_000_000
 
         def send() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    other.sendall(frame)
+                    other.sendall(data)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -428,8 +428,7 @@ def test_join_outputs() -> None:
 
 
 def test_frames_survive_any_cut() -> None:
-    encoder = FrameEncoder()
-    stream = b"".join(encoder.encode(ReadStats()) for _ in range(5))
+    stream = b"".join(frame(ReadStats()) for _ in range(5))
     for size in range(1, len(stream) + 1):
         splitter = FrameSplitter()
         bodies = [

@@ -30,8 +30,8 @@ def test_others_run_while_a_grammar_is_read() -> None:
     runner = FakeRunner()
     runner.on_load_grammar = lambda: wait_for(may_load)
     core = make_core(runner)
-    core.set_vocabulary([b"a"], 1, [0])
-    core.load_grammar("g", b"data")
+    core.grammars.set_vocabulary([b"a"], 1, [0])
+    core.grammars.load_grammar("g", b"data")
     for name in ("waits", "is aborted"):
         core.add_request(request(name, "g"))
     core.add_request(request("runs"))

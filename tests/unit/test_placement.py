@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from openspec.engine.processes.placement import (
     LOAD_FACTOR,
     OWN_LOAD,
-    SentPrefixes,
     choose,
     page_keys,
 )
+from openspec.engine.processes.replica import SentPrefixes
 from openspec.messages import EngineRequest
 from tests.unit.fake_core import make_request
 

@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine.core.engine_core import EngineCore
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request
 from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import EngineError, RequestError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from tests.unit.both_depths import both_depths
-from tests.unit.fake_core import expected, make_core, make_request, run
+from tests.unit.fake_core import expected, make_core, make_request, run, runner_config
 from tests.unit.fake_runner import (
     VOCAB,
     FakeRunner,
@@ -339,13 +338,7 @@ def test_prefix_cache_and_prompt_logprobs(num_steps_ahead: int) -> None:
 
 
 def make_scheduler() -> Scheduler:
-    config = SchedulerConfig(
-        max_model_len=64,
-        max_num_batched_tokens=32,
-        page_size=4,
-        max_draft_tokens=3,
-        draft_depth=3,
-    )
+    config = runner_config(max_draft_tokens=3)
     return Scheduler(config, FakeRunner())
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import pytest
 
 from openspec.engine.core.engine_core import EngineCore
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request, Span, StepPlan
 from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import OutOfPages
 from openspec.messages import EngineOutput
-from tests.unit.fake_core import Seen, expected, make_core, make_request, run
+from tests.unit.fake_core import Seen, expected, make_core, make_request, run, runner_config
 from tests.unit.fake_runner import VOCAB, FakeLease, FakeRunner, FakeSpanResult
 
 LAUNCH_STAGES = ("reserve", "propose", "layout")
@@ -189,6 +188,7 @@ class Table:
 
     num_pages = num_free_pages = 100
     num_free_slots = 1
+    num_rows_ahead = 0
 
     def num_pages_needed(self, slot: int, num_rows: int, /) -> int:
         return 1
@@ -205,13 +205,7 @@ class Table:
 
 
 def make_scheduler(table: Table, num_slots: int = 1) -> Scheduler:
-    config = SchedulerConfig(
-        max_model_len=64,
-        max_num_batched_tokens=32,
-        page_size=4,
-        max_draft_tokens=0,
-        draft_depth=0,
-    )
+    config = runner_config(max_draft_tokens=0)
     table.num_free_slots = num_slots
     return Scheduler(config, table)
 

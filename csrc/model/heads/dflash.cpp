@@ -88,7 +88,8 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
                                          c.hidden_size, LinearEpilogue::kNone);
   }
   if (c.has_confidence) {
-    confidence_weight = weights.add_row("confidence_head.proj.weight", c.confidence_inputs());
+    confidence_weight =
+        weights.add_values("confidence_head.proj.weight", {1, c.confidence_inputs()});
     confidence_bias = weights.add_norm("confidence_head.proj.bias", 1);
   }
 }
@@ -115,8 +116,7 @@ void DFlash::forward(const ExecContext& exec, Sight whole, Sight sliding,
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
-  DecoderPass pass(exec, scratch_, rows, whole.pages, kv.front(), inv_freq_.floats(),
-                   /*first_token=*/0, config_.is_causal);
+  DecoderPass pass(exec, scratch_, rows, whole.pages, kv.front(), inv_freq_.floats());
   for (size_t i = 0; i < kv.size(); ++i) {
     pass.see(config_.slides_at(i) ? sliding : whole);
     const DecoderLayer& layer = tensors_.layers[i];

@@ -58,25 +58,36 @@ LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
 
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
                                const std::string& prefix) {
-  const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
   DecoderLayer layer;
+  add_attention(weights, g, prefix, layer);
+  add_mlp(weights, g, prefix, layer);
+  return layer;
+}
+
+void add_attention(Weights& weights, const LayerGeometry& g, const std::string& prefix,
+                   DecoderLayer& layer) {
+  const std::string attention = prefix + "self_attn.";
   layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
                                  {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs(),
                                  LinearEpilogue::kNone, /*may_split=*/false, g.has_qkv_bias);
   layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
                                LinearEpilogue::kNone, /*may_split=*/true);
+  layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
+  if (g.has_qk_norm) {
+    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim);
+    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
+  }
+}
+
+void add_mlp(Weights& weights, const LayerGeometry& g, const std::string& prefix,
+             DecoderLayer& layer) {
+  const std::string mlp = prefix + "mlp.";
   layer.gate_up = weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},
                                      {g.intermediate_size, g.intermediate_size}, g.hidden_size,
                                      LinearEpilogue::kSwiGlu);
   layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, g.intermediate_size,
                                   LinearEpilogue::kNone, /*may_split=*/true);
-  layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
   layer.post_norm = weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size);
-  if (g.has_qk_norm) {
-    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim);
-    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
-  }
-  return layer;
 }
 
 void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
@@ -193,7 +204,7 @@ Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight,
 
 DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
                          const PageTableView& page_table, const KvLayerView& kv,
-                         const float* inv_freq, int first_token, bool is_causal, bool is_fenced)
+                         const float* inv_freq, int first_token, bool is_fenced)
     : exec_(exec), scratch_(scratch) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
@@ -208,7 +219,6 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .workspace = at<float>(places.attention),
                 .max_tokens = scratch_.max_tokens_,
                 .first_token = first_token,
-                .is_causal = is_causal,
                 .is_behind_fence = is_fenced};
   if (is_fenced) plan();
   ops::rope_angles(exec_, {.position = rows.row_position,
@@ -298,7 +308,7 @@ void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayer
   append(layer, x, kv);
   plan();
   ops::span_attention(exec_, attention_);
-  due_ = scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows);
+  add(scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows));
 }
 
 const void* DecoderPass::convolve(const BlockConv& conv, const void* x) {
@@ -340,7 +350,7 @@ void DecoderPass::convolve_due(const BlockConv& conv) {
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
   void* activated = at(scratch_.at_.activated);
   scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows, scratch_.dtype_);
-  due_ = scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows);
+  add(scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows));
 }
 
 }  // namespace openspec

@@ -52,6 +52,11 @@ struct BlockConv {
 /// Takes a layer's place among the weights; names as in Hugging Face checkpoints below `prefix`.
 DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& geometry,
                                const std::string& prefix);
+/// One half of a layer with the norm before it, for layers whose other half is of another kind.
+void add_attention(Weights& weights, const LayerGeometry& geometry, const std::string& prefix,
+                   DecoderLayer& layer);
+void add_mlp(Weights& weights, const LayerGeometry& geometry, const std::string& prefix,
+             DecoderLayer& layer);
 
 /// Throws ArgumentError if the device's kernels do not cover the geometry.
 void check_geometry(const LayerGeometry& geometry, DType dtype, Device device);

@@ -26,12 +26,12 @@ struct Sight {
 class DecoderPass {
  public:
   /// `inv_freq`, the geometry's, lies on the device; `kv` is any of the layers'. Attention does not
-  /// see tokens before `first_token`; where it is not causal, a row sees its whole span. With
+  /// see tokens before `first_token`; until `see` says else it sees all others, and is causal. With
   /// `is_fenced` the pass begins when all before it is complete, and its attention reads the
   /// prefixes early: that pays where many layers follow.
   DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const RowBatch& rows,
               const PageTableView& page_table, const KvLayerView& kv, const float* inv_freq,
-              int first_token = 0, bool is_causal = true, bool is_fenced = false);
+              int first_token = 0, bool is_fenced = false);
 
   /// Layers from here on see this. What the rows are, and where their KV goes, stays.
   void see(const Sight& sight);
@@ -49,6 +49,9 @@ class DecoderPass {
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
+  /// What a part of another kind puts out, as `attend` and `mlp` do; it stays until the next
+  /// `norm`.
+  void add(const Delta& due) { due_ = due; }
   /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due behind them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);

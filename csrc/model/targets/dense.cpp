@@ -94,7 +94,7 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
   };
 
   DecoderPass pass(exec, scratch_, rows, memory.page_table, memory.kv.front(), inv_freq_.floats(),
-                   /*first_token=*/0, /*is_causal=*/true, /*is_fenced=*/true);
+                   /*first_token=*/0, /*is_fenced=*/true);
   ops::embedding(exec, {.token = rows.row_token,
                         .table = tensors_.shared.embedding,
                         .out = residual,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/registry.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
@@ -66,11 +67,11 @@ struct TargetKind {
 };
 
 /// Makes a kind known under a name; its source file holds one of these at namespace scope.
-struct TargetRegistration {
-  TargetRegistration(const std::string& name, const TargetKind& kind);
-};
+using TargetRegistration = Registry<TargetKind>::Registration;
 
 /// Throws ArgumentError naming the known kinds if there is none of this name.
-const TargetKind& target_kind(const std::string& name);
+inline const TargetKind& target_kind(const std::string& name) {
+  return Registry<TargetKind>::find("kind of target", name);
+}
 
 }  // namespace openspec

@@ -5,9 +5,11 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -115,6 +117,18 @@ std::vector<T> copy_from(Device device, const T* values, size_t count, void* str
   device::copy_to_host(copy.data(), values, count * sizeof(T), stream);
   device::synchronize(stream);
   return copy;
+}
+
+/// Values of a type, on the host, as fp32.
+inline std::vector<float> to_floats(const void* data, DType dtype, size_t count) {
+  std::vector<float> values(count);
+  if (dtype == DType::kF32) {
+    std::memcpy(values.data(), data, count * sizeof(float));
+    return values;
+  }
+  const auto* source = static_cast<const uint16_t*>(data);
+  for (size_t i = 0; i < count; ++i) values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
+  return values;
 }
 
 /// A copy of `values` where the device's ops work.

@@ -22,19 +22,6 @@ int64_t num_elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-std::vector<float> to_floats(const void* data, DType dtype, int64_t count) {
-  std::vector<float> values(static_cast<size_t>(count));
-  if (dtype == DType::kF32) {
-    std::memcpy(values.data(), data, values.size() * sizeof(float));
-    return values;
-  }
-  const auto* source = static_cast<const uint16_t*>(data);
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
-  }
-  return values;
-}
-
 /// To nearest, ties to even; NaN stays NaN.
 uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -145,17 +132,14 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
 void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, float* to) {
   const int64_t count = num_elements(shape);
   destinations_[name] = {shape, {[this, to, count](const void* data, DType source) {
-                           const std::vector<float> values = to_floats(data, source, count);
+                           const std::vector<float> values =
+                               to_floats(data, source, static_cast<size_t>(count));
                            put(to, values.data(), values.size() * sizeof(float));
                          }}};
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
   return add_values(name, {width});
-}
-
-const float* Weights::add_row(const std::string& name, int width) {
-  return add_values(name, {1, width});
 }
 
 const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
@@ -176,17 +160,18 @@ const void* Weights::add_table(const std::string& name, int num_rows, int width)
 
 const void* Weights::add_table_row(const std::string& name, int width) {
   void* row = take_numbers(name, format_bytes(kTableFormat, 1, width), kMatrixType);
-  destinations_[name] = {{1, 1, width}, {[this, row, width](const void* data, DType source) {
-                           if (source == kMatrixType) {
-                             put(row, data, format_bytes(kTableFormat, 1, width));
-                             return;
-                           }
-                           std::vector<uint16_t> rounded;
-                           for (const float value : to_floats(data, source, width)) {
-                             rounded.push_back(to_bf16(value));
-                           }
-                           put(row, rounded.data(), rounded.size() * sizeof(uint16_t));
-                         }}};
+  destinations_[name] = {
+      {1, 1, width}, {[this, row, width](const void* data, DType source) {
+        if (source == kMatrixType) {
+          put(row, data, format_bytes(kTableFormat, 1, width));
+          return;
+        }
+        std::vector<uint16_t> rounded;
+        for (const float value : to_floats(data, source, static_cast<size_t>(width))) {
+          rounded.push_back(to_bf16(value));
+        }
+        put(row, rounded.data(), rounded.size() * sizeof(uint16_t));
+      }}};
   return row;
 }
 

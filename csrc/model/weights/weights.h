@@ -47,8 +47,6 @@ class Weights {
   const float* add_norm(const std::string& name, int width);
   /// The same of any shape.
   const float* add_values(const std::string& name, const std::vector<int64_t>& shape);
-  /// The same of a matrix with one row.
-  const float* add_row(const std::string& name, int width);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
   /// One such row, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.

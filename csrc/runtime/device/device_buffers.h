@@ -4,7 +4,7 @@
 
 #include "kernels/steps/step_rows.h"
 #include "model/weights/buffer.h"
-#include "runtime/step/runner_config.h"
+#include "runtime/drafting/runner_config.h"
 
 namespace openspec {
 

@@ -26,8 +26,7 @@ GraphBook::Limits graph_limits(const RunnerConfig& config, const Drafter& drafte
 }  // namespace
 
 DeviceStep::DeviceStep(StepContext context)
-    : StepBackend(context, StepYield::Common::kDelay),
-      context_(std::move(context)),
+    : StepBackend(std::move(context), StepYield::Common::kDelay),
       book_(graph_limits(context_.config, context_.drafter)),
       arrays_(context_.config, context_.drafter.needs(), stream_.handle()),
       ring_(context_.config, context_.table, arrays_),
@@ -35,8 +34,7 @@ DeviceStep::DeviceStep(StepContext context)
       stages_(context_, arrays_, stream_.handle()),
       masked_(context_, book_, arrays_, ring_, stages_, stream_.handle()),
       probe_(context_, arrays_, stages_, stream_.handle()),
-      host_drafter_(context_.drafter, context_.table, stages_.exec(),
-                    context_.config.max_draft_tokens, context_.config.max_num_batched_tokens) {
+      host_drafter_(context_.config, context_.drafter, context_.table, stages_.exec()) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
@@ -93,8 +91,7 @@ void DeviceStep::launch(StepLease& lease) {
 
 void DeviceStep::teach_kept(StepLease& lease, const StepShape& shape) {
   // The lengths that sequences go back to forget where the rows that wait began.
-  if (mirror_.has_restored() || !shape.keeps_rows ||
-      num_kept_steps_ == most_kept_steps(context_.config)) {
+  if (mirror_.has_restored() || !shape.keeps_rows || num_kept_steps_ == most_kept_steps()) {
     // Pages of sequences that left may be someone else's by now, and of new ones the device has the
     // lengths of who was there before. Of those that go back it has lengths that include the steps
     // that were given up: what is learned of these will be computed again.
@@ -201,7 +198,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     }
   }
   const bool is_general = longest > short_kv_len(num_rows, num_spans);
-  const bool keeps_rows = !proposes && !has_offers && may_keep_rows(context_, lease);
+  const bool keeps_rows = !proposes && !has_offers && may_keep_rows(lease);
   return book_.choose({num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
                        is_general, keeps_rows, has_long_spans});
 }

@@ -66,7 +66,6 @@ class DeviceStep final : public StepBackend {
   /// A recorded shape that does what is to be timed, or the step as it is.
   StepShape timed_shape(const StepKind& kind, int context) const;
 
-  StepContext context_;
   GraphBook book_;
   device::Stream stream_;
   DeviceBuffers arrays_;

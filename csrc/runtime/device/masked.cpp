@@ -28,7 +28,7 @@ MaskedSteps::MaskedSteps(const StepContext& context, const GraphBook& book,
       stages_(stages),
       stream_(stream),
       committed_(
-          context.table, [this](int slot) { return committed_tokens(slot); },
+          context.table, [this](int slot) { return context_.table.copy_tokens(slot); },
           [this]() -> ThreadPool& { return threads(); }),
       known_(
           context.table, [this](int slot) { return known_tokens(slot); },
@@ -140,13 +140,8 @@ void MaskedSteps::download_rows(const StepShape& shape) {
   if (laid_out_trees_) download(proposed.parents, drafts);
 }
 
-std::vector<int32_t> MaskedSteps::committed_tokens(int slot) const {
-  const std::span<const int32_t> committed = context_.table.tokens(slot);
-  return {committed.begin(), committed.end()};
-}
-
 std::vector<int32_t> MaskedSteps::known_tokens(int slot) const {
-  std::vector<int32_t> known = committed_tokens(slot);
+  std::vector<int32_t> known = context_.table.copy_tokens(slot);
   for (const LaunchedSpan& launched : launched_) {
     if (launched.slot != slot || launched.serial != context_.table.serial(slot)) continue;
     const std::span<const int32_t> tokens = ring_.tokens(launched.entry, launched.span);
@@ -168,10 +163,7 @@ void MaskedSteps::fill_masks(const StepLease& lease, int num_samples) {
     // One that ended in the step before has no rows.
     if (table.grammar(slot) == nullptr || first_choice[i] < 0) continue;
     Draft draft;
-    for (size_t k = i * most; k < i * most + as_index(num_granted[i]); ++k) {
-      draft.append(tokens[k]);
-      if (parents != nullptr) draft.parents.back() = parents[k];
-    }
+    draft.append(tokens, parents, /*score_of=*/nullptr, i * most, num_granted[i]);
     masks_.add(slot, known_tokens(slot), std::move(draft), as_index(first_choice[i]));
   }
   masks_.fill(table, threads());

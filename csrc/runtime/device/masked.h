@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -51,8 +50,7 @@ class MaskedSteps {
   };
   /// Started at the first use.
   ThreadPool& threads();
-  std::vector<int32_t> committed_tokens(int slot) const;
-  /// Those of steps that are not collected yet included.
+  /// The committed ones, and those of steps that are not collected yet included.
   std::vector<int32_t> known_tokens(int slot) const;
   /// The graph of the shape, recorded at its first use; where the shape has none, `enqueue` itself.
   void run_part(StepGraphs& graphs, const StepShape& shape, const std::function<void()>& enqueue);

@@ -21,7 +21,7 @@ class DeviceProbe {
 
  private:
   template <typename T>
-  std::vector<T> download(const void* from, size_t count) const;
+  std::vector<T> download(const T* from, size_t count) const;
 
   const StepContext& context_;
   const DeviceBuffers& arrays_;

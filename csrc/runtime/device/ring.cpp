@@ -68,15 +68,11 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
 
 SpanDetail StepRing::detail(const SpanResult& result, size_t place) const {
   const StepOutcomeArrays& out = arrays_.outcome;
-  const size_t first = place * arrays_.drafts_per_seq;
+  const float* scores = out.outcomes[place].has_scores != 0 ? out.scores : nullptr;
   SpanDetail detail;
-  Draft& draft = detail.draft;
-  for (size_t i = first; i < first + as_index(result.num_draft_tokens); ++i) {
-    draft.tokens.push_back(out.drafts[i]);
-    draft.parents.push_back(out.parents[i]);
-    if (out.outcomes[place].has_scores != 0) draft.scores.push_back(out.scores[i]);
-  }
-  detail.accepted = drafts_of_run(draft, result.token_ids);
+  detail.draft.append(out.drafts, out.parents, scores, place * arrays_.drafts_per_seq,
+                      result.num_draft_tokens);
+  detail.accepted = drafts_of_run(detail.draft, result.token_ids);
   return detail;
 }
 

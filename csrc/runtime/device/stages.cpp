@@ -60,11 +60,13 @@ void DeviceStages::enqueue_choices(const StepShape& shape, int num_samples, cons
   const RowBatch rows = row_batch(shape);
   choose(rows, num_samples, masks);
   commit(shape);
-  if (shape.has_trees) move_kv(rows);
+  if (shape.has_trees) {
+    move_kv(exec_, context_, kv_layers_.as<KvLayerView>(), table_view().pages, committed(rows));
+  }
   if (shape.keeps_rows) {
     keep_rows(rows);
-  } else {
-    teach(rows);
+  } else if (context_.drafter.works_on_arrays()) {
+    context_.drafter.learn(exec_, table_view(), committed(rows));
   }
 }
 
@@ -253,30 +255,12 @@ void DeviceStages::commit(const StepShape& shape) {
                 "commit_rows");
 }
 
-void DeviceStages::move_kv(const RowBatch& rows) {
-  ops::move_kv(exec_, {.layers = kv_layers_.as<KvLayerView>(),
-                       .num_layers = static_cast<int>(context_.kv_layers.size()),
-                       .page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
-                       .rows = rows,
-                       .num_computed = arrays_.num_computed,
-                       .committed_row = arrays_.committed_row,
-                       .dtype = context_.config.dtype});
-  if (context_.records.data == nullptr) return;
-  ops::move_records(exec_, {.records = context_.records,
-                            .rows = rows,
-                            .num_computed = arrays_.num_computed,
-                            .committed_row = arrays_.committed_row});
-}
-
-void DeviceStages::teach(const RowBatch& rows) {
-  if (!context_.drafter.works_on_arrays()) return;
-  const int32_t* committed_row = arrays_.committed_row;
-  context_.drafter.learn(exec_, table_view(),
-                         {.rows = rows,
-                          .num_computed = arrays_.num_computed,
-                          .committed_row = rows.may_have_trees ? committed_row : nullptr,
-                          .num_committed = rows.num_rows,
-                          .features = captured_.data()});
+CommittedStep DeviceStages::committed(const RowBatch& rows) const {
+  return {.rows = rows,
+          .num_computed = arrays_.num_computed,
+          .committed_row = rows.may_have_trees ? arrays_.committed_row : nullptr,
+          .num_committed = rows.num_rows,
+          .features = captured_.data()};
 }
 
 KeptRows DeviceStages::kept_rows() {
@@ -298,17 +282,19 @@ void DeviceStages::teach_kept(int entry, const std::vector<int>& slots, int num_
   std::copy(slots.begin(), slots.end(), list);
   device::copy_to_device(s.kept_slot, list, slots.size() * sizeof(int32_t), exec_.stream);
   // The arrays of the step, which has not begun.
-  const KeptLearning learning{.kept = kept_rows(),
+  const KeptLearning learning{.rows = {.kept = kept_rows(),
+                                       .slot = s.kept_slot,
+                                       .kv_len = s.table.kv_len,
+                                       .num_slots = static_cast<int>(slots.size()),
+                                       .span_begin = s.span_begin,
+                                       .span_kv_len = s.span_kv_len,
+                                       .num_computed = s.num_computed,
+                                       .source = s.committed_row},
                               .table = table_view(),
-                              .kv_len = s.table.kv_len,
                               .num_steps = num_steps,
                               .max_rows = context_.config.max_num_batched_tokens,
-                              .span_begin = s.span_begin,
-                              .span_kv_len = s.span_kv_len,
-                              .num_computed = s.num_computed,
-                              .source = s.committed_row,
                               .features = captured_.data()};
-  learning.learn(exec_, context_.drafter, {s.kept_slot, slots.size()});
+  learning.learn(exec_, context_.drafter);
 }
 
 }  // namespace openspec

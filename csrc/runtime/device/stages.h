@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "kernels/common/device.h"
 #include "kernels/drafts/kept_rows.h"
 #include "runtime/device/device_buffers.h"
 #include "runtime/device/graph_book.h"
@@ -58,11 +57,10 @@ class DeviceStages {
  private:
   void choose(const RowBatch& rows, int num_samples, const Masks* masks);
   void commit(const StepShape& shape);
-  void move_kv(const RowBatch& rows);
-  void teach(const RowBatch& rows);
   void keep_rows(const RowBatch& rows);
 
   RowBatch row_batch(const StepShape& shape) const;
+  CommittedStep committed(const RowBatch& rows) const;
   DrawnDrafts drawn_drafts() const;
   KeptRows kept_rows();
   StepInput input() const { return {arrays_.input.header, arrays_.input.spans}; }

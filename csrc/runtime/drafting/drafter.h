@@ -1,34 +1,24 @@
 #pragma once
 
-#include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "core/registry.h"
 #include "core/row_layout.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
 #include "kernels/drafts/table_rows.h"
-#include "model/heads/head_spec.h"
-#include "model/parts/forward_limits.h"
 #include "model/targets/state_needs.h"
-#include "model/targets/target_spec.h"
 #include "runtime/drafting/draft_source.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
 
 class TargetModel;
 class Weights;
-
-/// What makes of a draft an accepted one.
-enum class Acceptance : uint8_t {
-  kMatch,      // it equals the target's own choice
-  kRejection,  // rejection sampling: it becomes the choice as often as its probabilities say
-};
 
 /// What a drafter takes from the engine, declared before memory is planned. The engine asks for
 /// these and never for the drafter's type.
@@ -127,48 +117,23 @@ class Drafter {
                                std::span<Draft>) {}
 };
 
-using DrafterOption = std::variant<bool, int64_t, double, std::string>;
-
-/// What a drafter is built from.
-struct DrafterConfig {
-  Device device = Device::kCpu;
-  DType dtype = DType::kF32;
-  TargetSpec target;
-  ForwardLimits limits;
-  int max_draft_tokens = 0;
-  int draft_depth = 0;  // drafts one after another: fewer than max_draft_tokens for trees
-  int max_num_seqs = 0;
-  int max_model_len = 0;
-  int page_size = 0;
-  int num_threads = 1;
-  Acceptance acceptance = Acceptance::kMatch;
-  std::map<std::string, DrafterOption> options;  // what users set of the method
-  std::optional<HeadSpec> head;
-
-  /// The option's value, or `fallback`; throws ArgumentError on another type or a value outside
-  /// [low, high].
-  int integer(const std::string& name, int fallback, int low, int high) const;
-  bool flag(const std::string& name, bool fallback) const;
-  /// Throws ArgumentError if there is none.
-  const HeadSpec& the_head() const;
-};
-
-using DrafterFactory = std::unique_ptr<Drafter> (*)(const DrafterConfig& config);
+using DrafterFactory = std::unique_ptr<Drafter> (*)(const RunnerConfig& config);
 
 /// The factory of a drafter of class T.
 template <typename T>
-std::unique_ptr<Drafter> make_drafter_of(const DrafterConfig& config) {
+std::unique_ptr<Drafter> make_drafter_of(const RunnerConfig& config) {
   return std::make_unique<T>(config);
 }
 
 /// Makes a drafter known under a name; a drafter's source file holds one of these at namespace
 /// scope.
-struct DrafterRegistration {
-  DrafterRegistration(const std::string& name, DrafterFactory factory);
-};
+using DrafterRegistration = Registry<DrafterFactory>::Registration;
 
-std::vector<std::string> drafter_names();
-/// Throws ArgumentError naming the known drafters if there is none of this name.
-std::unique_ptr<Drafter> make_drafter(const std::string& name, const DrafterConfig& config);
+inline std::vector<std::string> drafter_names() { return Registry<DrafterFactory>::names(); }
+/// The drafter that `config` names. Throws ArgumentError naming the known ones if there is none of
+/// this name.
+inline std::unique_ptr<Drafter> make_drafter(const RunnerConfig& config) {
+  return Registry<DrafterFactory>::find("drafter", config.method)(config);
+}
 
 }  // namespace openspec

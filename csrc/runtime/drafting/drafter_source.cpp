@@ -11,7 +11,7 @@ void DrafterSource::offer(std::span<const ProposeRequest> wanted, std::span<Draf
 }
 
 void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) {
-  const auto most = static_cast<size_t>(max_drafts_);
+  const auto most = static_cast<size_t>(config_.max_draft_tokens);
   seq_.clear();
   num_wanted_.clear();
   for (const ProposeRequest& request : wanted) {
@@ -24,22 +24,20 @@ void DrafterSource::offer_arrays(std::span<const ProposeRequest> wanted, std::sp
   const bool has_scores = has_trees || drafter_.needs().has_scores;
   parents_.resize(has_trees ? wanted.size() * most : 0);
   scores_.resize(has_scores ? wanted.size() * most : 0);
+  int32_t* parents = has_trees ? parents_.data() : nullptr;
+  float* scores = has_scores ? scores_.data() : nullptr;
   drafter_.propose(exec_, table_.view(),
                    {.seq = seq_.data(),
                     .num_wanted = num_wanted_.data(),
                     .num_seqs = static_cast<int>(wanted.size()),
-                    .max_drafts = max_drafts_,
-                    .max_rows = max_rows_,
+                    .max_drafts = config_.max_draft_tokens,
+                    .max_rows = config_.max_num_batched_tokens,
                     .drafts = drafts_.data(),
                     .num_drafts = num_drafts_.data(),
-                    .parents = has_trees ? parents_.data() : nullptr,
-                    .scores = has_scores ? scores_.data() : nullptr});
+                    .parents = parents,
+                    .scores = scores});
   for (size_t i = 0; i < wanted.size(); ++i) {
-    for (size_t k = i * most; k < i * most + static_cast<size_t>(num_drafts_[i]); ++k) {
-      drafts[i].append(drafts_[k]);
-      if (has_trees) drafts[i].parents.back() = parents_[k];
-      if (has_scores) drafts[i].scores.push_back(scores_[k]);
-    }
+    drafts[i].append(drafts_.data(), parents, scores, i * most, num_drafts_[i]);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "runtime/drafting/draft_source.h"
 #include "runtime/drafting/drafter.h"
+#include "runtime/drafting/runner_config.h"
 
 namespace openspec {
 
@@ -13,14 +14,9 @@ namespace openspec {
 /// sequence.
 class DrafterSource final : public DraftSource {
  public:
-  /// `max_drafts` of a sequence; `max_rows` of a step.
-  DrafterSource(Drafter& drafter, const SequenceTable& table, const ExecContext& exec,
-                int max_drafts, int max_rows)
-      : drafter_(drafter),
-        table_(table),
-        exec_(exec),
-        max_drafts_(max_drafts),
-        max_rows_(max_rows) {}
+  DrafterSource(const RunnerConfig& config, Drafter& drafter, const SequenceTable& table,
+                const ExecContext& exec)
+      : config_(config), drafter_(drafter), table_(table), exec_(exec) {}
 
   DraftSourceId id() const override { return kDrafterDrafts; }
   void offer(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) override;
@@ -28,10 +24,10 @@ class DrafterSource final : public DraftSource {
  private:
   void offer_arrays(std::span<const ProposeRequest> wanted, std::span<Draft> drafts);
 
+  const RunnerConfig& config_;
   Drafter& drafter_;
   const SequenceTable& table_;
   const ExecContext& exec_;
-  int max_drafts_, max_rows_;
   std::vector<int32_t> seq_, num_wanted_, drafts_, num_drafts_, parents_;
   std::vector<float> scores_;
 };

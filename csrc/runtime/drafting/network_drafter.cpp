@@ -23,7 +23,7 @@ int window_of(const HeadSpec& head) {
 
 }  // namespace
 
-NetworkDrafter::NetworkDrafter(const DrafterConfig& config)
+NetworkDrafter::NetworkDrafter(const RunnerConfig& config)
     : config_(config),
       has_noise_(config.flag("draft_noise", true)),
       head_window_(window_of(config.the_head())) {
@@ -58,16 +58,12 @@ void NetworkDrafter::plan_rows(int max_rows, int max_span_rows) {
   if (!has_noise_) at_.greedy = take(seqs, sizeof(SamplingParams));
   max_span_rows_ = max_span_rows;
   for (Window* window : {&whole_, &sliding_}) {
-    if (window->tokens > 0) plan_window(*window);
+    if (window->tokens == 0) continue;
+    window->max_pages = window_pages(window->tokens, max_span_rows, config_.page_size);
+    window->kv_len = take(seqs, sizeof(int32_t));
+    window->seq = take(seqs, sizeof(int32_t));
+    window->pages = take(seqs * window->max_pages, sizeof(int32_t));
   }
-}
-
-void NetworkDrafter::plan_window(Window& window) {
-  const int seqs = config_.max_num_seqs;
-  window.max_pages = window_pages(window.tokens, max_span_rows_, config_.page_size);
-  window.kv_len = take(seqs, sizeof(int32_t));
-  window.seq = take(seqs, sizeof(int32_t));
-  window.pages = take(seqs * window.max_pages, sizeof(int32_t));
 }
 
 void NetworkDrafter::plan_draws([[maybe_unused]] int max_num_samples, int vocab_size) {

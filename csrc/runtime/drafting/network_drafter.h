@@ -30,7 +30,7 @@ class NetworkDrafter : public Drafter {
   bool works_on_arrays() const final { return true; }
 
  protected:
-  explicit NetworkDrafter(const DrafterConfig& config);
+  explicit NetworkDrafter(const RunnerConfig& config);
 
   /// Declares what is drafted from the best `top_k` tokens; 1: chains.
   void declare_trees(int top_k, const DraftModelConfig& model);
@@ -89,7 +89,7 @@ class NetworkDrafter : public Drafter {
   int32_t* top_tokens() { return at<int32_t>(at_.top_tokens); }
   float* top_scores() { return at<float>(at_.top_scores); }
 
-  const DrafterConfig config_;
+  const RunnerConfig config_;
   DrafterNeeds needs_;
 
  private:
@@ -105,7 +105,6 @@ class NetworkDrafter : public Drafter {
     int max_pages = 0;
     size_t kv_len = 0, seq = 0, pages = 0;
   };
-  void plan_window(Window& window);
   Sight look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
              int expected_kv_len, bool may_have_trees, const Window& window);
 
@@ -135,7 +134,7 @@ class HeadDrafter : public NetworkDrafter {
   }
 
  protected:
-  explicit HeadDrafter(const DrafterConfig& config)
+  explicit HeadDrafter(const RunnerConfig& config)
       : NetworkDrafter(config), head_(config.the_head(), config.target) {
     needs_.capture_layers = head_.capture_layers;
   }

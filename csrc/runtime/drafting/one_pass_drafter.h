@@ -46,9 +46,9 @@ class OnePassDrafter : public Head {
   };
 
   /// `first_draft_row`: the row of a block that drafts first; 0 is the last known token's.
-  explicit OnePassDrafter(const DrafterConfig& config, int first_draft_row = 0)
+  explicit OnePassDrafter(const RunnerConfig& config, int first_draft_row = 0)
       : Head(config),
-        depth_(config.draft_depth),
+        depth_(config.num_depths()),
         top_k_(config.integer("draft_top_k", 1, 1, kMaxTopDrafts)),
         first_draft_row_(first_draft_row) {}
 
@@ -60,7 +60,7 @@ class OnePassDrafter : public Head {
   int block_rows() const { return depth_ + first_draft_row_; }
   int most_rows() const { return std::min(limits().max_rows, limits().max_logits_rows); }
   ForwardLimits limits() const {
-    ForwardLimits limits = config_.limits;
+    ForwardLimits limits = config_.limits();
     // Logits that are kept are those of one pass.
     const int seqs = config_.max_num_seqs;
     const int least = keeps_logits() ? seqs * block_rows() : std::max(seqs, block_rows());

@@ -4,15 +4,19 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/row_layout.h"
-#include "kernels/choose/sampling_params.h"
 
 namespace openspec {
+
+/// Times of steps.
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// What the scheduler asks of a step for one sequence.
 struct SpanRequest {
@@ -116,7 +120,7 @@ struct StepLease {
   int num_rows = 0;            // laid out, at most
   double seconds = 0.0;        // that the device worked on it
   double draft_seconds = 0.0;  // of these, for proposing; the host's own step
-  std::chrono::steady_clock::time_point launched_at;
+  Clock::time_point launched_at;
   // Steps up to this one, each with a row of a sequence at most, from whose rows the drafter has
   // yet to learn.
   int num_waiting = 0;

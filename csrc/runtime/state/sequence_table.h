@@ -76,6 +76,9 @@ class SequenceTable {
   void check_slot(int slot) const;
 
   std::span<const int32_t> tokens(int slot) const;
+  std::vector<int32_t> copy_tokens(int slot) const {
+    return {tokens(slot).begin(), tokens(slot).end()};
+  }
   std::span<int32_t> page_row(int slot);
   std::span<const PageId> pages(int slot) const;
   int num_tokens(int slot) const { return num_tokens_[index(slot)]; }
@@ -118,16 +121,13 @@ class SequenceTable {
 
   // Flat views for ops.
   PageTableView page_table() const { return {page_table_.as<int32_t>(), max_pages_per_seq_}; }
-  const int32_t* token_data() const { return tokens_.as<int32_t>(); }
   const int32_t* kv_len_data() const { return kv_len_.data(); }
-  int64_t tokens_stride() const { return tokens_stride_; }
-  const int32_t* num_tokens_data() const { return num_tokens_.data(); }
   const int32_t* prompt_len_data() const { return prompt_len_.data(); }
   const SamplingParams* sampling_data() const { return sampling_.data(); }
   TableView view() const {
-    return {.tokens = token_data(),
+    return {.tokens = tokens_.as<int32_t>(),
             .tokens_stride = tokens_stride_,
-            .num_tokens = num_tokens_data(),
+            .num_tokens = num_tokens_.data(),
             .sampling = sampling_data(),
             .pages = page_table(),
             .max_num_seqs = num_slots()};

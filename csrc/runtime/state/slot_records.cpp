@@ -1,6 +1,5 @@
 #include "runtime/state/slot_records.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/check.h"

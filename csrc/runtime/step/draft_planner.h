@@ -6,9 +6,9 @@
 
 #include "core/draft_budget.h"
 #include "runtime/drafting/drafter.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
-#include "runtime/step/runner_config.h"
 
 namespace openspec {
 

@@ -30,14 +30,9 @@ HostDrafts::HostDrafts(const StepContext& context, DraftPlanner& planner, HostTe
     : context_(context),
       planner_(planner),
       teacher_(teacher),
-      drafter_(context.drafter, context.table, exec, context.config.max_draft_tokens,
-               context.config.max_num_batched_tokens),
+      drafter_(context.config, context.drafter, context.table, exec),
       grammars_(
-          context.table,
-          [&table = context.table](int slot) {
-            const std::span<const int32_t> tokens = table.tokens(slot);
-            return std::vector<int32_t>(tokens.begin(), tokens.end());
-          },
+          context.table, [&table = context.table](int slot) { return table.copy_tokens(slot); },
           [&threads]() -> ThreadPool& { return threads; }) {}
 
 void HostDrafts::offer(StepLease& lease, double host_seconds) {

@@ -2,23 +2,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
-#include "core/check.h"
 #include "kernels/ops.h"
 #include "model/targets/target.h"
 
 namespace openspec {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// The accepted drafts of a tree stand among others: notes their rows.
 void line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
@@ -50,8 +42,7 @@ double HostPace::end() {
 }
 
 HostStep::HostStep(StepContext context)
-    : StepBackend(context, StepYield::Common::kPace),
-      context_(std::move(context)),
+    : StepBackend(std::move(context), StepYield::Common::kPace),
       threads_(context_.config.num_threads),
       exec_{.pool = &threads_},
       teacher_(context_, exec_),
@@ -100,8 +91,8 @@ void HostStep::propose(StepLease& lease) {
 void HostStep::settle_learning(StepLease& lease) {
   const bool has_drafts = std::any_of(lease.spans.begin(), lease.spans.end(),
                                       [](const Span& span) { return span.draft.size() > 0; });
-  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(context_, lease);
-  if (!keeps_rows_ || teacher_.num_kept_steps() == most_kept_steps(context_.config)) {
+  keeps_rows_ = !lease.has_proposed && !has_drafts && may_keep_rows(lease);
+  if (!keeps_rows_ || teacher_.num_kept_steps() == most_kept_steps()) {
     try {
       teacher_.learn_kept();
     } catch (const std::exception& error) {
@@ -130,8 +121,8 @@ void HostStep::fill_masks(const StepLease& lease) {
     const Span& span = lease.spans[i];
     const int first = lease.layout.first_choice[i];
     if (first < 0 || context_.table.grammar(span.slot) == nullptr) continue;
-    const std::span<const int32_t> known = context_.table.tokens(span.slot);
-    masks_.add(span.slot, {known.begin(), known.end()}, span.draft, static_cast<size_t>(first));
+    masks_.add(span.slot, context_.table.copy_tokens(span.slot), span.draft,
+               static_cast<size_t>(first));
   }
   masks_.fill(context_.table, threads_);
 }
@@ -171,15 +162,16 @@ void HostStep::choose(StepLease& lease) {
     lease.logprobs.resize(num_samples * (1 + kMaxLogprobs));
     lease.ranks.resize(num_samples);
   }
+  const TableView table = context_.table.view();
   ChooseParams params{.rows = row_batch(layout),
                       .logits = logits_.floats(),
                       .vocab_size = context_.config.target.vocab_size,
                       .drafts = drafts_.drawn(lease),
                       .row_masks = masks_.masks(),
-                      .sampling = context_.table.sampling_data(),
-                      .tokens = context_.table.token_data(),
-                      .tokens_stride = context_.table.tokens_stride(),
-                      .num_tokens = context_.table.num_tokens_data(),
+                      .sampling = table.sampling,
+                      .tokens = table.tokens,
+                      .tokens_stride = table.tokens_stride,
+                      .num_tokens = table.num_tokens,
                       .prompt_len = context_.table.prompt_len_data(),
                       .workspace = choose_workspace_.floats()};
   const auto block = static_cast<size_t>(context_.config.max_num_logits_rows);
@@ -215,24 +207,10 @@ void HostStep::accept(StepLease& lease) {
     lease.results.push_back(resolve(lease, i, path));
     line_up(lease, i, path);
   }
-  move_kv(lease);
-}
-
-void HostStep::move_kv(const StepLease& lease) {
   std::vector<int32_t> num_computed;
   for (const SpanResult& result : lease.results) num_computed.push_back(result.num_computed);
-  ops::move_kv(exec_, {.layers = context_.kv_layers.data(),
-                       .num_layers = static_cast<int>(context_.kv_layers.size()),
-                       .page_table = context_.table.page_table(),
-                       .rows = row_batch(lease.layout),
-                       .num_computed = num_computed.data(),
-                       .committed_row = lease.committed_row.data(),
-                       .dtype = context_.config.dtype});
-  if (context_.records.data == nullptr) return;
-  ops::move_records(exec_, {.records = context_.records,
-                            .rows = row_batch(lease.layout),
-                            .num_computed = num_computed.data(),
-                            .committed_row = lease.committed_row.data()});
+  move_kv(exec_, context_, context_.kv_layers.data(), context_.table.page_table(),
+          committed(lease, num_computed));
 }
 
 SpanResult HostStep::resolve(const StepLease& lease, size_t index,
@@ -395,18 +373,9 @@ std::vector<float> HostStep::last_logits() {
 
 std::vector<float> HostStep::last_features() {
   const RunnerConfig& config = context_.config;
-  std::vector<float> values(capture_layers_.size() *
-                            static_cast<size_t>(config.target.hidden_size) *
-                            static_cast<size_t>(num_captured_rows_));
-  if (config.dtype == DType::kF32) {
-    std::memcpy(values.data(), teacher_.features(), values.size() * sizeof(float));
-  } else {
-    const auto* source = static_cast<const uint16_t*>(teacher_.features());
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = std::bit_cast<float>(uint32_t{source[i]} << 16);
-    }
-  }
-  return values;
+  const size_t count = capture_layers_.size() * static_cast<size_t>(config.target.hidden_size) *
+                       static_cast<size_t>(num_captured_rows_);
+  return to_floats(teacher_.features(), config.dtype, count);
 }
 
 }  // namespace openspec

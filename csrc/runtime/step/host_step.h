@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -27,7 +26,6 @@ class HostPace {
   double host_seconds() const { return host_seconds_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   // Longer gaps are idleness, not the host's share of a step.
   static constexpr double kLongestGap = 0.02;
   Clock::time_point begin_;
@@ -70,12 +68,10 @@ class HostStep final : public StepBackend {
   void lay_out(StepLease& lease);
   void fill_masks(const StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
-  void move_kv(const StepLease& lease);
   RowBatch row_batch(const RowLayout& layout) const;
-  /// The step for the drafter to learn from: `num_computed` by span.
+  /// The step as it counts, for the drafter to learn from: `num_computed` by span.
   CommittedStep committed(const StepLease& lease, const std::vector<int32_t>& num_computed) const;
 
-  StepContext context_;
   ThreadPool threads_;
   ExecContext exec_;
   HostTeacher teacher_;

@@ -50,17 +50,19 @@ void HostTeacher::learn_kept() {
   const auto max_rows = static_cast<size_t>(context_.config.max_num_batched_tokens);
   std::vector<int32_t> begin(slots.size() + 1), kv_len(slots.size()), num_computed(slots.size()),
       source(max_rows);
-  const KeptLearning learning{.kept = kept_rows(),
+  const KeptLearning learning{.rows = {.kept = kept_rows(),
+                                       .slot = slots.data(),
+                                       .kv_len = context_.table.kv_len_data(),
+                                       .num_slots = static_cast<int>(slots.size()),
+                                       .span_begin = begin.data(),
+                                       .span_kv_len = kv_len.data(),
+                                       .num_computed = num_computed.data(),
+                                       .source = source.data()},
                               .table = context_.table.view(),
-                              .kv_len = context_.table.kv_len_data(),
                               .num_steps = num_steps,
                               .max_rows = static_cast<int>(max_rows),
-                              .span_begin = begin.data(),
-                              .span_kv_len = kv_len.data(),
-                              .num_computed = num_computed.data(),
-                              .source = source.data(),
                               .features = features_.data()};
-  learning.learn(exec_, context_.drafter, slots);
+  learning.learn(exec_, context_.drafter);
 }
 
 }  // namespace openspec

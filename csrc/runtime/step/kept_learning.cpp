@@ -6,36 +6,30 @@
 
 namespace openspec {
 
-void KeptLearning::learn(const ExecContext& exec, Drafter& drafter,
-                         std::span<const int32_t> slots) const {
-  const auto most = static_cast<size_t>(max_rows / num_steps);
-  for (size_t first = 0; first < slots.size(); first += most) {
-    const int count = static_cast<int>(std::min(most, slots.size() - first));
-    int num_rows = count * num_steps;
-    ops::take_kept_rows(exec, {.kept = kept,
-                               .slot = slots.data() + first,
-                               .kv_len = kv_len,
-                               .num_slots = count,
-                               .num_rows = num_rows,
-                               .span_begin = span_begin,
-                               .span_kv_len = span_kv_len,
-                               .num_computed = num_computed,
-                               .source = source});
+void KeptLearning::learn(const ExecContext& exec, Drafter& drafter) const {
+  const int most = max_rows / num_steps;
+  for (int first = 0; first < rows.num_slots; first += most) {
+    TakeKeptRowsParams part = rows;
+    part.slot += first;
+    part.num_slots = std::min(most, rows.num_slots - first);
+    part.num_rows = part.num_slots * num_steps;
+    ops::take_kept_rows(exec, part);
+    int num_rows = part.num_rows;
     // On CUDA nobody knows yet how many there are: the rest is padding.
-    if (exec.device == Device::kCpu) num_rows = span_begin[count];
-    ops::gather_rows(exec, {.row = source,
-                            .in = kept.features,
+    if (exec.device == Device::kCpu) num_rows = part.span_begin[part.num_slots];
+    ops::gather_rows(exec, {.row = part.source,
+                            .in = part.kept.features,
                             .out = features,
                             .num_rows = num_rows,
-                            .width_bytes = kept.width_bytes,
-                            .out_stride = kept.width_bytes});
-    RowBatch rows{.num_rows = num_rows, .num_spans = count};
-    rows.span_begin = span_begin;
-    rows.span_kv_len = span_kv_len;
-    rows.span_seq = slots.data() + first;
+                            .width_bytes = part.kept.width_bytes,
+                            .out_stride = part.kept.width_bytes});
+    RowBatch batch{.num_rows = num_rows, .num_spans = part.num_slots};
+    batch.span_begin = part.span_begin;
+    batch.span_kv_len = part.span_kv_len;
+    batch.span_seq = part.slot;
     drafter.learn(exec, table,
-                  {.rows = rows,
-                   .num_computed = num_computed,
+                  {.rows = batch,
+                   .num_computed = part.num_computed,
                    .num_committed = num_rows,
                    .features = features});
   }

@@ -3,17 +3,34 @@
 #include <algorithm>
 
 #include "kernels/drafts/kept_rows.h"
+#include "kernels/ops.h"
 
 namespace openspec {
 
-bool StepBackend::may_keep_rows(const StepContext& context, const StepLease& lease) {
-  if (!context.drafter.needs().is_costly || !context.drafter.works_on_arrays()) return false;
+void move_kv(const ExecContext& exec, const StepContext& context, const KvLayerView* layers,
+             const PageTableView& pages, const CommittedStep& step) {
+  ops::move_kv(exec, {.layers = layers,
+                      .num_layers = static_cast<int>(context.kv_layers.size()),
+                      .page_table = pages,
+                      .rows = step.rows,
+                      .num_computed = step.num_computed,
+                      .committed_row = step.committed_row,
+                      .dtype = context.config.dtype});
+  if (context.records.data == nullptr) return;
+  ops::move_records(exec, {.records = context.records,
+                           .rows = step.rows,
+                           .num_computed = step.num_computed,
+                           .committed_row = step.committed_row});
+}
+
+bool StepBackend::may_keep_rows(const StepLease& lease) const {
+  if (!context_.drafter.needs().is_costly || !context_.drafter.works_on_arrays()) return false;
   return std::all_of(lease.requests.begin(), lease.requests.end(),
                      [](const SpanRequest& request) { return request.num_new_tokens == 1; });
 }
 
-int StepBackend::most_kept_steps(const RunnerConfig& config) {
-  return std::min(kMaxKeptRows, config.max_num_batched_tokens);
+int StepBackend::most_kept_steps() const {
+  return std::min(kMaxKeptRows, context_.config.max_num_batched_tokens);
 }
 
 }  // namespace openspec

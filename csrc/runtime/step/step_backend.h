@@ -3,16 +3,16 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "runtime/drafting/drafter.h"
+#include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
 #include "runtime/step/draft_planner.h"
-#include "runtime/step/runner_config.h"
 
 namespace openspec {
 
@@ -28,11 +28,17 @@ struct StepContext {
   std::function<void(const std::exception&)> report_drafter_failure;
 };
 
+/// Where accepted drafts of a tree stand among others, moves their KV and records to their places.
+/// `layers` lie on the device that ran the step.
+void move_kv(const ExecContext& exec, const StepContext& context, const KvLayerView* layers,
+             const PageTableView& pages, const CommittedStep& step);
+
 /// The middle of the transaction on one kind of device: propose, score, choose, accept.
 class StepBackend {
  public:
-  StepBackend(const StepContext& context, StepYield::Common common)
-      : planner_(context.config, context.table, context.drafter.needs(), common) {}
+  StepBackend(StepContext context, StepYield::Common common)
+      : context_(std::move(context)),
+        planner_(context_.config, context_.table, context_.drafter.needs(), common) {}
   virtual ~StepBackend() = default;
 
   /// Leases that may be launched before the first of them is collected, beyond one.
@@ -82,10 +88,11 @@ class StepBackend {
   /// Whether the drafter may learn from the step later: a costly one, of steps in which it is left
   /// out and every sequence has one row. A step with more of either has it learn from all that
   /// waits first.
-  static bool may_keep_rows(const StepContext& context, const StepLease& lease);
+  bool may_keep_rows(const StepLease& lease) const;
   /// Steps whose rows can wait.
-  static int most_kept_steps(const RunnerConfig& config);
+  int most_kept_steps() const;
 
+  StepContext context_;
   DraftPlanner planner_;
   std::vector<int> capture_layers_;
 };

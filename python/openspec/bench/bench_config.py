@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-import openspec
 from openspec.bench.workloads import workload_names
 from openspec.config import EngineConfig, engine_config, engine_group
 from openspec.drafters import plain_method
@@ -134,7 +133,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> BenchPlan:
         "python -m openspec.bench",
         "Plain decoding against a method, in turns, through the server's own HTTP path.",
         argv,
-        version=openspec.__version__,
     )
     bench = build(BenchConfig, values)
     bench.check()

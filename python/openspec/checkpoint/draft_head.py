@@ -175,8 +175,8 @@ class DraftHead:
         self._attention = ""  # these two as `spec` finds them
         self._length: int | None = None
         self.layers = _read_captures(checkpoint, layer_ids, target)
-        _warn_of_last_layer(checkpoint, self.layers, target.num_layers)
         """The target's layers, from 0, whose outputs it reads."""
+        _warn_of_last_layer(checkpoint, self.layers, target.num_layers)
         self.ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
         """Tensors that need not be loaded -> why."""
         for name in checkpoint.tensors:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,7 +31,6 @@ from openspec.drafters import plain_method
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
 from openspec.engine.memory import (
@@ -53,50 +52,29 @@ MAX_GRAMMAR_DRAFTS = 8
 """Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
 
-def _check_drafter(drafter: object) -> None:
-    if not isinstance(drafter, _C.Drafter):
-        raise ConfigError(
-            "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
-            f"{type(drafter).__name__}"
-        )
-
-
 class CompiledRunner(_C.Runner):
     """The compiled core's runner as the engine needs it."""
 
     def add(self, request: Request) -> int:
         """Takes a slot for the request's known tokens and attaches the cached prefix."""
-        return self.add_sequence(
-            request.token_ids,
-            request.prompt_len,
-            sequence_params(request),
-            request.source.cache_salt.encode(),
+        sampling = request.source.sampling
+        params = _C.SequenceParams(
+            sampling,
+            # Without output wanted, one token is chosen all the same, and dropped by the scheduler.
+            max_tokens=max(request.max_tokens, 1),
+            num_prompt_logprobs=(sampling.prompt_logprobs or 0)
+            if request.needs_prompt_logprobs
+            else -1,
+            reports_steps=request.source.speculative.detailed,
+            grammar=None if request.grammar is None else request.grammar.result(),
         )
+        salt = request.source.cache_salt.encode()
+        return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
-    def load_vocabulary(
-        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
-    ) -> _C.Vocabulary:
-        """What grammars are read with."""
-        return _C.Vocabulary(tokens, vocab_size, stop_ids)
-
-    def load_grammar(self, vocabulary: _C.Vocabulary, data: bytes) -> _C.Grammar:
-        """A grammar that was compiled for the vocabulary."""
-        return _C.Grammar(vocabulary, data)
-
-
-def sequence_params(request: Request) -> _C.SequenceParams:
-    """The core's parameters of a request that is about to take a slot."""
-    sampling = request.source.sampling
-    return _C.SequenceParams(
-        sampling,
-        # Without output wanted, one token is chosen all the same, and dropped by the scheduler.
-        max_tokens=max(request.max_tokens, 1),
-        num_prompt_logprobs=(sampling.prompt_logprobs or 0)
-        if request.needs_prompt_logprobs
-        else -1,
-        reports_steps=request.source.speculative.detailed,
-        grammar=None if request.grammar is None else request.grammar.result(),
-    )
+    load_vocabulary = staticmethod(_C.Vocabulary)
+    """What grammars are read with."""
+    load_grammar = staticmethod(_C.Grammar)
+    """A grammar that was compiled for the vocabulary."""
 
 
 def load_engine(
@@ -120,7 +98,7 @@ def load_engine(
     phases.end("device")
     share = share or Share()
     config = _shared(config, device, share)
-    kv_events = _kv_events_config(config)
+    kv_events = _kv_events_config(config, share)
     model_config = ModelConfig.from_folder(config.model_path)
     chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
     max_model_len = _max_model_len(config, model_config)
@@ -147,8 +125,7 @@ def load_engine(
 
     info = _info(
         config,
-        device,
-        model_config,
+        runner_config,
         plan,
         startup_seconds=time.monotonic() - started,
         num_non_finite_draft_tensors=num_non_finite,
@@ -160,15 +137,7 @@ def load_engine(
         info = msgspec.structs.replace(info, kv_events=publisher.source)
     return EngineCore(
         runner,
-        SchedulerConfig(
-            max_model_len=plan.max_model_len,
-            max_num_batched_tokens=_max_num_batched_tokens(config, device),
-            page_size=config.page_size,
-            max_draft_tokens=config.max_draft_tokens,
-            max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
-            draft_depth=config.draft_depth,
-            num_rows_ahead=runner.num_rows_ahead,
-        ),
+        runner_config,
         info,
         config.stats_interval_s,
         publisher,
@@ -189,8 +158,10 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
     logger.info("start-up: %s", phases)
 
 
-def _kv_events_config(config: EngineConfig) -> KVEventsConfig:
+def _kv_events_config(config: EngineConfig, share: Share) -> KVEventsConfig:
     settings = KVEventsConfig.of(config.kv_events_config or {})
+    if share.num_replicas > 1:
+        settings = settings.of_engine(share.replica, share.num_replicas)
     if settings.is_on and not config.enable_prefix_caching:
         raise ConfigError(
             "kv_events_config: events tell of the prefix cache, which is off; drop one of "
@@ -261,7 +232,11 @@ def _choose_drafter(
     if drafter is None and spec.build is not None:
         drafter = spec.build(config.draft_depth, setup.options)
     if drafter is not None or spec.build is not None:
-        _check_drafter(drafter)
+        if not isinstance(drafter, _C.Drafter):
+            raise ConfigError(
+                "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
+                f"{type(drafter).__name__}"
+            )
         return _ChosenDrafter(plain_method(), drafter=drafter)
     if spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
@@ -310,7 +285,7 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
 
 
 def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:
-    """The settings of one of several engines, with its part of CPUs and addresses."""
+    """The settings of one of several engines, with its part of the CPUs."""
     if share.num_replicas == 1:
         return config
     if device is CUDA and share.num_on_device > 1:
@@ -324,15 +299,7 @@ def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineC
     if device is not CUDA and num_threads is None:
         num_threads = max(1, available_cpus() // share.num_replicas)
         logger.info("one of %d engines: %d CPU threads each", share.num_replicas, num_threads)
-    kv_events = config.kv_events_config
-    if kv_events is not None:
-        own = KVEventsConfig.of(kv_events).of_engine(share.replica, share.num_replicas)
-        kv_events = {**kv_events, "data_parallel_rank": own.data_parallel_rank}
-    return dataclasses.replace(config, num_threads=num_threads, kv_events_config=kv_events)
-
-
-def _max_num_batched_tokens(config: EngineConfig, device: DeviceTraits) -> int:
-    return device.choose_num_rows(config.max_num_batched_tokens, config.min_num_batched_tokens)
+    return dataclasses.replace(config, num_threads=num_threads)
 
 
 def _runner_config(
@@ -342,7 +309,9 @@ def _runner_config(
     max_model_len: int,
     chosen: _ChosenDrafter,
 ) -> RunnerConfig:
-    max_num_batched_tokens = _max_num_batched_tokens(config, device)
+    max_num_batched_tokens = device.choose_num_rows(
+        config.max_num_batched_tokens, config.min_num_batched_tokens
+    )
     num_logits_rows = device.choose_num_logits_rows(
         config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
     )
@@ -371,8 +340,7 @@ def _runner_config(
 
 def _info(
     config: EngineConfig,
-    device: DeviceTraits,
-    model_config: ModelConfig,
+    runner: RunnerConfig,
     plan: MemoryPlan,
     *,
     startup_seconds: float,
@@ -381,16 +349,16 @@ def _info(
 ) -> EngineInfo:
     return EngineInfo(
         model=str(config.model_path),
-        vocab_size=model_config.vocab_size,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_max_num_batched_tokens(config, device),
-        page_size=config.page_size,
+        vocab_size=runner.target.vocab_size,
+        max_model_len=runner.max_model_len,
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        page_size=runner.page_size,
         num_pages=plan.num_pages,
         method=config.method,
         num_speculative_tokens=config.draft_depth,
-        dtype=device.choose_dtype(config.dtype),
-        device=device.name,
+        dtype=runner.dtype,
+        device=runner.device,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
         num_non_finite_draft_tensors=num_non_finite_draft_tensors,

@@ -10,11 +10,14 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.settings.setting import format_bytes
+
+if TYPE_CHECKING:
+    from openspec import _C
 
 logger = logging.getLogger(__name__)
 
@@ -109,23 +112,6 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], why_no_cuda: str) -> D
     return CUDA
 
 
-class RunnerPlan(Protocol):
-    """Bytes as the core counts them; see `_C.MemoryPlan`."""
-
-    @property
-    def weight_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def scratch_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def table_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def draft_fixed_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def state_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def page_bytes(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """Memory of the device as it is before the engine takes any."""
@@ -209,7 +195,7 @@ class MemoryPlan:
 
 def plan_memory(
     config: EngineConfig,
-    runner_plan: RunnerPlan,
+    runner_plan: _C.MemoryPlan,
     max_model_len: int,
     device: DeviceTraits,
     memory: DeviceMemory,
@@ -220,13 +206,13 @@ def plan_memory(
         ConfigError: if weights, scratch and a useful number of pages do not fit, with the numbers.
     """
     page_bytes, page_size = runner_plan.page_bytes, config.page_size
-    fixed_bytes = (
-        runner_plan.weight_bytes
-        + runner_plan.scratch_bytes
-        + runner_plan.table_bytes
-        + runner_plan.draft_fixed_bytes
-        + runner_plan.state_bytes
-    )
+    fixed = {
+        "weight_bytes": runner_plan.weight_bytes,
+        "scratch_bytes": runner_plan.scratch_bytes + runner_plan.table_bytes,
+        "drafter_bytes": runner_plan.draft_fixed_bytes,
+        "state_bytes": runner_plan.state_bytes,
+    }
+    fixed_bytes = sum(fixed.values())
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
     kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
@@ -257,10 +243,7 @@ def plan_memory(
         )
         max_model_len = num_pages * page_size
     plan = MemoryPlan(
-        weight_bytes=runner_plan.weight_bytes,
-        scratch_bytes=runner_plan.scratch_bytes + runner_plan.table_bytes,
-        drafter_bytes=runner_plan.draft_fixed_bytes,
-        state_bytes=runner_plan.state_bytes,
+        **fixed,
         page_bytes=page_bytes,
         page_size=page_size,
         num_pages=num_pages,

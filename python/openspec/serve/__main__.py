@@ -30,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             DESCRIPTION,
             argv,
             [group_of("server", ServeConfig)],
-            version=openspec.__version__,
         )
         config = build(ServeConfig, values)
         config.check()

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+import openspec
 from openspec.errors import ConfigError
 from openspec.settings.names import Names, closest, with_revisions
 from openspec.settings.setting import ENV_PREFIX, Raw, Setting, SettingsGroup
@@ -27,7 +28,6 @@ def parse_command_line(
     description: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
-    version: str = "",
 ) -> dict[str, Raw]:
     """Values of all settings that were given somewhere; the rest keep their defaults.
 
@@ -40,7 +40,7 @@ def parse_command_line(
     arguments = list(sys.argv[1:] if argv is None else argv)
     variables = os.environ if environ is None else environ
     names = Names(groups)
-    parser = _parser(groups, names, prog, description, version)
+    parser = _parser(groups, names, prog, description)
     known, rest = parser.parse_known_args(_check_flags(arguments, names))
     parsed: dict[str, Raw] = vars(known)
     if rest and rest[0].startswith("-"):
@@ -117,10 +117,9 @@ def _from_environment(variables: Mapping[str, str], names: Names) -> dict[str, R
 def _check_flags(arguments: list[str], names: Names) -> list[str]:
     """Names the nearest flag for an unknown one, and accepts underscores and `-tp`."""
     flags = {"--help", "--config", "--version"}
-    for name, kind in _flags(names).items():
-        flags.add(name)
-        if kind is bool:
-            flags.add("--no-" + name[2:])
+    types = {one.flag: one.type for one in names.settings.values()}
+    types |= {"--" + name.replace("_", "-"): one.type for name, one in names.spellings.items()}
+    flags |= types.keys() | {"--no-" + flag[2:] for flag, kind in types.items() if kind is bool}
     checked = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -142,17 +141,8 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
     return checked
 
 
-def _flags(names: Names) -> dict[str, object]:
-    """All flags with the types of their values."""
-    own = {one.flag: one.type for one in names.settings.values()}
-    others = {
-        "--" + name.replace("_", "-"): spelling.type for name, spelling in names.spellings.items()
-    }
-    return own | others
-
-
 def _parser(
-    groups: Sequence[SettingsGroup], names: Names, prog: str, description: str, version: str
+    groups: Sequence[SettingsGroup], names: Names, prog: str, description: str
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -160,7 +150,7 @@ def _parser(
         description=description,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"openspec {version}")
+    parser.add_argument("--version", action="version", version=f"openspec {openspec.__version__}")
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file of settings."
     )

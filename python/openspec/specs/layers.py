@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,18 @@ class DenseMlpSpec:
     intermediate_size: int
 
 
+MlpSpec: TypeAlias = DenseMlpSpec
+"""What works on each position; another kind is one more alternative here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: what mixes positions, then what works on each of them."""
 
     mixer: AttentionSpec
-    mlp: DenseMlpSpec
+    mlp: MlpSpec
+
+    @property
+    def window(self) -> int:
+        """Tokens that a row's mixer sees, the last ones; 0: all."""
+        return self.mixer.window

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-import openspec
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
@@ -96,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "Checks a drafter against a model: what the draft checkpoint is, and what is accepted.",
             argv,
             [group_of("doctor", DoctorConfig)],
-            version=openspec.__version__,
         )
         own = build(DoctorConfig, values)
         check_ranges(own)

@@ -172,9 +172,9 @@ TEST(prefix_hit_equals_miss) {
   Runner runner(small_config(), 200);
   load_random_weights(runner);
   CHECK(run(runner, jobs, 64, 0) == expected);
-  CHECK_EQ(runner.prefix_cache_stats().second, 0);
+  CHECK_EQ(runner.prefixes().stats().second, 0);
   CHECK(run(runner, jobs, 64, 0) == expected);
-  CHECK_GT(runner.prefix_cache_stats().second, 0);
+  CHECK_GT(runner.prefixes().stats().second, 0);
 }
 
 TEST(prefix_is_not_shared_across_salts) {
@@ -347,8 +347,10 @@ TEST(impossible_requests_are_refused) {
   CHECK_THROWS(runner.add_sequence(Ids{kVocab}, 1, {}, {}), ArgumentError, "vocabulary");
   CHECK_THROWS(runner.add_sequence(random_prompt(1, 96), 96, {}, {}), ArgumentError, "context");
   CHECK_THROWS(runner.remove_sequence(3), ArgumentError, "slot 3");
-  CHECK_THROWS(make_drafter("unheard of", {}), ArgumentError, "there are");
   RunnerConfig config = small_config();
+  config.method = "unheard of";
+  CHECK_THROWS(make_drafter(config), ArgumentError, "there are");
+  config.method = "none";
   for (LayerSpec& layer : config.target.layers) {
     std::get<AttentionSpec>(layer.mixer).num_q_heads = 3;
   }

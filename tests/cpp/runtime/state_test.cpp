@@ -87,11 +87,11 @@ namespace {
 
 /// Tokens of `prompt` that come from the prefix cache; its text is checked.
 int64_t num_found(Runner& runner, const Ids& prompt) {
-  const int64_t before = runner.prefix_cache_stats().second;
+  const int64_t before = runner.prefixes().stats().second;
   Job job{prompt, {}};
   job.params.max_tokens = 6;
   CHECK_EQ(testing::run(runner, {job}, 256)[0], testing::evaluated(prompt, 3, 6));
-  return runner.prefix_cache_stats().second - before;
+  return runner.prefixes().stats().second - before;
 }
 
 }  // namespace
@@ -109,14 +109,14 @@ TEST(a_prefix_is_found_where_it_has_pages_and_a_snapshot) {
   CHECK_EQ(num_found(*runner, Ids(prompt.begin(), prompt.begin() + 50)), 48);
 
   // Others take the snapshots; the pages stay.
-  const size_t num_pages = runner->published_hashes().size();
+  const size_t num_pages = runner->prefixes().published_hashes().size();
   for (int seed = 2; seed < 4; ++seed) {
     num_found(*runner, testing::random_prompt(seed, 33, testing::kRunningVocab));
   }
-  CHECK_GT(runner->published_hashes().size(), num_pages);
+  CHECK_GT(runner->prefixes().published_hashes().size(), num_pages);
   CHECK_EQ(num_found(*runner, prompt), 0);
   CHECK_EQ(num_found(*runner, prompt), 60);
-  runner->reset_prefix_cache();
+  runner->prefixes().reset();
   CHECK_EQ(num_found(*runner, prompt), 0);
 }
 

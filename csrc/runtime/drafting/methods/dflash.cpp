@@ -23,7 +23,7 @@ constexpr int kSuccessorsAtOnce = 256;
 /// Its state per sequence: entries in the page pool for what is committed.
 class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
  public:
-  explicit DFlashDrafter(const DrafterConfig& config)
+  explicit DFlashDrafter(const RunnerConfig& config)
       : OnePassDrafter(config, config.the_head().anchor_drafts ? 0 : 1) {
     OPENSPEC_CHECK_ARG(head_.block_size >= 2 && head_.block_size <= kMaxBlock,
                        "block_size must be in [2, ", kMaxBlock, "], got ", head_.block_size);

@@ -12,16 +12,16 @@ constexpr int kMaxTopK = 10;
 /// 1 trees.
 class Eagle3Drafter final : public Eagle3HeadDrafter {
  public:
-  explicit Eagle3Drafter(const DrafterConfig& config)
+  explicit Eagle3Drafter(const RunnerConfig& config)
       : Eagle3HeadDrafter(config),
-        shape_{config.draft_depth, config.integer("draft_top_k", 1, 1, kMaxTopK)} {
+        shape_{config.num_depths(), config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
                        "draft_depth must be in [1, ", kMaxDepth, "], got ", shape_.depth);
     OPENSPEC_CHECK_ARG(config.max_draft_tokens <= shape_.num_nodes(), "a tree of ",
                        config.max_draft_tokens, " drafts, ", shape_.num_nodes(), " are made");
-    max_proposals_ = std::min(config.max_num_seqs, config.limits.max_rows);
+    max_proposals_ = std::min(config.max_num_seqs, config.limits().max_rows);
     if (makes_trees() && shape_.depth > 1) {
-      max_proposals_ = std::clamp(config.limits.max_rows / shape_.num_rows(), 1, max_proposals_);
+      max_proposals_ = std::clamp(config.limits().max_rows / shape_.num_rows(), 1, max_proposals_);
     }
     head_.validate();
     declare_trees(shape_.top_k, head_);
@@ -177,7 +177,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   }
 
   ForwardLimits limits() const {
-    ForwardLimits limits = config_.limits;
+    ForwardLimits limits = config_.limits();
     limits.max_logits_rows = max_proposals_ * (makes_trees() ? shape_.top_k : 1);
     limits.max_rows = std::max(limits.max_rows, num_tree_rows());
     limits.max_tokens += num_tree_rows();

@@ -11,11 +11,11 @@ namespace {
 /// Prompt lookup over the request's own history. The sequence table is its only state.
 class NgramDrafter final : public Drafter {
  public:
-  explicit NgramDrafter(const DrafterConfig& config) {
+  explicit NgramDrafter(const RunnerConfig& config) {
     const int num_drafts = config.max_draft_tokens;
     OPENSPEC_CHECK_ARG(num_drafts >= 1 && num_drafts <= 256,
                        "max_draft_tokens must be in [1, 256], got ", num_drafts);
-    for (const auto& [name, value] : config.options) {
+    for (const auto& [name, value] : config.method_options) {
       OPENSPEC_CHECK_ARG(name == "ngram_min" || name == "ngram_max" || name == "max_lookback",
                          "unknown option ", name,
                          "; there are: ngram_min, ngram_max, max_lookback");

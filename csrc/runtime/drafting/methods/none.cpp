@@ -13,11 +13,12 @@ class NoDrafter final : public Drafter {
   DrafterNeeds needs_;
 };
 
-const DrafterRegistration kRegistration(
-    "none", [](const DrafterConfig& config) -> std::unique_ptr<Drafter> {
-      OPENSPEC_CHECK_ARG(config.options.empty(), "plain decoding takes no options");
-      return std::make_unique<NoDrafter>();
-    });
+const DrafterRegistration kRegistration("none",
+                                        [](const RunnerConfig& config) -> std::unique_ptr<Drafter> {
+                                          OPENSPEC_CHECK_ARG(config.method_options.empty(),
+                                                             "plain decoding takes no options");
+                                          return std::make_unique<NoDrafter>();
+                                        });
 
 }  // namespace
 }  // namespace openspec

@@ -10,7 +10,7 @@ constexpr int kMaxDepth = 63;
 /// a constant of the head, and every row drafts the token of its depth.
 class PEagleDrafter final : public OnePassDrafter<Eagle3HeadDrafter> {
  public:
-  explicit PEagleDrafter(const DrafterConfig& config) : OnePassDrafter(config) {
+  explicit PEagleDrafter(const RunnerConfig& config) : OnePassDrafter(config) {
     OPENSPEC_CHECK_ARG(head_.mask_token >= 0 && head_.mask_token < head_.vocab_size,
                        "mask_token must be in [0, ", head_.vocab_size, "), got ", head_.mask_token);
     OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= kMaxDepth, "draft_depth must be in [1, ", kMaxDepth,

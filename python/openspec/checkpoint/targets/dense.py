@@ -9,7 +9,7 @@ from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.kind import Target, TargetKind
 from openspec.checkpoint.targets.refusals import HYBRID, SUPPORTED
 from openspec.checkpoint.targets.rope import MAX_POSITIONS, read_rope
-from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec, MlpSpec
 from openspec.specs.target import TargetSpec
 
 MAX_LAYERS = 1024
@@ -63,6 +63,18 @@ def read_target(keys: JsonKeys) -> Target:
         ConfigError: the key, the value found and the remedy.
     """
     family = next(one for one in FAMILIES if one.model_type == keys.get("model_type"))
+    mlp = DenseMlpSpec(intermediate_size=keys.integer("intermediate_size", 1, MAX_DIM))
+    target = read_decoder(keys, family, "dense", mlp)
+    refuse_windows(keys, family, target.max_model_len)
+    return target
+
+
+def read_decoder(keys: JsonKeys, family: Family, kind: str, mlp: MlpSpec) -> Target:
+    """Reads what decoders of all kinds have in common, with attention and `mlp` in every layer.
+
+    Raises:
+        ConfigError: the key, the value found and the remedy.
+    """
     check_layers(keys)
     num_q_heads = keys.integer("num_attention_heads", 1, 4096)
     num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
@@ -73,7 +85,6 @@ def read_target(keys: JsonKeys) -> Target:
     max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
     rope = read_rope(keys, head_dim)
     max_model_len = rope.length or max_positions
-    _refuse_windows(keys, family, max_model_len)
     layer = LayerSpec(
         mixer=AttentionSpec(
             num_q_heads=num_q_heads,
@@ -84,10 +95,10 @@ def read_target(keys: JsonKeys) -> Target:
             inv_freq=rope.inv_freq,
             rope_scale=rope.scale,
         ),
-        mlp=DenseMlpSpec(intermediate_size=keys.integer("intermediate_size", 1, MAX_DIM)),
+        mlp=mlp,
     )
     spec = TargetSpec(
-        kind="dense",
+        kind=kind,
         hidden_size=hidden_size,
         vocab_size=keys.integer("vocab_size", 2, 1 << 24),
         rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
@@ -124,7 +135,7 @@ def check_layers(keys: JsonKeys) -> None:
         keys.refuse("hidden_act", '"silu"', "other activations are not supported")
 
 
-def _refuse_windows(keys: JsonKeys, family: Family, num_positions: int) -> None:
+def refuse_windows(keys: JsonKeys, family: Family, num_positions: int) -> None:
     """Stops at a sliding window that hides any of `num_positions` tokens."""
     window = family.sliding_window
     if "sliding_window" in keys.values:

@@ -170,9 +170,7 @@ def _confidence_sees_token(checkpoint: DraftCheckpoint, hidden_size: int, markov
 def _other_attentions(model: DraftModel) -> tuple[str, ...]:
     """What draft_attention could say that is not what is done."""
     head = model.head
-    causal = {
-        head.sliding_is_causal if layer.mixer.window else head.is_causal for layer in head.layers
-    }
+    causal = {head.sliding_is_causal if layer.window else head.is_causal for layer in head.layers}
     return tuple(name for name, is_so in ((CAUSAL, True), (FULL, False)) if causal != {is_so})
 
 

@@ -79,7 +79,7 @@ def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
     window = named if isinstance(named, int) else 0
     if (
         window > 0
-        and not any(layer.mixer.window for layer in parts.spec.layers)
+        and not any(layer.window for layer in parts.spec.layers)
         and not setup.options[DRAFT_WINDOW]
     ):
         variants.append(

@@ -13,7 +13,6 @@ from openspec.engine.core import executor
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.grammars import Grammars
 from openspec.engine.core.kv_events import KVEventPublisher
-from openspec.engine.core.planner import SchedulerConfig
 from openspec.engine.core.request import Request, StepPlan
 from openspec.engine.core.run_queue import NotAdmitted
 from openspec.engine.core.scheduler import Scheduler
@@ -27,6 +26,7 @@ from openspec.messages import (
     counters_since,
     mean_acceptance_length,
 )
+from openspec.specs.runner import RunnerConfig
 
 if TYPE_CHECKING:
     from openspec._C import SpanResult, StepLease
@@ -56,15 +56,15 @@ class EngineCore:
     def __init__(
         self,
         runner: Runner,
-        scheduler_config: SchedulerConfig,
+        config: RunnerConfig,
         info: EngineInfo,
         stats_interval_s: float = 0.0,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
-        self._scheduler = Scheduler(scheduler_config, runner)
-        self._grammars = Grammars(runner)
+        self._scheduler = Scheduler(config, runner)
+        self.grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
         self._stats_log = StatsLog(stats_interval_s)
@@ -82,7 +82,7 @@ class EngineCore:
         Raises:
             RequestError: if it can never be served, with the numbers.
         """
-        grammar = self._grammars.get(request.grammar) if request.grammar else None
+        grammar = self.grammars.get(request.grammar) if request.grammar else None
         self._ready += self._scheduler.add(request, self.info.vocab_size, grammar)
 
     def abort(self, request_id: str) -> None:
@@ -90,20 +90,6 @@ class EngineCore:
         output = self._scheduler.abort(request_id)
         if output is not None:
             self._ready.append(output)
-
-    def set_vocabulary(
-        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]
-    ) -> None:
-        """The bytes of each token, once, before the first grammar."""
-        self._grammars.set_vocabulary(tokens, vocab_size, stop_ids)
-
-    def load_grammar(self, key: str, data: bytes) -> None:
-        """What `_grammar.compile_...` returned, for requests that name the key from here on."""
-        self._grammars.load(key, data)
-
-    def drop_grammar(self, key: str) -> None:
-        """Forgets a grammar; requests that have it keep it."""
-        self._grammars.drop(key)
 
     @property
     def has_work(self) -> bool:

@@ -9,25 +9,34 @@ that computes on its own a second step is launched before the first is collected
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from openspec.engine.core.grammars import GrammarLoader
 from openspec.engine.core.request import Request, Span
 
 if TYPE_CHECKING:
     from openspec._C import PageEvent, RunnerStats, SpanResult, StepLease
 
 
-class Runner(GrammarLoader, Protocol):
+class Runner(Protocol):
     """Sequences, pages and the step; see `_C.Runner`."""
 
     def add(self, request: Request, /) -> int:
         """Takes a slot for the request's known tokens and attaches the cached prefix."""
 
+    def load_vocabulary(
+        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int], /
+    ) -> Any:
+        """What grammars are read with; this and the next call leave the GIL to others."""
+
+    def load_grammar(self, vocabulary: Any, data: bytes, /) -> Any:
+        """One grammar, from what `_grammar.compile_...` returned for the same vocabulary."""
+
     def remove_sequence(self, slot: int, /) -> None: ...
     def kv_len(self, slot: int, /) -> int: ...
     @property
     def num_steps_ahead(self) -> int: ...
+    @property
+    def num_rows_ahead(self) -> int: ...
     @property
     def num_pages(self) -> int: ...
     @property

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
+from openspec.engine.core.executor import Runner
 from openspec.errors import RequestError
-
-
-class GrammarLoader(Protocol):
-    """What makes the core's objects; both calls may take a while and leave the GIL to others."""
-
-    def load_vocabulary(
-        self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int], /
-    ) -> Any:
-        """What grammars are read with."""
-
-    def load_grammar(self, vocabulary: Any, data: bytes, /) -> Any:
-        """One grammar, from what `_grammar.compile_...` returned for the same vocabulary."""
 
 
 class Grammars:
     """Read by a thread of its own, in order, while steps go on.
 
-    Who has got a grammar keeps it; `drop` only takes it from those who come later.
+    Who has got a grammar keeps it; `drop_grammar` only takes it from those who come later.
     """
 
-    def __init__(self, loader: GrammarLoader) -> None:
-        self._loader = loader
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
         self._thread: ThreadPoolExecutor | None = None
         self._vocabulary: Future[Any] | None = None
         self._by_key: dict[str, Future[Any]] = {}
@@ -38,14 +27,14 @@ class Grammars:
     ) -> None:
         """The tokens that all later grammars are for."""
         self._vocabulary = self._submit(
-            self._loader.load_vocabulary, tokens, vocab_size, list(stop_ids)
+            self._runner.load_vocabulary, tokens, vocab_size, list(stop_ids)
         )
 
-    def load(self, key: str, data: bytes) -> None:
+    def load_grammar(self, key: str, data: bytes) -> None:
         """Begins to load a grammar; one of the same key gives way to it."""
         self._by_key[key] = self._submit(self._load, self._vocabulary, data)
 
-    def drop(self, key: str) -> None:
+    def drop_grammar(self, key: str) -> None:
         """Forgets a grammar; an unknown key is ignored."""
         self._by_key.pop(key, None)
 
@@ -63,7 +52,7 @@ class Grammars:
     def _load(self, vocabulary: Future[Any] | None, data: bytes) -> Any:
         if vocabulary is None:
             raise ValueError("a grammar came before the vocabulary")
-        return self._loader.load_grammar(vocabulary.result(), data)
+        return self._runner.load_grammar(vocabulary.result(), data)
 
     def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._thread is None:

@@ -8,6 +8,7 @@ missed batches asks the replay socket. Source: `vllm/distributed/kv_events.py` o
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 import time
@@ -203,7 +204,6 @@ class KVEventPublisher:
         self._publisher = self._context.socket(zmq.PUB)
         self._publisher.set_hwm(config.hwm)
         self._publisher.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._replayer: threading.Thread | None = None
         try:
             self.endpoint = self._open(self._publisher, config.endpoint)
             self.replay_endpoint = self._open_replay(config)
@@ -236,12 +236,8 @@ class KVEventPublisher:
 
     def close(self) -> None:
         """Closes the sockets, as soon as what is on its way has been sent."""
-        if self._replayer is not None:
-            self._stop.send(b"")
-            self._replayer.join()
-            self._stop.close()
         self._publisher.close()
-        self._context.term()
+        self._context.term()  # the socket for replays is closed by its thread
 
     def _send(self, events: list[AnyEvent]) -> None:
         payload = self._encode(EventBatch(time.time(), events, self._rank))
@@ -261,23 +257,15 @@ class KVEventPublisher:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
         endpoint = self._open(socket, config.replay_endpoint, must_bind=True)
-        self._stop = self._context.socket(zmq.PAIR)
-        stopped = self._context.socket(zmq.PAIR)
-        stopped.bind("inproc://stop")
-        self._stop.connect("inproc://stop")
-        self._replayer = threading.Thread(
-            target=self._serve_replays, args=(socket, stopped), name="kv-event-replay", daemon=True
-        )
-        self._replayer.start()
+        threading.Thread(
+            target=self._serve_replays, args=(socket,), name="kv-event-replay", daemon=True
+        ).start()
         return endpoint
 
-    def _serve_replays(self, socket: zmq.Socket[bytes], stopped: zmq.Socket[bytes]) -> None:
-        zmq = self._zmq
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(stopped, zmq.POLLIN)
-        with socket, stopped:
-            while stopped not in dict(poller.poll()):
+    def _serve_replays(self, socket: zmq.Socket[bytes]) -> None:
+        """Until the context ends."""
+        with socket, contextlib.suppress(self._zmq.ContextTerminated):
+            while True:
                 frames = socket.recv_multipart()
                 if len(frames) != 3 or len(frames[2]) != 8:
                     logger.warning("a replay is asked for with an empty frame and 8 bytes")

@@ -6,33 +6,13 @@ for the least (one token each) where its budget counts, and for the most where i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.request import Phase, Request, StepPlan
 from openspec.engine.core.run_queue import RunQueue
+from openspec.specs.runner import RunnerConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits of the scheduler."""
-
-    max_model_len: int
-    max_num_batched_tokens: int
-    """Rows of a step."""
-    page_size: int
-    max_draft_tokens: int
-    """Drafts of a sequence and step."""
-    max_grammar_drafts: int = 0
-    """Those that a grammar alone makes, where there is no drafter."""
-    draft_depth: int
-    """How many of these follow each other, at most."""
-    num_rows_ahead: int = 0
-    """Entries behind the last known token that a step with drafts may write, at most; counts where
-    they are more than the drafts."""
-
-
-def plan_step(config: SchedulerConfig, runner: Runner, queue: RunQueue) -> StepPlan:
+def plan_step(config: RunnerConfig, runner: Runner, queue: RunQueue) -> StepPlan:
     """The next step; admits and preempts as needed. No spans: there is nothing to do."""
     if queue.num_prefilling == 0 and not queue.may_admit(runner.num_free_pages):
         plan = _plan_only_decodes(config, runner, queue)
@@ -41,7 +21,7 @@ def plan_step(config: SchedulerConfig, runner: Runner, queue: RunQueue) -> StepP
     return _MixedStep(config, runner, queue).plan()
 
 
-def _plan_only_decodes(config: SchedulerConfig, runner: Runner, queue: RunQueue) -> StepPlan | None:
+def _plan_only_decodes(config: RunnerConfig, runner: Runner, queue: RunQueue) -> StepPlan | None:
     """Every sequence with all the drafts it wants, if rows and pages allow."""
     requests = [request for request in queue.running if request.num_wanted > 0]
     spans = [(request.slot, 1, request.max_drafts) for request in requests]
@@ -49,7 +29,7 @@ def _plan_only_decodes(config: SchedulerConfig, runner: Runner, queue: RunQueue)
     if num_rows > config.max_num_batched_tokens:
         return None
     num_free = runner.num_free_pages
-    num_rows_ahead = max(config.max_draft_tokens, config.num_rows_ahead)
+    num_rows_ahead = max(config.max_draft_tokens, runner.num_rows_ahead)
     if num_free < len(spans) * (num_rows_ahead // config.page_size + 2):
         needed = runner.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:
@@ -60,7 +40,7 @@ def _plan_only_decodes(config: SchedulerConfig, runner: Runner, queue: RunQueue)
 class _MixedStep:
     """A step with prompts in it, or one that is short of rows or pages."""
 
-    def __init__(self, config: SchedulerConfig, runner: Runner, queue: RunQueue) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner, queue: RunQueue) -> None:
         self._config = config
         self._runner = runner
         self._queue = queue

@@ -6,6 +6,7 @@ import bisect
 import concurrent.futures
 import heapq
 from collections.abc import Sequence
+from operator import attrgetter
 
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.request import Phase, Request, StepPlan
@@ -17,10 +18,6 @@ class NotAdmitted(Exception):
     def __init__(self, request: Request) -> None:
         super().__init__(f"request {request.request_id} was not admitted")
         self.request = request
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank
 
 
 class RunQueue:
@@ -131,7 +128,7 @@ class RunQueue:
             request.num_cached_tokens = num_computed
         request.phase = Phase.PREFILLING
         self.num_prefilling += 1
-        bisect.insort(self._running, request, key=_rank)
+        bisect.insort(self._running, request, key=attrgetter("rank"))
         return request
 
     def advance(self, plan: StepPlan) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.fan_out import fan_out
-from openspec.engine.core.planner import SchedulerConfig, plan_step
+from openspec.engine.core.planner import plan_step
 from openspec.engine.core.request import Phase, Request, StepPlan
 from openspec.engine.core.run_queue import RunQueue
 from openspec.errors import EngineError, RequestError
@@ -31,6 +31,7 @@ from openspec.messages import (
     record_draft,
     record_sources,
 )
+from openspec.specs.runner import RunnerConfig
 from openspec.step_detail import StepDetail
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class Scheduler:
     """Owns all requests; the only one that decides who runs."""
 
-    def __init__(self, config: SchedulerConfig, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner) -> None:
         self._config = config
         self._runner = runner
         self._queue = RunQueue(runner)

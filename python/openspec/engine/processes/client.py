@@ -15,29 +15,9 @@ import msgspec
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
+from openspec.engine.processes import protocol
 from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.processes.output_stream import OutputStream
-from openspec.engine.processes.protocol import (
-    Abort,
-    Close,
-    DropGrammar,
-    Fatal,
-    FrameEncoder,
-    FrameSplitter,
-    LoadGrammar,
-    Outputs,
-    ReadStats,
-    Ready,
-    Rejected,
-    ResetPrefixCache,
-    SetVocabulary,
-    Start,
-    StartFailed,
-    Stats,
-    Submit,
-    ToClient,
-    ToEngine,
-)
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
@@ -56,11 +36,7 @@ class _Submission:
     """Its sequences without those that were aborted."""
 
 
-def _priority(submission: _Submission) -> int:
-    return submission.request.priority
-
-
-class EngineClient:
+class EngineClient(asyncio.Protocol):
     """Owns the child process. All methods belong to the event loop that called `start`.
 
     Submissions cross one by one as the engine reads them, in order of priority, and everything else
@@ -68,7 +44,8 @@ class EngineClient:
     """
 
     def __init__(self) -> None:
-        self._encoder = FrameEncoder()
+        self._splitter = protocol.FrameSplitter()
+        self._decoder = msgspec.msgpack.Decoder(protocol.ToClient)
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []
         self._is_writable = True
@@ -105,31 +82,24 @@ class EngineClient:
             ConfigError: what the child found wrong with the configuration, in one line.
             EngineError: if the child died or did not get ready in time.
         """
-        client = cls()
-        client._child = child
+        client, loop = cls(), asyncio.get_running_loop()
         try:
+            client._child = child = child or EngineChild.start(command)
+            await loop.create_connection(lambda: client, sock=child.socket)
+            client._is_alive = True
             log_level = logging.getLogger().getEffectiveLevel()
-            start = Start(config, log_level, watchdog_s, share or Share(), dict(environ or {}))
-            await client._start(start, timeout_s, command)
+            share = share or Share()
+            client._send(protocol.Start(config, log_level, watchdog_s, share, dict(environ or {})))
+            try:
+                client._info = await asyncio.wait_for(client._ready, timeout_s)
+            except asyncio.TimeoutError:
+                raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
         except BaseException:
             await client.close()
             raise
+        if watchdog_s > 0:
+            client._watch = loop.create_task(client._end_if_hung(child))
         return client
-
-    async def _start(self, start: Start, timeout_s: float, command: Sequence[str]) -> None:
-        if self._child is None:
-            self._child = EngineChild.start(command)
-        child = self._child
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: _Connection(self), sock=child.socket)
-        self._is_alive = True
-        self._send(start)
-        try:
-            self._info = await asyncio.wait_for(self._ready, timeout_s)
-        except asyncio.TimeoutError:
-            raise EngineError(f"the engine was not ready after {timeout_s:g} s") from None
-        if start.watchdog_s > 0:
-            self._watch = loop.create_task(self._end_if_hung(child))
 
     @property
     def info(self) -> EngineInfo:
@@ -190,7 +160,7 @@ class EngineClient:
             stream = OutputStream(self.abort, request_ids)
         self._streams.update(dict.fromkeys(request_ids, stream))
         for submission in submissions:
-            insort(self._unsent, submission, key=_priority)
+            insort(self._unsent, submission, key=lambda one: one.request.priority)
         self._send_unsent()
         return stream
 
@@ -210,7 +180,7 @@ class EngineClient:
                 crossed.append(request_id)
         self._unsent = [submission for submission in self._unsent if submission.open_ids]
         if crossed and self._is_alive:
-            self._send(Abort(crossed))
+            self._send(protocol.Abort(crossed))
 
     async def stats(self) -> EngineStats:
         """Counters and gauges of the engine core.
@@ -222,7 +192,7 @@ class EngineClient:
             raise EngineError(self._reason or "the engine is closed")
         waiter: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats_waiters.append(waiter)
-        self._send(ReadStats())
+        self._send(protocol.ReadStats())
         return await waiter
 
     async def reset_prefix_cache(self) -> None:
@@ -232,26 +202,26 @@ class EngineClient:
             EngineError: if the engine is gone.
         """
         if self._is_alive:
-            self._send(ResetPrefixCache())
+            self._send(protocol.ResetPrefixCache())
         await self.stats()
 
     def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
         """The bytes of each token, once, before the first grammar."""
-        self._send(SetVocabulary(tokens, vocab_size, stop_ids))
+        self._send(protocol.SetVocabulary(tokens, vocab_size, stop_ids))
 
     def load_grammar(self, key: str, data: bytes) -> None:
         """What `_grammar.compile_...` returned, for requests submitted from here on."""
-        self._send(LoadGrammar(key, data))
+        self._send(protocol.LoadGrammar(key, data))
 
     def drop_grammar(self, key: str) -> None:
         """Forgets a grammar; requests that crossed keep it."""
-        self._send(DropGrammar(key))
+        self._send(protocol.DropGrammar(key))
 
     async def close(self) -> None:
         """Ends the child; open streams fail with `EngineError`."""
         self._reason = self._reason or "the engine is closed"
         if self._is_alive:
-            self._send(Close())
+            self._send(protocol.Close())
         self._is_alive = False
         if self._watch is not None:
             self._watch.cancel()
@@ -265,48 +235,56 @@ class EngineClient:
         if self._burial is not None:
             await self._burial
 
-    # Called by the connection
+    # Called by the event loop
 
-    def connected(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
         # Writing is paused while anything that was written has not been sent.
-        transport.set_write_buffer_limits(0)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of another class
+        self._transport.set_write_buffer_limits(0)
 
-    def set_writable(self, is_writable: bool) -> None:
-        """Whether the socket takes more."""
-        self._is_writable = is_writable
+    def pause_writing(self) -> None:
+        """The socket takes no more for now."""
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        """The socket takes more."""
+        self._is_writable = True
         self._send_unsent()
 
-    def receive(self, message: ToClient) -> None:
-        """Takes one message of the child."""
-        if isinstance(message, Outputs):
+    def data_received(self, data: bytes) -> None:
+        """Takes what the child sent."""
+        for body in self._splitter.feed(data):
+            self._receive(self._decoder.decode(body))
+
+    def _receive(self, message: protocol.ToClient) -> None:
+        if isinstance(message, protocol.Outputs):
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
                     if output.finish_reason is not None:
                         del self._streams[output.request_id]
                     stream.push(output)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, protocol.Rejected):
             for request_id in message.request_ids:
                 if (stream := self._streams.pop(request_id, None)) is not None:
                     stream.end(RequestError(message.message, message.param, message.code))
-        elif isinstance(message, Stats):
+        elif isinstance(message, protocol.Stats):
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(message.stats)
-        elif isinstance(message, Ready):
+        elif isinstance(message, protocol.Ready):
             if not self._ready.done():
                 self._ready.set_result(message.info)
-        elif isinstance(message, StartFailed):
+        elif isinstance(message, protocol.StartFailed):
             self._reason = message.message
             error = ConfigError if message.is_config_error else EngineError
             if not self._ready.done():
                 self._ready.set_exception(error(message.message))
-        elif isinstance(message, Fatal):
+        elif isinstance(message, protocol.Fatal):
             self._reason = f"the engine failed: {message.message}"
 
-    def disconnected(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The child closed its end, or died."""
         was_alive, self._is_alive = self._is_alive, False
         if was_alive:
@@ -354,35 +332,10 @@ class EngineClient:
     def _send_unsent(self) -> None:
         while self._unsent and self._is_writable:
             submission = self._unsent.pop(0)
-            self._send(Submit(submission.request))
+            self._send(protocol.Submit(submission.request))
             if dropped := set(sequence_ids(submission.request)) - submission.open_ids:
-                self._send(Abort(sorted(dropped)))
+                self._send(protocol.Abort(sorted(dropped)))
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: protocol.ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._encoder.encode(message))
-
-
-class _Connection(asyncio.Protocol):
-    """Bytes of the socket to messages."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._splitter = FrameSplitter()
-        self._decoder = msgspec.msgpack.Decoder(ToClient)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._client.connected(cast(asyncio.Transport, transport))  # uvloop's is of another class
-
-    def pause_writing(self) -> None:
-        self._client.set_writable(False)
-
-    def resume_writing(self) -> None:
-        self._client.set_writable(True)
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._splitter.feed(data):
-            self._client.receive(self._decoder.decode(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._client.disconnected()
+            self._transport.write(protocol.frame(message))

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import TypeAlias
 
 from openspec.checkpoint.weights import LIBRARY
 from openspec.config import EngineConfig
@@ -25,27 +26,9 @@ from openspec.drafters import all_drafters
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
+from openspec.engine.processes import protocol
 from openspec.engine.processes.heartbeat import ROW_S, Heartbeat
 from openspec.engine.processes.log import log_to_stderr
-from openspec.engine.processes.protocol import (
-    Abort,
-    Close,
-    DropGrammar,
-    EngineChannel,
-    Fatal,
-    LoadGrammar,
-    Outputs,
-    ReadStats,
-    Ready,
-    Rejected,
-    ResetPrefixCache,
-    SetVocabulary,
-    Start,
-    StartFailed,
-    Stats,
-    Submit,
-    ToEngine,
-)
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
 
@@ -53,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 1.0
 
+Load: TypeAlias = Callable[[EngineConfig, Share], EngineCore]
 
-def run(
-    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
-) -> int:
+
+def run(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) -> int:
     """Loads the engine and serves the client until it closes; returns the exit status."""
     try:
         core = _start(channel, heartbeat, load)
@@ -66,7 +49,7 @@ def run(
             while _exchange(channel, heartbeat, core):
                 outputs = core.step()
                 if outputs:
-                    channel.send(Outputs(outputs))
+                    channel.send(protocol.Outputs(outputs))
         return 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the client is gone, and nobody is left to work for
@@ -77,84 +60,82 @@ def run(
         is_known = memory_error is not None or isinstance(error, EngineError)
         logger.error("the engine stops: %s", reason, exc_info=not is_known)
         with contextlib.suppress(OSError):
-            channel.send(Fatal(reason))
+            channel.send(protocol.Fatal(reason))
         return 1
 
 
-def _start(
-    channel: EngineChannel, heartbeat: Heartbeat, load: Callable[[EngineConfig, Share], EngineCore]
-) -> EngineCore | None:
+def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) -> EngineCore | None:
     first = channel.receive(wait_s=None)[0]
-    if not isinstance(first, Start):
+    if not isinstance(first, protocol.Start):
         raise EOFError
     os.environ.update(first.environ)
     log_to_stderr(first.log_level, first.share.role)
     try:
         core = load(first.config, first.share)
     except ConfigError as error:
-        channel.send(StartFailed(_one_line(error), is_config_error=True))
+        channel.send(protocol.StartFailed(_one_line(error), is_config_error=True))
         return None
     except Exception as error:
         memory_error = out_of_memory(error)
         if memory_error is None:
             logger.exception("the engine did not start")
-        channel.send(StartFailed(memory_error or _one_line(error), is_config_error=False))
+        channel.send(protocol.StartFailed(memory_error or _one_line(error), is_config_error=False))
         return None
     gc.collect()
     gc.freeze()
-    channel.send(Ready(core.info))
+    channel.send(protocol.Ready(core.info))
     heartbeat.limit_s = first.watchdog_s
     row_s = ROW_S[core.info.device]
     core.on_launch = lambda num_rows: heartbeat.beat(num_rows * row_s)
     return core
 
 
-def _exchange(channel: EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
+def _exchange(channel: protocol.EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
     """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
     while True:
         heartbeat.beat()
         for message in channel.receive(wait_s=0.0 if core.has_work else IDLE_BEAT_S):
-            if isinstance(message, Close):
+            if isinstance(message, protocol.Close):
                 return False
             _handle(channel, core, message)
         if core.has_work:
             return True
 
 
-def _handle(channel: EngineChannel, core: EngineCore, message: ToEngine) -> None:
-    if isinstance(message, Submit):
+def _handle(channel: protocol.EngineChannel, core: EngineCore, message: protocol.ToEngine) -> None:
+    if isinstance(message, protocol.Submit):
         try:
             core.add_request(message.request)
         except RequestError as error:
             request_ids = sequence_ids(message.request)
-            channel.send(Rejected(request_ids, str(error), error.param, error.code))
-    elif isinstance(message, Abort):
+            channel.send(protocol.Rejected(request_ids, str(error), error.param, error.code))
+    elif isinstance(message, protocol.Abort):
         for request_id in message.request_ids:
             core.abort(request_id)
-    elif isinstance(message, ReadStats):
-        channel.send(Stats(core.stats()))
-    elif isinstance(message, ResetPrefixCache):
+    elif isinstance(message, protocol.ReadStats):
+        channel.send(protocol.Stats(core.stats()))
+    elif isinstance(message, protocol.ResetPrefixCache):
         core.reset_prefix_cache()
-    elif isinstance(message, SetVocabulary):
-        core.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
-    elif isinstance(message, LoadGrammar):
-        core.load_grammar(message.key, message.data)
-    elif isinstance(message, DropGrammar):
-        core.drop_grammar(message.key)
+    elif isinstance(message, protocol.SetVocabulary):
+        core.grammars.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
+    elif isinstance(message, protocol.LoadGrammar):
+        core.grammars.load_grammar(message.key, message.data)
+    elif isinstance(message, protocol.DropGrammar):
+        core.grammars.drop_grammar(message.key)
 
 
 def _one_line(error: Exception) -> str:
     return cut(" ".join(str(error).split())) or type(error).__name__
 
 
-def main(load: Callable[[EngineConfig, Share], EngineCore] | None = None) -> int:
+def main(load: Load | None = None) -> int:
     """Entry point of the process."""
     # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
     # a terminal reach it too, while the server still drains.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)  # shows where an engine hangs
-    channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
+    channel = protocol.EngineChannel(socket.socket(fileno=int(sys.argv[1])))
     heartbeat = Heartbeat(int(sys.argv[2]))
     if load is None:
         phases = Phases(process_age_s())

@@ -21,6 +21,7 @@ from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineSta
 MAX_FRAME_BYTES = 1 << 30
 _HEADER_BYTES = 4
 _CHUNK_BYTES = 1 << 18
+_encoder = msgspec.msgpack.Encoder()
 READ_S = 0.005
 """What reading between two steps may take, so that a flood cannot hold up the steps."""
 
@@ -136,19 +137,10 @@ ToEngine: TypeAlias = (
 ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
 
 
-class FrameEncoder:
-    """Turns messages into frames."""
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._buffer = bytearray()
-
-    def encode(self, message: ToEngine | ToClient) -> bytes:
-        """One frame."""
-        self._encoder.encode_into(message, self._buffer, _HEADER_BYTES)
-        num_bytes = len(self._buffer) - _HEADER_BYTES
-        self._buffer[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "little")
-        return bytes(self._buffer)
+def frame(message: ToEngine | ToClient) -> bytes:
+    """One message as a frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_HEADER_BYTES, "little") + body
 
 
 class FrameSplitter:
@@ -194,12 +186,11 @@ class EngineChannel:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._splitter = FrameSplitter()
-        self._encoder = FrameEncoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def send(self, message: ToClient) -> None:
         """Sends one message; OSError if the client is gone."""
-        self._socket.sendall(self._encoder.encode(message))
+        self._socket.sendall(frame(message))
 
     def receive(self, wait_s: float | None = 0.0) -> list[ToEngine]:
         """All messages that are there, as far as `READ_S` allows; waits for a first one.

@@ -4,131 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.processes.client import EngineClient
 from openspec.engine.processes.output_stream import OutputStream
-from openspec.engine.processes.placement import SentPrefixes, choose, page_keys
+from openspec.engine.processes.placement import choose, page_keys
+from openspec.engine.processes.replica import Replica
 from openspec.engine.processes.standby import Standby
-from openspec.engine.processes.supervisor import Supervisor
 from openspec.errors import ConfigError, EngineError
 from openspec.messages import EngineInfo, EngineRequest, EngineStats, SpecCounters, add_counters
 
 logger = logging.getLogger(__name__)
-
-STATS_MAX_AGE_S = 0.1
-STATS_TIMEOUT_S = 0.1
-LOOK_S = 0.02
-END_S = 5.0
-"""What aborted sequences may take to end."""
-
-
-class Replica:
-    """One of the engines: who is in its place at the moment, and what it was sent."""
-
-    def __init__(self, index: int, supervisor: Supervisor) -> None:
-        self.index = index
-        self.supervisor = supervisor
-        self.is_leaving = False
-        """Whether it gets no more requests, because it is about to be replaced."""
-        self.num_placed = 0
-        self.prefixes = SentPrefixes(0)
-        self.stats = EngineStats()
-        """The last known ones."""
-        self.grammars: set[str] | None = None
-        """Keys of those it was sent; None: not even the vocabulary."""
-        self._stats_time = 0.0
-        self._stats_task: asyncio.Task[EngineStats] | None = None
-
-    @property
-    def engine(self) -> EngineClient:
-        """The newest engine, alive or not.
-
-        Raises:
-            EngineError: there was none so far.
-        """
-        if self.supervisor.engine is None:
-            raise EngineError(f"engine {self.index} has not started", "engine_restarting")
-        return self.supervisor.engine
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process runs."""
-        return self.supervisor.is_alive
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether it gets requests."""
-        return self.is_alive and not self.is_leaving
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of its newest engine; None: there was none so far."""
-        return None if self.supervisor.engine is None else self.supervisor.engine.pid
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences that the engine has not ended yet."""
-        return len(self.engine.sequence_ids)
-
-    @property
-    def num_restarts(self) -> int:
-        """How often an engine ended and another took its place."""
-        return self.supervisor.num_restarts
-
-    @property
-    def failure(self) -> str | None:
-        """Why it gets none, as `EngineError.code` says it."""
-        if self.is_accepting:
-            return None
-        if self.supervisor.is_restarting or self.is_leaving or self.supervisor.engine is None:
-            return "engine_restarting"
-        return self.engine.failure
-
-    def begin(self, info: EngineInfo) -> None:
-        """Another engine is about to take the place: it knows nothing."""
-        self.num_placed = 0
-        self.prefixes = SentPrefixes(info.num_pages)
-        self.grammars = None
-        self.stats = EngineStats(num_pages=info.num_pages, num_free_pages=info.num_pages)
-        self._stats_time = 0.0
-
-    async def read_stats(self) -> None:
-        """Renews `stats` where they are older than a moment, unless the engine is too busy."""
-        if not self.is_alive:
-            return
-        if time.monotonic() - self._stats_time >= STATS_MAX_AGE_S:
-            if self._stats_task is None:
-                self._stats_task = asyncio.create_task(self.engine.stats())
-                self._stats_task.add_done_callback(self._take_stats)
-            await asyncio.wait({self._stats_task}, timeout=STATS_TIMEOUT_S)
-        # Sequences that the engine has not read yet wait, too.
-        self.stats.num_waiting = max(0, self.engine.num_unfinished - self.stats.num_running)
-
-    def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:
-        self._stats_task = None
-        if not task.cancelled() and task.exception() is None:
-            self.stats = task.result()
-            self._stats_time = time.monotonic()
-
-    async def empty(self, patience_s: float) -> None:
-        """Waits until it has no sequences; after so long those that are left are aborted."""
-        if not await self._is_idle(patience_s) and self.is_alive:
-            logger.warning("engine %d: %d sequences are cut off", self.index, self.num_sequences)
-            self.engine.abort(*self.engine.sequence_ids)
-            await self._is_idle(END_S)
-
-    async def _is_idle(self, patience_s: float) -> bool:
-        deadline = time.monotonic() + patience_s
-        while self.is_alive and self.num_sequences > 0:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(LOOK_S)
-        return True
 
 
 class Replicas:
@@ -161,21 +51,18 @@ class Replicas:
         self.all: list[Replica] = []
         for index, start in enumerate(starts):
             role = "the engine" if len(starts) == 1 else f"engine {index}"
-            supervisor = Supervisor(self._beginning(index, start), max_restarts, role)
-            self.all.append(Replica(index, supervisor))
+            begin = partial(self._begin, index, start)
+            self.all.append(Replica(index, begin, max_restarts, role))
 
-    def _beginning(
+    async def _begin(
         self, index: int, start: Callable[[], Awaitable[EngineClient]]
-    ) -> Callable[[], Awaitable[EngineClient]]:
-        async def begin() -> EngineClient:
-            engine = await start()
-            self.all[index].begin(engine.info)
-            self._infos[index] = engine.info
-            longest = min(info.max_model_len for info in self._infos.values())
-            self._info = msgspec.structs.replace(engine.info, max_model_len=longest)
-            return engine
-
-        return begin
+    ) -> EngineClient:
+        engine = await start()
+        self.all[index].begin(engine.info)
+        self._infos[index] = engine.info
+        longest = min(info.max_model_len for info in self._infos.values())
+        self._info = msgspec.structs.replace(engine.info, max_model_len=longest)
+        return engine
 
     async def start(self, min_replicas: int | None = None) -> None:
         """Starts all, and waits for so many of them, by default for all; the others follow.
@@ -184,7 +71,7 @@ class Replicas:
             ConfigError: what an engine found wrong with the configuration.
             EngineError: an engine did not start.
         """
-        pending = {asyncio.create_task(one.supervisor.start()) for one in self.all}
+        pending = {asyncio.create_task(one.start()) for one in self.all}
         num_missing = len(pending) if min_replicas is None else min_replicas
         try:
             while num_missing > 0:
@@ -197,7 +84,7 @@ class Replicas:
             await self.close()
             raise
         for one in self.all:
-            one.supervisor.must_start = False
+            one.must_start = False
         self._tasks = pending
 
     @property
@@ -335,7 +222,7 @@ class Replicas:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(one.supervisor.close() for one in self.all))
+        await asyncio.gather(*(one.close() for one in self.all))
         if self._standby is not None:
             self._standby.close()
 
@@ -364,7 +251,7 @@ class Replicas:
                 one.is_leaving = True
                 try:
                     await one.empty(patience_s)
-                    await one.supervisor.replace()
+                    await one.replace()
                 finally:
                     one.is_leaving = False
             logger.info("rolling restart: done")

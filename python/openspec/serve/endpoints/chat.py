@@ -16,21 +16,10 @@ from openspec.serve.generation.body import receive_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.generation.structured import tool_use
+from openspec.serve.shapes import wire
 from openspec.serve.shapes.chat import ChatCompletionRequest
 from openspec.serve.shapes.logprobs import chat_logprobs, prompt_logprobs
 from openspec.serve.shapes.steps import shown_steps
-from openspec.serve.shapes.wire import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    FunctionDelta,
-    ToolCallDelta,
-    Usage,
-)
 from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
@@ -56,6 +45,8 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
 class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
+    chunk_type = wire.ChatChunk
+
     def __init__(self, context: ServerContext, body: ChatCompletionRequest, chat: ChatJob) -> None:
         super().__init__(context, body, chat.job)
         self._request = body
@@ -64,50 +55,36 @@ class _Answer(ChunkedAnswer):
             chat.parser(context, body.parallel_tool_calls) for _ in chat.job.processors
         ]
 
-    def whole(self) -> ChatCompletion:
+    def whole(self) -> wire.ChatCompletion:
         """All choices."""
-        answer = ChatCompletion(
-            id=self.job.request_id,
-            created=self.created,
-            model=self.context.model_name,
-            choices=[self._full_choice(processor) for processor in self.job.processors],
-        )
+        choices = [self._full_choice(processor) for processor in self.job.processors]
+        answer = self.answer_of(wire.ChatCompletion, choices)
         self._add_prompt(answer)
         return answer
 
     def chunks(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
-    ) -> list[ChatChunk]:
+    ) -> list[wire.ChatChunk]:
         """A role where a choice begins, and what the output adds to it."""
         chunks = []
         if is_first:
-            opening = ChatDelta(role="assistant", content="")
-            chunks.append(self._chunk([ChatChunkChoice(processor.index, opening, None, None)]))
+            opening = wire.ChatDelta(role="assistant", content="")
+            first = wire.ChatChunkChoice(processor.index, opening, None, None)
+            chunks.append(self.answer_of(wire.ChatChunk, [first]))
             if processor.index == 0:
                 self._add_prompt(chunks[0])
-        chunks += [self._chunk([choice]) for choice in self._chunk_choices(processor, delta)]
+        for choice in self._chunk_choices(processor, delta):
+            chunks.append(self.answer_of(wire.ChatChunk, [choice]))
         return chunks
 
-    def last_chunk(self) -> ChatChunk:
-        """No choices."""
-        return self._chunk([])
-
-    def usage(self) -> Usage:
+    def usage(self) -> wire.Usage:
         """Tokens of prompt and answer, with those of thinking."""
         usage = super().usage()
         num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
         usage.completion_tokens_details = {"reasoning_tokens": num_reasoning}
         return usage
 
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self.job.request_id,
-            created=self.created,
-            model=self.context.model_name,
-            choices=choices,
-        )
-
-    def _add_prompt(self, answer: ChatCompletion | ChatChunk) -> None:
+    def _add_prompt(self, answer: wire.ChatCompletion | wire.ChatChunk) -> None:
         if self._request.return_token_ids:
             answer.prompt_token_ids = self.job.prompts[0].token_ids
         if self._request.prompt_logprobs is not None:
@@ -117,18 +94,18 @@ class _Answer(ChunkedAnswer):
 
     def _logprobs(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs] | None
-    ) -> ChatLogprobs | None:
+    ) -> wire.ChatLogprobs | None:
         if positions is None:
             return None
         request = self._request
         as_ids = bool(request.return_tokens_as_token_ids)
         return chat_logprobs(token_ids, positions, request.top_logprobs or 0, as_ids)
 
-    def _full_choice(self, processor: RequestOutputProcessor) -> ChatChoice:
+    def _full_choice(self, processor: RequestOutputProcessor) -> wire.ChatChoice:
         output, parser = processor.output(), self._parsers[processor.index]
         delta = _delta(parser.push(output.text, output.token_ids, is_last=True))
         reasoning = delta.reasoning or None if self._shows_reasoning else None
-        message = AssistantMessage(
+        message = wire.AssistantMessage(
             content=delta.content if delta.content or not delta.calls else None,
             reasoning_content=reasoning,
             reasoning=reasoning,
@@ -137,7 +114,7 @@ class _Answer(ChunkedAnswer):
             message.tool_calls = [
                 msgspec.structs.replace(call, index=UNSET) for call in delta.calls
             ]
-        choice = ChatChoice(
+        choice = wire.ChatChoice(
             processor.index,
             message,
             self._logprobs(output.token_ids, output.logprobs),
@@ -151,11 +128,11 @@ class _Answer(ChunkedAnswer):
 
     def _chunk_choices(
         self, processor: RequestOutputProcessor, delta: OutputDelta
-    ) -> list[ChatChunkChoice]:
+    ) -> list[wire.ChatChunkChoice]:
         """The chunks of one output; none if there is nothing to say."""
         parser = self._parsers[processor.index]
         added = _delta(parser.push(delta.text, delta.token_ids, is_last=delta.finished))
-        out = ChatDelta()
+        out = wire.ChatDelta()
         if added.content:
             out.content = added.content
         if added.reasoning and self._shows_reasoning:
@@ -169,14 +146,14 @@ class _Answer(ChunkedAnswer):
         if is_empty and not delta.finished and not (wants_tokens and delta.token_ids):
             return []
         logprobs = self._logprobs(delta.token_ids, delta.logprobs)
-        choices = [ChatChunkChoice(processor.index, out, logprobs, None)]
+        choices = [wire.ChatChunkChoice(processor.index, out, logprobs, None)]
         if self._request.return_token_ids:
             choices[0].token_ids = list(delta.token_ids)
         choices[0].steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
         if delta.finished:
             if added.calls:
                 # The openai client ends a call only at a chunk that follows it.
-                choices.append(ChatChunkChoice(processor.index, ChatDelta(), None, None))
+                choices.append(wire.ChatChunkChoice(processor.index, wire.ChatDelta(), None, None))
             choices[-1].finish_reason = parser.finish_reason(delta.finish_reason)
             choices[-1].stop_reason = delta.stop_reason
         return choices
@@ -188,26 +165,26 @@ class _Delta:
 
     reasoning: str
     content: str
-    calls: list[ToolCallDelta]
+    calls: list[wire.ToolCallDelta]
 
 
 def _delta(pieces: Sequence[Piece]) -> _Delta:
     """Joins pieces; a call has its id and its name where it begins."""
     reasoning: list[str] = []
     content: list[str] = []
-    calls: dict[int, ToolCallDelta] = {}
+    calls: dict[int, wire.ToolCallDelta] = {}
     for piece in pieces:
         if isinstance(piece, Reasoning):
             reasoning.append(piece.text)
         elif isinstance(piece, Content):
             content.append(piece.text)
         elif isinstance(piece, CallStart):
-            function = FunctionDelta(name=piece.name)
-            calls[piece.index] = ToolCallDelta(
+            function = wire.FunctionDelta(name=piece.name)
+            calls[piece.index] = wire.ToolCallDelta(
                 index=piece.index, id=piece.call_id, type="function", function=function
             )
         elif isinstance(piece, CallArguments):
-            call = calls.setdefault(piece.index, ToolCallDelta(index=piece.index))
+            call = calls.setdefault(piece.index, wire.ToolCallDelta(index=piece.index))
             call.function.arguments += piece.text
     return _Delta("".join(reasoning), "".join(content), list(calls.values()))
 

@@ -26,7 +26,12 @@ from openspec.serve.shapes.steps import shown_steps
 from openspec.serve.shapes.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
-from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
+from openspec.text.outputs import (
+    CompletionOutput,
+    OutputDelta,
+    PositionLogprobs,
+    RequestOutputProcessor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
 class _Answer(ChunkedAnswer):
     """Builds the answer of one request."""
 
+    chunk_type = Completion
+
     def __init__(self, context: ServerContext, body: CompletionRequest, job: Job) -> None:
         super().__init__(context, body, job)
         self._request = body
@@ -85,7 +92,8 @@ class _Answer(ChunkedAnswer):
 
     def whole(self) -> Completion:
         """All choices."""
-        return self._completion([self._full_choice(p) for p in self.job.processors])
+        choices = [self._choice(one, one.output(), True) for one in self.job.processors]
+        return self.answer_of(Completion, choices)
 
     def chunks(
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool
@@ -93,39 +101,13 @@ class _Answer(ChunkedAnswer):
         """One choice, if there is anything to say."""
         if not (is_first or delta.token_ids or delta.text or delta.finished):
             return []
-        return [self._completion([self._choice(processor, delta, with_prompt=is_first)])]
-
-    def last_chunk(self) -> Completion:
-        """No choices."""
-        return self._completion([])
-
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(
-            id=self.job.request_id,
-            created=self.created,
-            model=self.context.model_name,
-            choices=choices,
-        )
-
-    def _full_choice(self, processor: RequestOutputProcessor) -> CompletionChoice:
-        output = processor.output()
-        return self._choice(
-            processor,
-            OutputDelta(
-                text=output.text,
-                token_ids=output.token_ids,
-                logprobs=output.logprobs,
-                text_offsets=output.text_offsets,
-                steps=output.steps,
-                token_texts=output.token_texts,
-                finish_reason=output.finish_reason,
-                stop_reason=output.stop_reason,
-            ),
-            with_prompt=True,
-        )
+        return [self.answer_of(Completion, [self._choice(processor, delta, is_first)])]
 
     def _choice(
-        self, processor: RequestOutputProcessor, delta: OutputDelta, with_prompt: bool
+        self,
+        processor: RequestOutputProcessor,
+        delta: OutputDelta | CompletionOutput,
+        with_prompt: bool,
     ) -> CompletionChoice:
         body, index = self._request, processor.index
         echo = self._echoes[index // self.job.sampling.n] if self._echoes else None
@@ -153,7 +135,7 @@ class _Answer(ChunkedAnswer):
     def _logprobs(
         self,
         processor: RequestOutputProcessor,
-        delta: OutputDelta,
+        delta: OutputDelta | CompletionOutput,
         echo: _Echo | None,
         with_prompt: bool,
     ) -> CompletionLogprobs:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import openspec
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.engine.processes.replicas import Replica
+from openspec.engine.processes.replica import Replica
 from openspec.errors import RequestError
 from openspec.messages import (
     EngineInfo,
@@ -332,6 +332,12 @@ def _check_admin(context: ServerContext, request: Request) -> None:
         )
 
 
+_SHOWN_STATS = (
+    *("num_running", "num_waiting", "num_pages", "num_free_pages", "num_prompt_tokens"),
+    *("num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+)
+
+
 def _engine_state(engine: Replica) -> JsonObject:
     stats = engine.stats
     return {
@@ -339,14 +345,7 @@ def _engine_state(engine: Replica) -> JsonObject:
         "pid": engine.pid,
         "is_alive": engine.is_alive,
         "num_restarts": engine.num_restarts,
-        "num_running": stats.num_running,
-        "num_waiting": stats.num_waiting,
-        "num_pages": stats.num_pages,
-        "num_free_pages": stats.num_free_pages,
-        "num_prompt_tokens": stats.num_prompt_tokens,
-        "num_generation_tokens": stats.num_generation_tokens,
-        "prefix_cache_queries": stats.prefix_cache_queries,
-        "prefix_cache_hits": stats.prefix_cache_hits,
+        **{name: getattr(stats, name) for name in _SHOWN_STATS},
         "step_seconds": dict(step_seconds(stats)),
         "spec_decode": _speculation(stats),
     }

@@ -11,16 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.wire import not_found
 
 FOLDER = Path(__file__).parents[1] / "ui"
 SCRIPTS = ("api.js", "tokens.js", "tree.js", "panel.js", "main.js")
 
 
-async def ui(context: ServerContext, _: Request) -> Response:
+async def ui(_: ServerContext, __: Request) -> Response:
     """A page that shows drafts as they are made and accepted."""
-    if not context.config.pages:
-        raise not_found()
     page, headers = _page()
     return Response(page, headers=headers, media_type="text/html")
 

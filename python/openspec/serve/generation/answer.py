@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -49,6 +49,7 @@ from openspec.text.outputs import (
 from openspec.text.pool import MAX_INLINE_CHARS
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", bound=Completion | ChatCompletion | ChatChunk)
 
 KEEP_ALIVE_S = 15.0
 _EVENT_HEADERS = [
@@ -111,7 +112,8 @@ class Answer(ABC):
             return EventStream(self._events(), job.hang_up, self.on_error, self.stream_end)
         with job.shares():
             async with watch_connection(request.receive, job.hang_up), job:
-                await job.run()
+                async for _ in job.outputs():
+                    pass
             return await self.context.text_pool.run(self._size(), self.full)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -164,6 +166,8 @@ class Answer(ABC):
 class ChunkedAnswer(Answer):
     """An answer whose stream consists of chunks in the shape of the whole."""
 
+    chunk_type: type[Completion] | type[ChatChunk]
+
     @abstractmethod
     def whole(self) -> Completion | ChatCompletion:
         """The finished answer, without usage and metrics."""
@@ -177,9 +181,14 @@ class ChunkedAnswer(Answer):
         `is_first`: the output is the first of its choice.
         """
 
-    @abstractmethod
-    def last_chunk(self) -> Completion | ChatChunk:
-        """The chunk without choices that carries the usage."""
+    def answer_of(self, kind: type[AnswerT], choices: list[Any]) -> AnswerT:
+        """The whole answer, or a chunk of it, with these choices."""
+        return kind(
+            id=self.job.request_id,
+            created=self.created,
+            model=self.context.model_name,
+            choices=choices,
+        )
 
     def full(self) -> Response:
         """The whole answer with usage and metrics."""
@@ -206,7 +215,7 @@ class ChunkedAnswer(Answer):
         """The chunk with the usage, if it is asked for."""
         if not self._has_last:
             return b""
-        last = self.last_chunk()
+        last = self.answer_of(self.chunk_type, [])
         last.usage = self.usage()
         last.metrics = self.metrics()
         return event(last)

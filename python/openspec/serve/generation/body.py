@@ -217,17 +217,13 @@ def _finite(text: str) -> float:
 def _validation_error(exc: ValidationError) -> RequestError:
     # Of a union every branch complains; the deepest complaint is the closest to the mistake.
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:32]
-    first = max(errors, key=lambda error: _depth(error["loc"]))
+    first = max(errors, key=lambda error: sum(map(_is_field, error["loc"])))
     name = str(first["loc"][0])[:100] if first["loc"] else None
     if name in _UNION_HINTS and len(errors) > 1:
         return RequestError(f"{name} {_UNION_HINTS[name]}", name)
     location = ".".join(str(part) for part in first["loc"] if _is_field(part))[:200]
     message = first["msg"].removeprefix("Value error, ")
     return RequestError(f"{location}: {message}" if location else message, name)
-
-
-def _depth(location: tuple[int | str, ...]) -> int:
-    return sum(1 for part in location if _is_field(part))
 
 
 def _is_field(part: int | str) -> bool:

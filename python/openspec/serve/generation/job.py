@@ -14,7 +14,6 @@ from openspec.engine.processes.output_stream import OutputStream
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import (
-    EngineOutput,
     SamplingParams,
     SpecDecodeStats,
     SpeculativeOptions,
@@ -196,7 +195,10 @@ class Job:
         async for output in self._stream:
             request_id = output.request_id
             processor = self._by_id[request_id]
-            delta = self._take(processor, output)
+            delta = processor.process(output)
+            self._observe(processor, delta)
+            if delta.finish_reason == "error":
+                raise EngineError(delta.error or "unknown")
             if delta.abort:
                 held[request_id] = delta
                 self._context.engine.abort(request_id)
@@ -204,11 +206,6 @@ class Job:
                 yield processor, held.pop(request_id)
             elif request_id not in held:
                 yield processor, delta
-
-    async def run(self) -> None:
-        """Waits until all sequences have ended."""
-        async for _ in self.outputs():
-            pass
 
     def speculation(self) -> SpecDecodeStats | None:
         """The speculation of all sequences that have ended, together; None: nobody counted."""
@@ -225,13 +222,6 @@ class Job:
         """The number of the engine that runs a sequence."""
         sources = {} if self._stream is None else self._stream.sources
         return sources.get(processor.request.request_id, 0)
-
-    def _take(self, processor: RequestOutputProcessor, output: EngineOutput) -> OutputDelta:
-        delta = processor.process(output)
-        self._observe(processor, delta)
-        if delta.finish_reason == "error":
-            raise EngineError(delta.error or "unknown")
-        return delta
 
     def _observe(self, processor: RequestOutputProcessor, delta: OutputDelta) -> None:
         index = processor.index

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from openspec.engine.processes.replicas import Replica
+from openspec.engine.processes.replica import Replica
 from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acceptance_length
 
 PAGE_MAX_AGE_S = 0.1
@@ -148,7 +149,7 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """For the registry: every family, once under each of its prefixes."""
-        for metric in _ENGINE_METRICS:
+        for metric in ENGINE_METRICS:
             family = Metric(metric.name, metric.documentation, metric.kind)
             end = "_total" if metric.kind == "counter" else ""
             for engine, stats in enumerate(self._stats):
@@ -223,7 +224,9 @@ def step_seconds(stats: EngineStats) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _EngineMetric:
+class EngineMetric:
+    """A figure of `EngineStats`, and the prefixes of the names that show it."""
+
     kind: str
     name: str
     documentation: str
@@ -231,35 +234,34 @@ class _EngineMetric:
     prefixes: tuple[str, ...] = BOTH
 
 
-_counter = partial(_EngineMetric, "counter")
-_gauge = partial(_EngineMetric, "gauge")
-_ENGINE_METRICS = (
+def _counter(name: str, text: str, field: str, prefixes: tuple[str, ...] = BOTH) -> EngineMetric:
+    return EngineMetric("counter", name, text, attrgetter(field), prefixes)
+
+
+_gauge = partial(EngineMetric, "gauge")
+ENGINE_METRICS = (
     _gauge("num_requests_running", "Sequences in the batch.", lambda s: s.num_running),
     _gauge("num_requests_waiting", "Sequences that wait for a place.", lambda s: s.num_waiting),
     _gauge("kv_cache_usage_perc", "KV pages in use; 1 is 100 percent.", kv_cache_usage),
     _gauge("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc.", kv_cache_usage, VLLM),
-    _counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_cache_queries),
-    _counter("prefix_cache_hits", "Prompt tokens found.", lambda s: s.prefix_cache_hits),
-    _counter("num_preemptions", "Sequences put back to wait.", lambda s: s.num_preemptions),
-    _counter("prompt_tokens", "Prompt tokens processed.", lambda s: s.num_prompt_tokens),
-    _counter("generation_tokens", "Tokens generated.", lambda s: s.num_generation_tokens),
-    _counter("spec_decode_num_drafts", "Steps with draft tokens.", lambda s: s.num_drafts),
-    _counter(
-        "spec_decode_num_draft_tokens", "Draft tokens proposed.", lambda s: s.num_draft_tokens
-    ),
-    _counter(
-        "spec_decode_num_accepted_tokens", "Draft tokens kept.", lambda s: s.num_accepted_tokens
-    ),
+    _counter("prefix_cache_queries", "Prompt tokens looked up.", "prefix_cache_queries"),
+    _counter("prefix_cache_hits", "Prompt tokens found.", "prefix_cache_hits"),
+    _counter("num_preemptions", "Sequences put back to wait.", "num_preemptions"),
+    _counter("prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),
+    _counter("generation_tokens", "Tokens generated.", "num_generation_tokens"),
+    _counter("spec_decode_num_drafts", "Steps with draft tokens.", "num_drafts"),
+    _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", "num_draft_tokens"),
+    _counter("spec_decode_num_accepted_tokens", "Draft tokens kept.", "num_accepted_tokens"),
     _counter(
         "spec_decode_num_forced_tokens",
         "Draft tokens that a grammar forced.",
-        lambda s: s.num_forced_tokens,
+        "num_forced_tokens",
         OWN,
     ),
     _counter(
         "spec_decode_num_accepted_forced_tokens",
         "Of these, kept.",
-        lambda s: s.num_accepted_forced_tokens,
+        "num_accepted_forced_tokens",
         OWN,
     ),
     _gauge(
@@ -280,23 +282,13 @@ _ENGINE_METRICS = (
         mean_acceptance_length,
         VLLM,
     ),
-    _counter("engine_steps", "Engine steps.", lambda s: s.num_steps, OWN),
-    _counter(
-        "engine_step_failures",
-        "Steps that ended in an exception.",
-        lambda s: s.num_step_failures,
-        OWN,
-    ),
+    _counter("engine_steps", "Engine steps.", "num_steps", OWN),
+    _counter("engine_step_failures", "Steps that ended in an exception.", "num_step_failures", OWN),
     _counter(
         "engine_admission_failures",
         "Sequences that the device did not take.",
-        lambda s: s.num_admission_failures,
+        "num_admission_failures",
         OWN,
     ),
-    _counter(
-        "drafter_failures",
-        "Steps that went on without drafts.",
-        lambda s: s.num_drafter_failures,
-        OWN,
-    ),
+    _counter("drafter_failures", "Steps that went on without drafts.", "num_drafter_failures", OWN),
 )

@@ -54,6 +54,7 @@ access_logger = logging.getLogger("openspec.serve.access")
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
+PAGES = frozenset({"/openapi.json", "/docs", "/ui"})
 MODELS_PREFIX = "/v1/models/"
 MESSAGES_PREFIX = "/v1/messages"
 """Below it errors have the shape of Anthropic's API."""
@@ -83,17 +84,13 @@ async def root(_: ServerContext, __: Request) -> Response:
     )
 
 
-async def openapi(context: ServerContext, _: Request) -> Response:
+async def openapi(_: ServerContext, __: Request) -> Response:
     """The schemas that requests are checked against."""
-    if not context.config.pages:
-        raise not_found()
     return json_response(_description())
 
 
-async def docs(context: ServerContext, _: Request) -> Response:
+async def docs(_: ServerContext, __: Request) -> Response:
     """A page that lists the endpoints and sends requests to them."""
-    if not context.config.pages:
-        raise not_found()
     return Response(_PAGE.read_bytes(), headers=_PAGE_HEADERS, media_type="text/html")
 
 
@@ -137,26 +134,14 @@ ROUTES: dict[str, dict[str, Handler]] = {
     }
     for path in (*POST_ROUTES, *GET_ROUTES)
 }
+_QUESTION = "What is a prime number?"
+_CHAT: dict[str, object] = {"messages": [{"role": "user", "content": _QUESTION}]}
 _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
-    "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}],
-        "max_tokens": 256,
-        "stream": True,
-    },
-    "/v1/responses": {
-        "input": "What is a prime number?",
-        "max_output_tokens": 256,
-        "stream": True,
-    },
-    "/v1/messages": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}],
-        "max_tokens": 256,
-        "stream": True,
-    },
-    "/v1/messages/count_tokens": {
-        "messages": [{"role": "user", "content": "What is a prime number?"}]
-    },
+    "/v1/chat/completions": {**_CHAT, "max_tokens": 256, "stream": True},
+    "/v1/responses": {"input": _QUESTION, "max_output_tokens": 256, "stream": True},
+    "/v1/messages": {**_CHAT, "max_tokens": 256, "stream": True},
+    "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/abort_request": {"request_id": "the answer's id"},
@@ -278,6 +263,8 @@ class Gate:
         handler = handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise ApiError(405, "Method Not Allowed", headers={"allow": ", ".join(handlers)})
+        if route in PAGES and not self._context.config.pages:
+            raise not_found()
         return handler
 
 

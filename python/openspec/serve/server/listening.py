@@ -26,8 +26,7 @@ def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, the
     # second write of a stream waits for the client's delayed acknowledgement, 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
         allow_reuse(sock, True)
         try:
             sock.bind((config.host, config.port))
@@ -41,14 +40,11 @@ def bound_socket(config: ServeConfig) -> Iterator[socket.socket]:
         # would find out once its model is loaded.
         allow_reuse(sock, False)
         yield sock
-    finally:
-        sock.close()
 
 
 @contextlib.contextmanager
 def _unix_socket(path: str) -> Iterator[socket.socket]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         _remove_stale(path)
         try:
             sock.bind(path)
@@ -62,8 +58,6 @@ def _unix_socket(path: str) -> Iterator[socket.socket]:
             with contextlib.suppress(OSError):
                 if os.path.samestat(own, os.stat(path)):  # else another server has it by now
                     os.unlink(path)
-    finally:
-        sock.close()
 
 
 def _remove_stale(path: str) -> None:

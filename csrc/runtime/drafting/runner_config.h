@@ -3,15 +3,27 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "core/prefix_hash.h"
+#include "kernels/common/exec.h"
 #include "model/heads/head_spec.h"
 #include "model/parts/forward_limits.h"
 #include "model/targets/target_spec.h"
-#include "runtime/drafting/drafter.h"
 
 namespace openspec {
 
+struct DrafterNeeds;
+
+/// What makes of a draft an accepted one.
+enum class Acceptance : uint8_t {
+  kMatch,      // it equals the target's own choice
+  kRejection,  // rejection sampling: it becomes the choice as often as its probabilities say
+};
+
+using DrafterOption = std::variant<bool, int64_t, double, std::string>;
+
+/// Sizes and choices of an engine. Drafters are built from it, too.
 struct RunnerConfig {
   TargetSpec target;
   Device device = Device::kCpu;
@@ -27,8 +39,8 @@ struct RunnerConfig {
   int max_grammar_drafts = 0;
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
   std::string method = "none";
-  std::map<std::string, DrafterOption> method_options;
-  std::optional<HeadSpec> head;  // of methods that have one
+  std::map<std::string, DrafterOption> method_options;  // what users set of the method
+  std::optional<HeadSpec> head;                         // of methods that have one
   Acceptance acceptance = Acceptance::kMatch;
   bool adaptive = true;
   bool enable_prefix_caching = true;
@@ -37,11 +49,24 @@ struct RunnerConfig {
   void validate() const;
   /// Rows behind the known tokens that a sequence's step may have.
   int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_grammar_drafts; }
+  /// Drafts one after another: fewer than max_draft_tokens for trees.
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
-  DrafterConfig drafter() const;
+  /// Steps under way at a time: with one step launched ahead, two.
+  int num_steps() const { return device == Device::kCuda ? 2 : 1; }
   ForwardLimits limits() const;
   /// Entries that a sequence may need pages for beyond its known tokens.
   int num_lookahead(const DrafterNeeds& needs) const;
+
+  /// The value of a method's option, or `fallback`; throws ArgumentError on another type or a value
+  /// outside [low, high].
+  int integer(const std::string& name, int fallback, int low, int high) const;
+  bool flag(const std::string& name, bool fallback) const;
+  /// Throws ArgumentError if there is none.
+  const HeadSpec& the_head() const;
+
+ private:
+  /// Rows that reserved steps may lay beyond what is committed.
+  int num_step_lookahead() const;
 };
 
 }  // namespace openspec
