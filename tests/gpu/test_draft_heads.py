@@ -62,7 +62,7 @@ def eagle3_logits(case: make_eagle3.Case, tokens: list[int], counts: list[int]) 
 
 
 def block_logits(case: make_dflash.Case, tokens: list[int], counts: list[int]) -> Tensor:
-    """Logits of the first draft after `count` tokens, for each count, of heads that draft blocks."""
+    """Logits of a block head's first draft after `count` tokens: [counts, vocabulary]."""
     reference = case.reference()
     _, states = forward(*case.target, tokens[:-1])
     captured = torch.cat([states[layer] for layer in reference.format.captured_layers], -1)
