@@ -50,16 +50,16 @@ class GrammarState {
   /// filled.
   bool fill(std::span<int32_t> mask);
 
-  /// Takes out drafts that the grammar refuses, those behind the end and all that follow them.
+  /// Takes out drafts that the grammar refuses, those after the end and all that follow them.
   /// Returns how many.
   int prune(Draft& draft);
   /// Masks of the last known token and of each draft, at the end of `masks`: index[0] and
   /// index[1 + i] say which, -1: the row cannot be reached, or the answer has ended.
   void fill_rows(const Draft& draft, MaskRows& masks, std::span<int32_t> index);
 
-  /// Drafts: what must come next, at most `most` tokens. Bytes that the grammar leaves no choice of,
-  /// as the model spelt them last or else as the longest tokens of the vocabulary, and the token that
-  /// ends an answer which cannot go on. A guess where the text allows several spellings.
+  /// Drafts: what must come next, at most `most` tokens. Bytes that the grammar leaves no choice
+  /// of, as the model spelt them last or else as the longest tokens of the vocabulary, and the
+  /// token that ends an answer which cannot go on. A guess where the text allows several spellings.
   std::vector<int32_t> offer(int most);
 
  private:

@@ -84,7 +84,7 @@ class Runner {
   int num_pages_needed(int slot, int num_rows) const {
     return sequences_.num_pages_needed(slot, num_rows);
   }
-  /// Entries behind the last known token that a step may write, at most.
+  /// Entries after the last known token that a step may write, at most.
   int num_rows_ahead() const {
     return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }

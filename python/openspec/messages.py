@@ -79,7 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] = msgspec.field(default_factory=list)
     """Texts that the output does not spell, at the start of a word or inside one."""
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
-    """The same as token ids: the last of them does not follow the others."""
+    """The texts of `bad_words` as token ids: the last of a list does not follow the others."""
     seed: int | None = None
     """64-bit; None draws one at random."""
     max_tokens: int = 16
@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What the text must be. Does not cross to the engine, which gets a compiled grammar."""
 
     def typed(self) -> SamplingParams:
-        """The same, every field of its type; `stop` may be one string, as vLLM takes it.
+        """These parameters, every field of its type; `stop` may be one string, as vLLM takes it.
 
         Raises:
             RequestError: with the field and what it should be.
@@ -284,7 +284,7 @@ class EngineStats(SpecCounters, kw_only=True):
     draft_seconds: float = 0.0
     """Of all steps: their parts as in `StepDetail`; this one, of proposing."""
     verify_seconds: float = 0.0
-    """Of the device in the same steps, without proposing."""
+    """Of the device without proposing, in the steps whose proposing was timed apart."""
     unsplit_seconds: float = 0.0
     """Of the device in the steps whose proposing was not timed apart."""
     rest_seconds: float = 0.0
@@ -401,7 +401,7 @@ def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats
 
 
 def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:
-    """Of several sequences; step by step only of one."""
+    """The speculation of several sequences together; step by step only where it is one."""
     total = SpecDecodeStats(num_steps=sum(part.num_steps for part in parts))
     add_counters(total, parts)
     if len(parts) == 1:

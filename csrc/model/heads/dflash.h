@@ -69,7 +69,7 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
     scratch_.linear(exec, config_.has_head ? tensors_.head : head, outputs, out, count,
                     DType::kF32);
   }
-  /// The Markov head: what each token adds to the logits behind it.
+  /// The Markov head: what each token adds to the logits after it.
   TokenPairs markov_pairs() const {
     const Weights::TokenMap& map = tensors_.token_map;
     return {tensors_.markov_in,  tensors_.markov_out, config_.draft_vocab_size,

@@ -43,7 +43,7 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
 
   /// The entries of rows of the target in all layers: hidden [num_rows, hidden_size] =
   /// fc(captured [num_rows, num_captures * hidden_size]) are the rows' features; `captured` is gone
-  /// then where it is normed. What a row passes on to rows behind it are its entries alone: of the
+  /// then where it is normed. What a row passes on to rows after it are its entries alone: of the
   /// last layer no more is computed.
   void append(const ExecContext& exec, const Sight& whole, const Sight& sliding,
               std::span<const KvLayerView> kv, const void* embedding, void* captured, void* hidden);

@@ -45,11 +45,11 @@ class Weights {
                           bool may_split = false, bool has_bias = false);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
-  /// The same of any shape.
+  /// `shape` fp32, row-major.
   const float* add_values(const std::string& name, const std::vector<int64_t>& shape);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
-  /// One such row, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
+  /// [width] bf16, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
   const void* add_table_row(const std::string& name, int width);
   struct TokenMap {
     const int32_t* token_of = nullptr;   // [count]
@@ -64,7 +64,7 @@ class Weights {
   std::vector<TensorSpec> expected_tensors() const;
   /// Takes `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
   void load(const std::string& name, const void* data, size_t bytes, DType dtype);
-  /// Likewise for a token map.
+  /// Takes the offsets of a token map; the source may go away afterwards.
   void load_offsets(const std::string& name, std::span<const int64_t> offsets);
   /// Throws ArgumentError naming a tensor that was not given.
   void finish_loading();

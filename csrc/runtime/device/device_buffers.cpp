@@ -36,7 +36,7 @@ size_t most_drafts(const RunnerConfig& config) {
   return as_index(std::max(1, config.draft_room()));
 }
 
-/// Of every sequence: its part of the step's rows, and the entries behind these.
+/// Of every sequence: its part of the step's rows, and the entries after these.
 size_t most_page_updates(const RunnerConfig& config, const DrafterNeeds& needs) {
   const int pages_behind = config.num_lookahead(needs) / config.page_size + 2;
   return as_index(config.max_num_batched_tokens / config.page_size +

@@ -147,7 +147,7 @@ bool DeviceStep::propose_on_host(const StepLease& lease) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     const size_t first = span_of[i] * most;
     const size_t offered = std::min(as_index(drafts[i].size()), most);
-    // Behind a long prompt only a chain fits attention's limit.
+    // After a long prompt only a chain fits attention's limit.
     const auto num_rows = as_index(lease.requests[span_of[i]].num_new_tokens) + offered;
     const bool may_be_tree = num_rows <= as_index(kMaxTreeRows);
     size_t count = 0;

@@ -32,7 +32,7 @@ class GraphBook {
     int max_num_seqs = 1;
     int max_num_batched_tokens = 1, max_num_logits_rows = 1;
     int max_draft_tokens = 0;
-    int draft_room = 0;            // the same with what grammars force
+    int draft_room = 0;            // drafts and forced tokens of a sequence
     bool works_on_arrays = false;  // the drafter, as the next; see Drafter and DrafterNeeds
     bool makes_trees = false, is_costly = false;
 
@@ -47,7 +47,7 @@ class GraphBook {
   const std::set<StepShape>& shapes() const { return shapes_; }
   /// The smallest recorded shape that has room for `least`; null: there is none.
   const StepShape* find(const StepShape& least) const;
-  /// The same, or the step as it is.
+  /// The smallest recorded shape that has room for `least`, or `least` where there is none.
   StepShape choose(StepShape least) const;
 
   /// The steps that are worth timing, by rows.

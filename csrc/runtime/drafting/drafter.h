@@ -27,7 +27,7 @@ struct DrafterNeeds {
   bool has_scores = false;          // of chains; trees always have them
   std::vector<int> capture_layers;  // target layers whose output it reads, rising
   StateNeeds state;                 // its KV has an entry for the last known token too
-  int num_draft_entries = 0;  // entries behind that one that proposing writes for a sequence, at
+  int num_draft_entries = 0;  // entries after that one that proposing writes for a sequence, at
                               // most; 0: not beyond its drafts
   size_t fixed_bytes = 0;     // memory of its own: weights and scratch
   // Proposing takes long enough that a step goes without where drafts do not pay.
@@ -39,7 +39,7 @@ struct DrafterNeeds {
 struct WantedDrafts {
   const int32_t* seq = nullptr;         // [num_seqs] slots
   const int32_t* num_wanted = nullptr;  // [num_seqs] drafts wanted, at most max_drafts; 0: none
-  int num_seqs = 0;                     // on CUDA room: entries behind the last want nothing
+  int num_seqs = 0;                     // on CUDA room: entries after the last want nothing
   int max_drafts = 0;
   int max_rows = 0;  // of the step that the drafts are for, with a row for each last known token
   int expected_kv_len = 0;        // see RowBatch
@@ -50,7 +50,7 @@ struct WantedDrafts {
   // Of drafters that make trees or have scores, where the step looks at them; else null.
   float* scores = nullptr;  // out [num_seqs, max_drafts]
 
-  /// The same of `count` sequences from the `first` one on.
+  /// What is wanted of `count` sequences from the `first` one on.
   WantedDrafts part(int first, int count) const {
     const ptrdiff_t draft = ptrdiff_t{first} * max_drafts;
     WantedDrafts part = *this;

@@ -37,9 +37,9 @@ class NetworkDrafter : public Drafter {
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
   /// sequence. Before memory of the drafter's own is planned.
   void plan_rows(int max_rows, int max_span_rows);
-  /// The same for draws of drafts from logits of `vocab_size` columns.
+  /// Plans memory for draws of drafts from logits of `vocab_size` columns.
   void plan_draws(int max_num_samples, int vocab_size);
-  /// The same for the `top_k` best after each.
+  /// Plans memory for the `top_k` best drafts of logits of `vocab_size` columns.
   void plan_best(int max_num_samples, int vocab_size, int top_k);
   /// A place for `count` entries of `bytes` each, which `at` finds once memory is allocated.
   size_t take(int count, size_t bytes) { return areas_.take(count, bytes); }
@@ -61,7 +61,7 @@ class NetworkDrafter : public Drafter {
                  int expected_kv_len, bool may_have_trees = false) {
     return look(exec, table, rows, expected_kv_len, may_have_trees, whole_);
   }
-  /// The same of those that slide.
+  /// What layers that slide see in a pass over draft rows.
   Sight sliding_sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                          int expected_kv_len, bool may_have_trees = false) {
     Sight sight = look(exec, table, rows, expected_kv_len, may_have_trees, sliding_);

@@ -24,7 +24,7 @@ void forbid(std::span<int32_t> mask, int32_t id) {
   }
 }
 
-/// Takes from a mask what the other parameters forbid behind `path`, but for min_tokens.
+/// Takes from a mask what the other parameters forbid after `path`, but for min_tokens.
 void forbid_others(std::span<int32_t> mask, const SequenceParams& params,
                    std::span<const int32_t> path) {
   if (!params.lists.allowed_ids.empty()) {

@@ -24,7 +24,7 @@ class RowMasks {
 
   /// Forgets all masks; the step has so many samples.
   void begin(size_t num_samples);
-  /// Asks for masks of a sequence's choices behind its known tokens: sample `first` belongs to the
+  /// Asks for masks of a sequence's choices after its known tokens: sample `first` belongs to the
   /// last known token and first + 1 + i to draft i.
   void add(int slot, std::vector<int32_t> known, Draft draft, size_t first);
   /// Fills what was asked for; states become those of the known tokens. Sequences are shared among
@@ -48,7 +48,7 @@ class RowMasks {
   };
   void fill(const SequenceTable& table, const Part& part);
   static void end_if_empty(std::span<int32_t> mask, const SequenceParams& params);
-  /// The rules above, for the choice behind `path`: known tokens and drafts.
+  /// The rules above, for the choice after `path`: known tokens and drafts.
   static void restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
                             std::span<const int32_t> path, int num_output);
 

@@ -39,7 +39,7 @@ def available_drafters() -> list[str]:
 
 
 def all_drafters() -> list[DrafterSpec]:
-    """Their specs, in the same order."""
+    """The specs of all drafters, in alphabetical order of their names."""
     return [_registry()[name] for name in available_drafters()]
 
 

@@ -255,7 +255,7 @@ class DrafterSpec:
 
     @property
     def options_by_name(self) -> dict[str, DrafterOption]:
-        """By their own names and their aliases."""
+        """The options by their own names and their aliases."""
         return {name: option for option in self.options for name in (option.name, *option.aliases)}
 
     def complete_options(self, given: Options) -> dict[str, OptionValue]:

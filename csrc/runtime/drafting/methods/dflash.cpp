@@ -134,7 +134,7 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
     store_chains(exec, wanted, has_scores ? at<float>(at_.confidence) : nullptr);
   }
 
-  /// Each draft, of all tokens, with what the Markov head adds behind the one before.
+  /// Each draft, of all tokens, with what the Markov head adds after the one before.
   void choose_one_after_another(const ExecContext& exec, const TableView& table,
                                 const WantedDrafts& wanted, const DraftRows& rows) {
     for (int depth = 0; depth < depth_; ++depth) {
@@ -231,7 +231,7 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
     return {at<void>(at_.factors), config_.dtype, table};
   }
 
-  /// Each draft, of the candidates, with what is added behind the one before.
+  /// Each draft, of the candidates, with what is added after the one before.
   void find_path(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
     ops::block_path(exec, {.seq = wanted.seq,
                            .first_sample = first_sample(),

@@ -33,7 +33,7 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
  protected:
   using HeadDrafter::HeadDrafter;
 
-  /// Plans memory for passes of so many rows, and `num_features` more features behind those of the
+  /// Plans memory for passes of so many rows, and `num_features` more features after those of the
   /// slots.
   void plan_kept(int max_rows, int num_features = 0) {
     const int seqs = config_.max_num_seqs;
@@ -58,7 +58,7 @@ class Eagle3HeadDrafter : public HeadDrafter<Eagle3> {
   void* features() { return at<void>(kept_.features); }
   /// [max_rows, hidden_size], for a pass.
   void* hidden() { return at<void>(kept_.hidden); }
-  /// [max_num_seqs] by slot and what was planned behind them, [hidden_size] each.
+  /// [max_num_seqs] by slot and what was planned after them, [hidden_size] each.
   void* feature_of_slot() { return at<void>(kept_.feature_of_slot); }
 
  private:

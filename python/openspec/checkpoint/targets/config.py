@@ -72,7 +72,7 @@ class ModelConfig:
         return _parse(path, keys, generation)
 
     def with_eos_token(self, token_id: int | None) -> ModelConfig:
-        """The same model, ending at the tokenizer's eos_token too, as in vLLM and SGLang.
+        """This model, ending at the tokenizer's eos_token too, as in vLLM and SGLang.
 
         Models tuned for chats from a base model often keep its generation_config.json, which does
         not name the token that ends their turns.

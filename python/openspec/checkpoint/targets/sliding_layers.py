@@ -9,7 +9,7 @@ from openspec.checkpoint.strict_json import JsonKeys
 SLIDING, ALL = "sliding_attention", "full_attention"
 MAX_WINDOW = 1 << 24
 DEFAULT_WINDOW = 4096  # of transformers' Qwen3Config
-DEFAULT_FULL_LAYERS = 28  # likewise: max_window_layers
+DEFAULT_FULL_LAYERS = 28  # of its max_window_layers
 OPT_IN_TYPES = (None, "qwen2", "qwen3")
 """Values of model_type whose configuration drops a window unless use_sliding_window is true."""
 
@@ -27,7 +27,7 @@ class SlidingLayers:
 
 
 def read_sliding_layers(layer: JsonKeys, num_layers: int) -> SlidingLayers:
-    """Of layer_types, sliding_window, use_sliding_window and max_window_layers.
+    """Which layers slide, by layer_types, sliding_window, use_sliding_window and max_window_layers.
 
     Raises:
         ConfigError: other types of layers, or another number of them.

@@ -28,16 +28,16 @@ class BlockParts:
 
     @property
     def kind(self) -> str:
-        """For messages."""
+        """What the head is called in messages."""
         return "DFlash2" if self.conv_group or self.selector_rank else "DFlash"
 
     @property
     def shown_kind(self) -> str:
-        """Behind a format's name: what it is beside DFlash's."""
+        """What follows the format's name where the head is more than DFlash's."""
         return "" if self.kind == "DFlash" else f" ({self.kind})"
 
     def tensors(self, num_layers: int) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the tensors that these parts have."""
         convs = [
             f"layers.{layer}.{side}_conv.{name}"
             for layer in range(num_layers if self.conv_group else 0)
@@ -60,7 +60,9 @@ class BlockParts:
 
 
 def read_parts(block: JsonKeys, has_defaults: bool) -> BlockParts:
-    """From the keys, which stand together: two for the convolutions, two for the selector.
+    """Reads the parts from their keys: two for the convolutions, two for the selector.
+
+    The two of a part stand together.
 
     `has_defaults`: the format says what absent keys mean (2 taps, groups of 16, rank 256, 16
     candidates). Without one, a head that calls itself DFlash2 has to have the selector's.

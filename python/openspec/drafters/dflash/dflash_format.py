@@ -62,21 +62,21 @@ class _BlockKeys(JsonKeys):
 
 @dataclass(frozen=True, slots=True)
 class BlockDialect(Dialect):
-    """And how a block drafts, by the checkpoint and the options."""
+    """A format of a head, and how its blocks draft, by the checkpoint and the options."""
 
     block: JsonKeys
     """Where the rest about the block stands."""
     block_size: int
-    """Its rows, as trained."""
+    """Rows of a block, as trained."""
     anchor_drafts: bool
     """Whether the row of the last known token drafts, too ("anchor-first")."""
     sliding: SlidingLayers
     is_causal: bool
-    """Whether rows of a block do not see those behind them, in layers that see all the context."""
+    """Whether rows of a block do not see later ones, in layers that see all the context."""
     sliding_is_causal: bool
-    """The same in layers that slide."""
+    """Whether rows of a block do not see later ones, in layers that slide."""
     causality: str
-    """Who says so, for messages."""
+    """Which key or rule says what is causal, for messages."""
     markov_rank: int
     parts: BlockParts
 
@@ -192,7 +192,7 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
 
 @dataclass(frozen=True, slots=True)
 class _Causality:
-    """Whether rows of a block do not see those behind them."""
+    """Whether rows of a block do not see later ones."""
 
     whole: bool
     """In layers that see all of the context."""
@@ -225,7 +225,9 @@ def _read_causality(
 
 
 def _read_sliding(layer: JsonKeys, inner: JsonKeys) -> SlidingLayers:
-    """Of the layers' keys, or of a window in dflash_config, which needs no use_sliding_window.
+    """Reads which layers slide from the layers' keys, or from a window in dflash_config.
+
+    A window in dflash_config needs no use_sliding_window.
 
     With use_swa and swa_window_size all layers slide, unless layer_types names those that do.
     """

@@ -64,7 +64,7 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
 
 
 def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
-    """Of keys that trainers and published configurations disagree on."""
+    """Other readings of keys that trainers and published configurations disagree on."""
     feedback = RAW if parts.spec.norm_output else NORMED
     place = "before" if feedback == RAW else "behind"
     variants = [

@@ -64,7 +64,7 @@ class HeadFormat:
         return self.inner.boolean(name, self.dialect.keys.boolean(name, False))
 
     def refuse_both(self, name: str, other: str) -> None:
-        """For two keys that exclude each other."""
+        """Refuses two keys that exclude each other."""
         place = self.inner if self.inner.get(name) is not None else self.dialect.keys
         place.refuse(name, f"false beside {other}", "they exclude each other; keep the right one")
 
@@ -202,7 +202,7 @@ def _first_layer(checkpoint: DraftCheckpoint) -> str:
 
 
 def _check_plain(checkpoint: DraftCheckpoint, dialect: Dialect, at: str, hidden_size: int) -> None:
-    """Refuses layers behind the first one that read the embedding too, as DeepSpec's do."""
+    """Refuses layers after the first one that read the embedding too, as DeepSpec's do."""
     info = checkpoint.tensor(f"{at}self_attn.q_proj.weight")
     if info.shape[1:] == (2 * hidden_size,):
         dialect.layer.refuse(

@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, with masks behind the last one."""
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, with masks after the last one."""
 
 from __future__ import annotations
 

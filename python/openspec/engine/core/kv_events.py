@@ -38,7 +38,7 @@ _LINGER_MS = 200
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where events go. The keys are vLLM's; so are the defaults, except the address."""
+    """Where KV events go. The keys are vLLM's; so are the defaults, except the address."""
 
     enable_kv_cache_events: bool = False
     publisher: Literal["null", "zmq"] | None = None
@@ -60,7 +60,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def of(cls, settings: Mapping[str, Raw]) -> KVEventsConfig:
-        """From the JSON of the setting.
+        """The configuration that the JSON of the setting gives.
 
         Raises:
             ConfigError: for an unknown key or a value that does not fit.

@@ -72,7 +72,7 @@ class _MixedStep:
         self._rows_left -= num_kept
 
         index = 0
-        while index < len(running):  # preemption shortens the list behind the index
+        while index < len(running):  # preemption shortens the list after the index
             request = running[index]
             if request.phase is Phase.PREFILLING:
                 self._place_chunk(request)
@@ -112,7 +112,7 @@ class _MixedStep:
         self._place(request, 1, needed)
 
     def _place_chunk(self, request: Request, may_preempt: bool = True) -> None:
-        """As much of the prompt as rows and pages allow, perhaps nothing."""
+        """Places as much of the prompt as rows and pages allow, perhaps nothing."""
         num_new = self._chunk_rows(request)
         if num_new <= 0:
             return

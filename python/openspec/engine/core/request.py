@@ -119,7 +119,7 @@ class StepPlan:
         return sum(num_new_tokens + max_drafts for _, num_new_tokens, max_drafts in self.spans)
 
     def plain(self) -> StepPlan:
-        """The same step without drafts, for the requests that have not left since."""
+        """This step without drafts, for the requests that have not left since."""
         left = [
             (request, (slot, num_new, 0))
             for request, stay, (slot, num_new, _) in zip(

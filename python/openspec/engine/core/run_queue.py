@@ -146,7 +146,7 @@ class RunQueue:
             request.num_steps_in_flight += 1
 
     def fall_back(self) -> None:
-        """Nothing is in flight any more: what was scheduled and not computed never will be."""
+        """Takes back what was scheduled and not computed: nothing is in flight any more."""
         for request in self._running:
             request.num_steps_in_flight = 0
             if request.num_scheduled > request.num_computed:
