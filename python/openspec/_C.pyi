@@ -114,7 +114,7 @@ class SpanResult:
     logprobs: list[TokenLogprobs]
     """One for each of token_ids if asked for, else empty."""
     prompt_logprobs: list[TokenLogprobs]
-    """For the prompt tokens behind this chunk's rows if asked for, else empty."""
+    """For the prompt tokens after this chunk's rows if asked for, else empty."""
     detail: SpanDetail | None
     """Of a step that chose tokens, for a sequence with `reports_steps`."""
 
@@ -213,7 +213,7 @@ class Runner:
     # Pages.
     @property
     def num_rows_ahead(self) -> int:
-        """Entries behind the last known token that a step with drafts may write, at most."""
+        """Entries after the last known token that a step with drafts may write, at most."""
     @property
     def num_pages(self) -> int: ...
     @property
@@ -228,9 +228,9 @@ class Runner:
     def record_page_events(self) -> None:
         """Records what becomes of reusable pages; call before the first sequence."""
     def take_page_events(self) -> list[PageEvent]:
-        """Since the last call, in order."""
+        """Events of pages since the last call, in order."""
     def published_hashes(self) -> list[int]:
-        """Of every reusable page, in no order."""
+        """Hashes of all reusable pages, in no order."""
     def check_integrity(self) -> None:
         """Raises EngineError if a page is leaked, held twice or a length is off."""
 
@@ -243,10 +243,10 @@ class Runner:
         """Pages for a step of spans (slot, num_new_tokens, max_drafts), all or nothing: OutOfPages.
 
         num_new_tokens counts known tokens without KV that this step computes (1 in decode); drafts
-        are only made for spans that reach the last known token. Behind a step in flight that reaches
+        are only made for spans that reach the last known token. After a step in flight that reaches
         it, a span is (slot, 1, max_drafts), whatever that step will choose; drafts beyond the
         sequence's budget are not made.
-        """  # noqa: E501
+        """
     def set_stage_hook(self, hook: Callable[[str], None] | None) -> None:
         """Called at the start of each stage (reserve, propose, score, choose, accept, commit).
 
@@ -263,7 +263,7 @@ class Runner:
     def last_draft_scores(self) -> list[list[float]]:
         """By draft, its score; nothing for drafters without scores."""
     def last_draft_logits(self) -> list[float]:
-        """Of the last drafts of the last proposal, one after another."""
+        """Logits of the last drafts of the last proposal, one after another."""
     @property
     def stats(self) -> RunnerStats: ...
     @property

@@ -36,7 +36,7 @@ class Matcher:
 
     def __init__(self, vocabulary: Vocabulary, data: bytes) -> None: ...
     def accept(self, token_id: int) -> bool:
-        """Whether the token may be next; if so the matcher is behind it."""
+        """Whether the token may be next; if so the matcher is past it."""
 
     def rollback(self, num_tokens: int) -> None: ...
     @property

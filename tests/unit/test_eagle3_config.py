@@ -387,7 +387,7 @@ def test_another_tokenizer(
     with_mask = tokenizer_json()
     with_mask["added_tokens"] += [{"id": 150, "content": "<|MASK|>", "special": True}]
     write_json(folder / "tokenizer.json", with_mask)
-    assert "tokenizer: the target's 150 tokens and behind them <|MASK|>" in (
+    assert "tokenizer: the target's 150 tokens and after them <|MASK|>" in (
         read(target, folder).details
     )
     write_json(folder / "tokenizer.json", tokenizer)

@@ -73,7 +73,7 @@ def test_legacy_names_of_norms(target: ModelConfig, tmp_path: Path) -> None:
     model = read(target, folder)
     assert model.tensor_names["aux_norm_high.weight"] == "fc_norm.2.weight"
     assert model.head.norm_output is True
-    assert "each normed (fc_norm), outputs fed back behind" in "\n".join(model.details)
+    assert "each normed (fc_norm), outputs fed back after" in "\n".join(model.details)
 
 
 @pytest.mark.parametrize("norm", ["input_layernorm", "hidden_norm"])

@@ -89,7 +89,7 @@ Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   }
   return {};
 }
-/// The same for q, k and v of Qwen2.5.
+/// As dispatched, with the biases of q, k and v of Qwen2.5.
 Variant biased_variant(int num_tiles, int num_steps) {
   switch (num_tiles) {
     case 1:

@@ -11,7 +11,7 @@
 
 namespace openspec {
 
-/// What the attention of a layer sees: the rows' spans, whose prefixes may begin behind a
+/// What the attention of a layer sees: the rows' spans, whose prefixes may begin after a
 /// sequence's first tokens, and how much of them (SpanAttentionParams).
 struct Sight {
   RowBatch rows;
@@ -45,14 +45,14 @@ class DecoderPass {
   /// k_proj and v_proj, one layer's below the other's.
   void append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
                       const void* x, std::span<const KvLayerView> kv);
-  /// The same as `append`, then attention.
+  /// K and V of x go to `kv` as in `append`, then the rows attend.
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
   /// What a part of another kind puts out, as `attend` and `mlp` do; it stays until the next
   /// `norm`.
   void add(const Delta& due) { due_ = due; }
-  /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due behind them is
+  /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due after them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);
   void convolve_due(const BlockConv& conv);

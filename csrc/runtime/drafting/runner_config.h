@@ -47,7 +47,7 @@ struct RunnerConfig {
   PrefixHasher::Key cache_key{};
 
   void validate() const;
-  /// Rows behind the known tokens that a sequence's step may have.
+  /// Rows after the known tokens that a sequence's step may have.
   int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_grammar_drafts; }
   /// Drafts one after another: fewer than max_draft_tokens for trees.
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }

@@ -93,7 +93,7 @@ struct StepLease {
   std::vector<uint64_t> serials;  // by span: which occupant of the slot is meant
   std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
   std::vector<PageLease> pages;   // by span
-  // By span: the position of its first row; of a decode step behind another one, at least.
+  // By span: the position of its first row; of a decode step after another one, at least.
   std::vector<int> first_position;
   int place = 0;  // among the steps under way, see Sequences::begin
   std::vector<SpanResult> results;

@@ -93,7 +93,7 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
                        "slot ", request.slot, " has ", num_known - begin,
                        " tokens to compute, asked for ", request.num_new_tokens);
     const bool is_sampled = begin + request.num_new_tokens >= num_tokens;
-    // A drafter with entries of its own begins behind the last known token's, which a step before
+    // A drafter with entries of its own begins after the last known token's, which a step before
     // this one must have made.
     const bool may_draft =
         is_sampled && (limits_.num_rows_behind == 0 || (begin > 0 && request.num_new_tokens == 1));

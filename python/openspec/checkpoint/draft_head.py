@@ -343,7 +343,7 @@ def _warn_of_last_layer(
     if layers[-1] == num_layers - 1:
         logger.warning(
             "%s: reads the output of layer %d, the target's last one, as it leaves that layer; a "
-            "head trained on transformers' hidden_states saw it behind the final norm",
+            "head trained on transformers' hidden_states saw it after the final norm",
             checkpoint.folder,
             layers[-1],
         )

@@ -149,7 +149,7 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     if all(draft.get(token) == target[token] for token in target) and all(
         draft[token] > max(target.values()) for token in added
     ):
-        return f"tokenizer: the target's {len(target)} tokens and behind them {name_some(added)}"
+        return f"tokenizer: the target's {len(target)} tokens and after them {name_some(added)}"
     remedy = "the draft model belongs to another target; give one that was trained for this one"
     if len(draft) != len(target):
         raise ConfigError(

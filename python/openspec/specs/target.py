@@ -22,5 +22,5 @@ class TargetSpec:
 
     @property
     def num_layers(self) -> int:
-        """Layers, from 0 to this number."""
+        """Number of layers."""
         return len(self.layers)

@@ -232,7 +232,7 @@ _OPTIONS = (
         name=DRAFT_ATTENTION,
         default=AUTO,
         choices=(AUTO, FULL, CAUSAL),
-        help="Whether the rows of a block see those behind them (full) or not (causal). auto: "
+        help="Whether the rows of a block see later ones (full) or not (causal). auto: "
         "what the head's config.json says.",
     ),
 )

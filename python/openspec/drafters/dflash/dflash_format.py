@@ -86,7 +86,7 @@ class BlockDialect(Dialect):
         return self.block_size if self.anchor_drafts else self.block_size - 1
 
     def shown_block(self) -> str:
-        """For messages."""
+        """Rows and drafts of a block, in words for messages."""
         layout = f"anchor-{FIRST if self.anchor_drafts else DROP}"
         return f"blocks of {self.block_size} rows, {layout}, {self.num_drafts} drafts"
 
@@ -105,8 +105,8 @@ class BlockDialect(Dialect):
         return self.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
 
     def shown_attention(self) -> str:
-        """For messages."""
-        words = ("all rows of a block see each other", "rows of a block do not see those behind")
+        """Who sees what in a block, in words for messages."""
+        words = ("all rows of a block see each other", "rows of a block do not see later ones")
         sliding = self.sliding
         if not sliding.window:
             note = f"; {sliding.dropped}" if sliding.dropped else ""

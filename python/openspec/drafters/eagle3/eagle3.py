@@ -66,7 +66,7 @@ def _warn_of_unusual_layers(folder: Path, layers: tuple[int, ...], num_layers: i
 def _other_readings(setup: DraftSetup, parts: HeadParts) -> tuple[Variant, ...]:
     """Other readings of keys that trainers and published configurations disagree on."""
     feedback = RAW if parts.spec.norm_output else NORMED
-    place = "before" if feedback == RAW else "behind"
+    place = "before" if feedback == RAW else "after"
     variants = [
         Variant(
             label=f"outputs fed back {place} the final norm",
@@ -139,7 +139,7 @@ SPEC = DrafterSpec(
             name=DRAFT_FEEDBACK,
             default=AUTO,
             choices=(AUTO, NORMED, RAW),
-            help="Whether the head reads its output behind the final norm (normed) or before it "
+            help="Whether the head reads its output after the final norm (normed) or before it "
             "(raw) for the next draft. auto: what its config.json says.",
         ),
     ),

@@ -176,7 +176,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
         f"layers of its own: {num_layers}, {_shown_sliding(sliding)}",
         f"norms: {'' if has_qk_norm else 'no '}q/k norm, residual "
         f"{'after' if is_norm_first else 'before'} hidden_norm, {shown_norms[norm_kind]}, outputs "
-        f"fed back {'behind the final norm' if norm_output else 'before the final norm'}",
+        f"fed back {'after the final norm' if norm_output else 'before the final norm'}",
     )
     summary = f"drafts {draft_vocab} of {vocab} tokens"
     return HeadParts(checkpoint, format, head, spec, names | norm_names, details, summary)
