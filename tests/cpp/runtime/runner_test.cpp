@@ -93,8 +93,9 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
   const auto decode = [&](double proposing_seconds) {
     // Beside these seconds those that the host takes between steps are nothing.
     constexpr double kPlainSeconds = 1e6;
-    runner.backend().planner().set_step_times(StepTable({{1, 1, kPlainSeconds}}, 0),
-                                    StepTable({{1, 1, proposing_seconds * kPlainSeconds}}, 0));
+    runner.backend().planner().set_step_times(
+        StepTable({{1, 1, kPlainSeconds}}, 0),
+        StepTable({{1, 1, proposing_seconds * kPlainSeconds}}, 0));
     const int slot = runner.add_sequence(job.prompt, 9, job.params, {});
     const int bystander = runner.add_sequence(random_prompt(2, 150), 150, {}, {});
     std::vector<bool> is_drafted;
@@ -109,7 +110,8 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
     }
     CHECK_EQ(output, expected);
     // Whenever the drafter was asked it had something to offer; that it was left out says nothing.
-    CHECK_GT(runner.table().estimate(slot, kDrafterDrafts).availability.ratio(), AcceptanceEstimate::kPrior);
+    CHECK_GT(runner.table().estimate(slot, kDrafterDrafts).availability.ratio(),
+             AcceptanceEstimate::kPrior);
     runner.remove_sequence(slot);
     runner.remove_sequence(bystander);
     return is_drafted;
