@@ -27,8 +27,9 @@ from tests.serve.real_server import (
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-MAX_FAILURE_COST = 2.0
-"""In imports of the server, which take nearly all of it; an engine takes as much as two more."""
+MAX_FAILURE_COST = 3.5
+"""In imports of the server: its own, and what an engine's process does until it is ended, which
+begins beside it."""
 
 LONG = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 
