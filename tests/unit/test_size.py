@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Only an issue that adds a capability raises one of these, and it says by how much and why.
-# csrc and python. 46,273 before targets, formats, states and draft sources became contracts, which
-# brought headers and checks for what comes next, and kernels named stages; docs/notes has the sums.
+# csrc and python. The aim was 46,273, the lines before targets, formats, states and draft sources
+# became contracts and kernels got named stages. It was missed: docs/notes has the sums.
 MAX_CODE_LINES = 47_500
 MAX_BENCH_LINES = 13_000  # programs whose question is answered go, with their note as what is left
 MAX_PYTHON_FUNCTION = 80  # lines: what is read at one glance
