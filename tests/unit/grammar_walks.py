@@ -11,7 +11,7 @@ from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import Format, json_of, source_of
 from openspec.grammar.json_rules import compile_source
-from openspec.grammar.schema import enforceable
+from openspec.grammar.schemas.schema import enforceable
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.formats import Format
 from openspec.grammar.json_rules import compile_source
-from openspec.grammar.schema import enforceable
+from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import StructuredOutputs
 from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
 from openspec.text.parsers.call_grammars import (

@@ -15,7 +15,7 @@ from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
 from openspec.grammar.formats import grammar_format, json_of, source_of, text
 from openspec.grammar.json_rules import chars_behind_quote, compile_source
-from openspec.grammar.schema import enforceable
+from openspec.grammar.schemas.schema import enforceable
 from tests.unit.grammar_walks import STOP, accepts, tokens
 
 LIMITS = GrammarLimits(timeout_s=10.0, memory=4 << 30, cache_bytes=256 << 20)

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from openspec import _grammar
-from openspec.grammar.characters import ESCAPED_IN_JSON
+from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
 from openspec.grammar.formats import json_of
-from openspec.grammar.pattern import Pattern, PatternError, bounded, other_than, render
+from openspec.grammar.patterns.pattern import Pattern, PatternError, bounded, other_than, render
 from tests.unit.grammar_walks import STOP, compiled, tokens, vocabulary
 
 TEXTS = ["".join(text) for n in range(5) for text in itertools.product("ab/", repeat=n)]

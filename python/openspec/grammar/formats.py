@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.constraints import Unenforceable
-from openspec.grammar.pattern import Pattern, PatternError, render
-from openspec.grammar.schema import enforceable
+from openspec.grammar.schemas.constraints import Unenforceable
+from openspec.grammar.patterns.pattern import Pattern, PatternError, render
+from openspec.grammar.schemas.schema import enforceable
 
 Format: TypeAlias = dict[str, JsonValue]
 

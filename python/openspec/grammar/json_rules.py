@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 
 from openspec import _grammar
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.characters import ESCAPED_IN_JSON
+from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
 from openspec.grammar.formats import LENGTH_RULE
-from openspec.grammar.pattern import ANY, Repeat, render
+from openspec.grammar.patterns.pattern import ANY, Repeat, render
 
 MAX_INDENT = 32
 _LINE = ('""', '" "')

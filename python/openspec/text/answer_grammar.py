@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.constraints import Unenforceable
+from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.formats import (
     ANY_OBJECT,
     Format,
@@ -31,7 +31,7 @@ from openspec.grammar.formats import (
     structural_tag_format,
     text,
 )
-from openspec.grammar.strict import check_strict
+from openspec.grammar.schemas.strict import check_strict
 from openspec.messages import StructuredOutputs
 from openspec.text.json_values import plain_json
 from openspec.text.parsers.call_grammars import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.constraints import Unenforceable
+from openspec.grammar.schemas.constraints import Unenforceable
 
 MAX_DEPTH = 64
 _MAPS = ("properties", "$defs", "definitions")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.values import same
+from openspec.grammar.schemas.values import same
 
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 ALL_TYPES = frozenset(TYPES)

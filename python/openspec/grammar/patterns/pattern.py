@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from openspec.grammar.characters import (
+from openspec.grammar.patterns.characters import (
     CLASSES,
     CONTROLS,
     ESCAPED_IN_JSON,

@@ -15,8 +15,8 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.characters import ESCAPED_IN_JSON
-from openspec.grammar.constraints import (
+from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
+from openspec.grammar.schemas.constraints import (
     ALL_TYPES,
     TYPES,
     At,
@@ -27,10 +27,10 @@ from openspec.grammar.constraints import (
     merged,
     read_plain,
 )
-from openspec.grammar.definitions import check_productive, shared
-from openspec.grammar.disjoint import are_disjoint
-from openspec.grammar.pattern import PatternError, of_length, other_than, render
-from openspec.grammar.scalars import (
+from openspec.grammar.schemas.definitions import check_productive, shared
+from openspec.grammar.schemas.disjoint import are_disjoint
+from openspec.grammar.patterns.pattern import PatternError, of_length, other_than, render
+from openspec.grammar.schemas.scalars import (
     admits,
     bounds_of_length,
     is_found,

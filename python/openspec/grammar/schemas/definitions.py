@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.constraints import Unenforceable
+from openspec.grammar.schemas.constraints import Unenforceable
 
 MIN_SHARED_CHARS = 64
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openspec.grammar.constraints import Parts, Plain, Unenforceable, Unsatisfiable, merged
-from openspec.grammar.scalars import admits
+from openspec.grammar.schemas.constraints import Parts, Plain, Unenforceable, Unsatisfiable, merged
+from openspec.grammar.schemas.scalars import admits
 
 MAX_DEPTH = 4
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.characters import ESCAPED_IN_JSON
-from openspec.grammar.constraints import At, Plain, Unenforceable, Unsatisfiable
-from openspec.grammar.pattern import ENDLESS, Pattern, PatternError, bounded, render
-from openspec.grammar.values import type_of
+from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
+from openspec.grammar.schemas.constraints import At, Plain, Unenforceable, Unsatisfiable
+from openspec.grammar.patterns.pattern import ENDLESS, Pattern, PatternError, bounded, render
+from openspec.grammar.schemas.values import type_of
 
 MAX_INTEGER = (1 << 53) - 1
 MAX_LENGTH = (1 << 31) - 1

@@ -1,0 +1,1 @@
+"""JSON schemas as trees of what a grammar allows."""
