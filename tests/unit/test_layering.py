@@ -108,7 +108,8 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "weights": ("strict_json", "float16", "folder"),
         "targets": ("strict_json", "folder"),
         "draft_model": ("strict_json", "float16", "folder", "weights"),
-        "draft_head": ("strict_json", "weights", "targets", "draft_model"),
+        "token_map": ("draft_model",),
+        "draft_head": ("strict_json", "weights", "targets", "draft_model", "token_map"),
     },
     "drafters": {
         "spec": (),

@@ -139,6 +139,8 @@ class DraftModel:
     """Tensors in the files that are not loaded -> why."""
     details: tuple[str, ...] = ()
     """More lines, for whoever looks closer."""
+    trained_length: int | None = None
+    """Tokens of the longest texts that it was trained on, as far as config.json tells."""
 
 
 def load_weights(

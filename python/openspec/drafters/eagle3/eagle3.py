@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from openspec.checkpoint.draft_head import TOKEN_MAP, TOKEN_MASK, listed
+from openspec.checkpoint.draft_head import listed
+from openspec.checkpoint.token_map import TOKEN_MAP, TOKEN_MASK
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3.eagle3_format import (
     AUTO,

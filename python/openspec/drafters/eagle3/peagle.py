@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openspec.checkpoint.draft_head import TOKEN_MAP
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.token_map import TOKEN_MAP
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head
 from openspec.drafters.spec import (
