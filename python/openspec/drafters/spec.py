@@ -223,6 +223,8 @@ class DrafterSpec:
     name: str
     summary: str
     """One line for `--help`."""
+    example: tuple[str, str] | None = None
+    """A model of the hub and a draft model made for it, for `--help`."""
     default_num_speculative_tokens: int
     max_num_speculative_tokens: int
     """0: this is plain decoding."""

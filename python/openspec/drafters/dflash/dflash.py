@@ -240,12 +240,18 @@ def _num_drafts_of(folder: Path, options: Options) -> int:
 
 
 def make_spec(
-    name: str, summary: str, num_drafts: int, has_markov: bool, aliases: tuple[str, ...] = ()
+    name: str,
+    summary: str,
+    example: tuple[str, str],
+    num_drafts: int,
+    has_markov: bool,
+    aliases: tuple[str, ...] = (),
 ) -> DrafterSpec:
     """A method of the family; `num_drafts` where no checkpoint says it."""
     return DrafterSpec(
         name=name,
         summary=summary,
+        example=example,
         aliases=aliases,
         default_num_speculative_tokens=num_drafts,
         max_num_speculative_tokens=MAX_BLOCK,
@@ -262,6 +268,7 @@ def make_spec(
 SPEC = make_spec(
     "dflash",
     "a head of several layers reads the target's hidden states and drafts a block at once",
+    ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
     num_drafts=15,
     has_markov=False,
     aliases=("dflash2",),

@@ -126,6 +126,7 @@ def _num_nodes(depth: int, options: Options) -> int:
 SPEC = DrafterSpec(
     name="eagle3",
     summary="a head reads the target's hidden states and drafts chains or trees, token by token",
+    example=("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"),
     default_num_speculative_tokens=3,
     max_num_speculative_tokens=15,
     options=(

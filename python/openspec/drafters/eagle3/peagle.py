@@ -73,6 +73,7 @@ def _plan_checkup(setup: DraftSetup) -> Checkup:
 SPEC = DrafterSpec(
     name=PARALLEL,
     summary="a head reads the target's hidden states and drafts all tokens in one pass",
+    example=("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.peagle"),
     default_num_speculative_tokens=4,
     max_num_speculative_tokens=MAX_DEPTH,
     aliases=("p-eagle", "p_eagle"),
