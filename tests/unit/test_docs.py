@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -198,3 +199,22 @@ def test_the_tests_that_a_page_names_exist() -> None:
     for file, test in named:
         sources = [path.read_text() for path in (ROOT / "tests").rglob(file)]
         assert any(f"def {test}(" in source for source in sources), f"{file}::{test}"
+
+
+def test_the_images_start_the_server_and_take_the_sources_they_need() -> None:
+    """What a linter cannot see: the module, the versions that are tested, what is left out."""
+    text = (ROOT / "Dockerfile").read_text()
+    entries = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.M)
+    for entry in entries:
+        command = json.loads(entry)
+        assert command[:3] == ["python", "-m", "openspec.serve"]
+        parse_engine_args("test", "", command[3:], [group_of("server", ServeConfig)], environ={})
+    assert len(entries) == len(re.findall(r"^FROM \S+ AS (?:cpu|cuda)$", text, re.M)) == 2
+    tested = [
+        re.findall(r"torch==([\d.]+)", (ROOT / file).read_text())[0]
+        for file in ("tests/run", ".ci/run")
+    ]
+    assert re.findall(r"^ARG TORCH=(.*)$", text, re.M) == tested
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    kept = {"csrc", "python", "third_party", "CMakeLists.txt", "pyproject.toml", "README.md"}
+    assert not kept & {*ignored} and {".git", "build", "**/*.so"} <= {*ignored}
