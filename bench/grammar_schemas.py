@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import jsonschema
 from tests.unit.schema_shapes import PATTERNS, schemas
 
 from openspec import LLM, SamplingParams
@@ -25,6 +24,11 @@ from openspec.errors import RequestError
 from openspec.messages import StructuredOutputs
 from openspec.text.answer_grammar import content_format
 from openspec.text.outputs import RequestOutput
+
+try:
+    import jsonschema
+except ModuleNotFoundError as error:
+    raise SystemExit(f"needs jsonschema: pip install jsonschema ({error})") from None
 
 QUESTION = "Give an example of a thing with these fields in JSON: {names}."
 COPY = "Repeat the following text exactly:\n\n{example}"

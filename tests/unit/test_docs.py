@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,3 +221,44 @@ def test_the_images_start_the_server_and_take_the_sources_they_need() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     kept = {"csrc", "python", "third_party", "CMakeLists.txt", "pyproject.toml", "README.md"}
     assert not kept & {*ignored} and {".git", "build", "**/*.so"} <= {*ignored}
+
+
+def test_nobody_is_told_to_install_another_projects_package() -> None:
+    """The name on PyPI is another project's; extras come from the checkout."""
+    pattern = r"pip3? install (-[^ ]+ )*[\"']?openspec([]\"' [`]|$)"
+    git = ["git", "grep", "-nE", pattern, "--", ":!docs/notes", ":!tests/unit/test_docs.py"]
+    told = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    wrong = [line for line in told.splitlines() if not re.search("[Nn]ever|Do not", line)]
+    assert not wrong
+    for page in ("README.md", "docs/quickstart.md", "docs/scale.md"):
+        assert "another project's" in (ROOT / page).read_text()
+
+
+PROGRAMS = sorted(
+    {
+        name
+        for page in [*DOCS.glob("*.md"), ROOT / "README.md"]
+        for name in re.findall(r"python -m (bench\.[a-z_]+)", page.read_text())
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_says_what_it_needs(program: str) -> None:
+    """After the README's install alone, without the tools of developers."""
+    absent = ("httpx", "jsonschema", "hypothesis", "openai", "pytest", "transformers", "zmq")
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent})); "
+        f"sys.argv = [{program!r}, '--help']; runpy.run_module({program!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2) or re.search(r"needs (\w+): pip install \1", done.stderr)

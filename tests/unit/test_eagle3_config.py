@@ -378,9 +378,7 @@ def test_a_head_without_lm_head(target: ModelConfig, tmp_path: Path) -> None:
         config, tensors = make()
         del tensors["lm_head.weight"]
         folder = write_draft(tmp_path / make.__name__, config, tensors)
-        with pytest.raises(
-            ConfigError, match=r"missing tensor lm_head\..*: the head knows 40"
-        ):
+        with pytest.raises(ConfigError, match=r"missing tensor lm_head\..*: the head knows 40"):
             read(target, folder)
 
 

@@ -22,7 +22,7 @@ except ImportError as error:
         raise
     raise ConfigError(
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
-        "with: pip install torch, then pip install openspec again"
+        "with: pip install torch, then pip install . again in the checkout of openspec"
     ) from error
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, load_weights
