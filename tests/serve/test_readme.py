@@ -102,8 +102,8 @@ def test_tests_run_says_what_it_left_out(tmp_path: Path) -> None:
     assert (
         said["full"] == "left out: real clients and routers (tests/clients/run, tests/routers/run)"
     )
-    for command in re.findall(r"(?:tests|bench)/[\w./]+", said["all"]):
-        assert (ROOT / command).exists()
+    for path in re.findall(r"(?:tests|bench)/[\w./]+", said["all"]):
+        assert (ROOT / path).exists()
 
 
 def test_server_and_request() -> None:

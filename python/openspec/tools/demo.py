@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m openspec.demo", description=__doc__)
     parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="what to ask")
     parser.add_argument("--model", default=None, help="folder or id of the hub; default: embedded")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="TOKENS", help="longest answer")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="TOKENS", help="longest answer"
+    )
     parser.add_argument("--no-color", action="store_true", help="as NO_COLOR=1 does")
     args = parser.parse_args(argv)
     try:
