@@ -18,9 +18,11 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM cpu-base AS cpu
 COPY --from=cpu-wheel /wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl \
-    && useradd --uid 10001 --create-home openspec
+    && useradd --uid 10001 openspec \
+    && install --directory --owner=openspec /models
+ENV HF_HOME=/models
 USER 10001
-WORKDIR /home/openspec
+WORKDIR /models
 EXPOSE 8000
 HEALTHCHECK --start-period=600s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
 ENTRYPOINT ["python", "-m", "openspec.serve", "--host", "0.0.0.0"]
@@ -53,9 +55,11 @@ RUN CMAKE_ARGS="-DOPENSPEC_CUDA=ON '-DOPENSPEC_CUDA_ARCHS=$CUDA_ARCHS'" \
 FROM cuda-base AS cuda
 COPY --from=cuda-wheel /wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl \
-    && useradd --uid 10001 --create-home openspec
+    && useradd --uid 10001 openspec \
+    && install --directory --owner=openspec /models
+ENV HF_HOME=/models
 USER 10001
-WORKDIR /home/openspec
+WORKDIR /models
 EXPOSE 8000
 HEALTHCHECK --start-period=600s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
 ENTRYPOINT ["python", "-m", "openspec.serve", "--host", "0.0.0.0"]

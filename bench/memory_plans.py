@@ -7,6 +7,7 @@ docs/your_model.md.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,28 +26,7 @@ from openspec.specs.runner import RunnerConfig
 GB = 10**9
 CARDS = (24, 48, 80, 141)
 """Memory of GPUs as it is sold, in GB."""
-MODELS = {
-    "Qwen3-0.6B": "qwen3-0.6b",
-    "Qwen3-1.7B": "qwen3-1.7b",
-    "Qwen3-4B": "qwen3-4b",
-    "Qwen3-8B": "qwen3-8b",
-    "Qwen3-14B": "qwen3-14b",
-    "Qwen3-32B": "qwen3-32b",
-    "Llama-3.2-1B": "llama-3.2-1b",
-    "Llama-3.2-3B": "llama-3.2-3b",
-    "Llama-3.1-8B": "llama-3.1-8b",
-    "Llama-3.3-70B": "llama-3.3-70b",
-    "Qwen2.5-0.5B": "qwen2.5-0.5b",
-    "Qwen2.5-1.5B": "qwen2.5-1.5b",
-    "Qwen2.5-3B": "qwen2.5-3b",
-    "Qwen2.5-7B": "qwen2.5-7b",
-    "Qwen2.5-14B": "qwen2.5-14b",
-    "Qwen2.5-32B, QwQ-32B": "qwen2.5-32b",
-    "Mistral-7B-v0.3": "mistral-7b-v0.3",
-    "Mistral-Nemo (12B)": "mistral-nemo-12b",
-    "Mistral-Small (24B)": "mistral-small-24b",
-}
-HEADS = {name: MODELS[name] for name in ("Qwen3-4B", "Qwen3-8B", "Llama-3.1-8B")}
+HEADS = ("qwen3-4b", "qwen3-8b", "llama-3.1-8b")
 """Models for which heads are shown."""
 DEFAULTS = EngineConfig(method="none")
 DRAFT_VOCAB = 32000
@@ -117,6 +97,11 @@ def num_kv_tokens(model: ModelConfig, card: int) -> int:
         return 0
 
 
+def shown_name(name: str) -> str:
+    """As the hub spells it: "qwen3-0.6b" is Qwen3-0.6B."""
+    return re.sub(r"^[a-z]|(?<=-)[ns]|(?<=\d)b\b", lambda found: found[0].upper(), name)
+
+
 def shown_tokens(number: int) -> str:
     """Thousands."""
     return f"{number // 1000:,} k" if number else "no"
@@ -125,12 +110,12 @@ def shown_tokens(number: int) -> str:
 def models() -> list[list[str]]:
     """A row for each model: its weights, KV of a token, tokens of KV on each card."""
     rows = [["model", "weights", "KV of a token", *(f"{card} GB" for card in CARDS)]]
-    for label, name in MODELS.items():
+    for name in sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3")):
         model = model_of(name)
         plan = _C.memory_plan(runner_config(model))
         rows.append(
             [
-                label,
+                shown_name(name),
                 f"{plan.weight_bytes / GB:.1f} GB",
                 f"{plan.page_bytes // DEFAULTS.page_size // 1024} KiB",
                 *(shown_tokens(num_kv_tokens(model, card)) for card in CARDS),
@@ -142,12 +127,12 @@ def models() -> list[list[str]]:
 def heads() -> list[list[str]]:
     """A row for each model and kind of head: what it adds."""
     rows = [["model", "head", "weights and scratch", "more KV of a token"]]
-    for shown, name in HEADS.items():
+    for name in HEADS:
         model = model_of(name)
         alone = _C.memory_plan(runner_config(model))
         for method, label in (("eagle3", "EAGLE-3, 3 drafts"), ("dflash", "DFlash, 15 drafts")):
             plan = _C.memory_plan(with_head(model, method))
             fixed = plan.draft_fixed_bytes + plan.scratch_bytes - alone.scratch_bytes
             share = plan.page_bytes / alone.page_bytes - 1
-            rows.append([shown, label, f"{fixed / GB:.1f} GB", f"{share:.0%}"])
+            rows.append([shown_name(name), label, f"{fixed / GB:.1f} GB", f"{share:.0%}"])
     return rows
