@@ -146,7 +146,7 @@ def test_aborts_reach_the_engine(start_server) -> None:
 def test_a_dead_engine_fails_its_own_requests_and_comes_back(
     start_server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = start_server(SLOW, num_engines=2, max_restarts=None)
+    server = start_server(SLOW, num_engines=2, max_restarts=5)
     ends: list[dict] = []
 
     def run(number: int) -> None:
@@ -171,14 +171,14 @@ def test_a_dead_engine_fails_its_own_requests_and_comes_back(
     wait_until(lambda: server.context.engine.num_accepting == 2)
     server.complete(prompt=["c", "d"], max_tokens=1)
     assert seen_by(server) == [4, 3, 1]
-    assert "starting engine 1 again at once, for the 1. times" in caplog.text
+    assert "starting engine 1 again at once, 1 of 5 times within 10 minutes" in caplog.text
     server.call(server.engines[2].die)
     wait_until(lambda: server.context.engine.num_accepting == 2 and len(server.engines) == 4)
-    assert "starting engine 1 again in 0.05 s, for the 2. times" in caplog.text
+    assert "starting engine 1 again in 0.05 s, 2 of 5 times within 10 minutes" in caplog.text
 
 
 def test_grammars_reach_the_engine_that_needs_them(start_server) -> None:
-    server = start_server(num_engines=2, max_restarts=None)
+    server = start_server(num_engines=2, max_restarts=5)
 
     def loaded() -> list[int]:
         assert all(bool(engine.vocabulary) == bool(engine.grammars) for engine in server.engines)
@@ -288,6 +288,9 @@ def make_engine() -> object:
     ended = asyncio.Event()
     engine = SimpleNamespace(
         is_alive=True,
+        is_late=False,
+        failure="engine_dead",
+        last_stats=None,
         info=make_core(FakeRunner()).info,
         close=close,
         ended=ended.wait,
@@ -330,7 +333,7 @@ def test_what_does_not_start_ends_the_others_or_is_tried_again(
     async def late() -> None:
         given = Started(None, EngineError("not ready after 1 s"), None)
         given.gates[0].set()
-        replicas = Replicas([given.start] * 2, None)
+        replicas = Replicas([given.start] * 2, 5)
         await replicas.start(1)
         assert replicas.num_accepting == 1 and replicas.all[1].failure == "engine_restarting"
         given.gates[1].set()
