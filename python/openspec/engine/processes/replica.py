@@ -236,6 +236,7 @@ class Replica:
         """
         await self._stop()
         self.is_restarting, self.is_given_up = True, False
+        self._restart_times.clear()
         started = None
         if self._newest is not None:
             with contextlib.suppress(EngineError, asyncio.TimeoutError):
