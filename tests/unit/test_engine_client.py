@@ -381,6 +381,7 @@ def test_a_late_engine_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def test(client: EngineClient) -> None:
         os.kill(client.pid or 0, signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # its last beat is overdue by then
         while not client.is_late:
             await asyncio.sleep(0.01)
         monkeypatch.setattr("openspec.engine.processes.client.CLOSE_TIMEOUT_S", 600.0)
