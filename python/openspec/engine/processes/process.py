@@ -94,6 +94,7 @@ def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) ->
         return None
     gc.collect()
     gc.freeze()
+    heartbeat.beat()  # whatever holds the loop up from here on shows
     channel.send(protocol.Ready(core.info))
     row_s = ROW_S[core.info.device]
     core.on_launch = lambda num_rows: heartbeat.beat(num_rows * row_s)
