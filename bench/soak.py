@@ -3,9 +3,10 @@
     python -m bench.soak --minutes 60 --json FILE [-- --method eagle3 ...]
 
 Starts `python -m openspec.serve` with the flags after `--` and sends random requests: prompts,
-chats, streams, several choices, every sampling parameter, wrong ones, clients that leave at any
-time and clients that read slowly. Every few seconds it notes memory, open files and counters of all
-the server's processes. At the end it checks that
+chats, streams, several choices, every sampling parameter, grammars and tools in all four APIs,
+wrong ones, clients that leave at any time and clients that read slowly. Every answer is compared
+with that of the same request sent again, or with its schema (`soak_answers.py`). Every few seconds
+it notes memory, open files and counters of all the server's processes. At the end it checks that
 
 - memory grows by less than 0.5 MB a minute: the upper end of the 95 % confidence interval of a
   line through the last two thirds;
@@ -33,6 +34,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from bench import soak_answers
 
 from openspec.bench.environment import environment
 from openspec.bench.server import free_port
@@ -45,6 +49,7 @@ except ModuleNotFoundError as error:
 MOST_GROWTH = 0.5  # MB a minute
 MOST_DRIFT = 0.05
 NUM_PROBES = 4
+PATHS_OF_OPENAI = ("/v1/completions", "/v1/chat/completions")
 PATIENCE_S = 120.0
 WORDS = (Path(__file__).parent / "soak.py").read_text().split()
 
@@ -78,10 +83,20 @@ class Traffic:
         async with self._client:
             await asyncio.gather(*(self._client_life() for _ in range(num_clients)))
 
+    async def warm_up(self) -> None:
+        """Has the server start the processes that it starts when somebody needs them."""
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            base_url=self.url, timeout=PATIENCE_S, limits=limits
+        ) as client:
+            bodies = [soak_answers.asked(random.Random(seed), WORDS) for seed in range(16)]
+            await asyncio.gather(*(client.post(one.path, json=one.body) for one in bodies))
+
     async def _client_life(self) -> None:
         kinds: list[tuple[float, Callable[[], Awaitable[str]]]] = [
             (10, self._whole),
             (6, self._stream),
+            (6, self._structured),
             (4, self._leave),
             (2, self._wrong),
             (2, self._probe),
@@ -105,10 +120,10 @@ class Traffic:
         """A path and a body, both right."""
         draw = self._draw
         body: dict[str, object] = {"max_tokens": draw.choice([1, 4, 16, 64, 128])}
+        body["seed"] = draw.randrange(1 << 40)
         optional: dict[str, Callable[[], object]] = {
             "n": lambda: draw.randint(1, 4),
             "temperature": lambda: draw.choice([0, 0.3, 1.0, 1.7]),
-            "seed": lambda: draw.randrange(1 << 40),
             "top_p": lambda: draw.uniform(0.1, 1),
             "top_k": lambda: draw.randint(1, 50),
             "min_p": lambda: draw.uniform(0, 0.3),
@@ -139,13 +154,42 @@ class Traffic:
             body["prompt"] = [self._text(120) for _ in range(draw.randint(1, 3))]
         return "/v1/completions", body
 
-    async def _whole(self) -> str:
-        path, body = self._request()
+    async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._client.post(path, json=body)
         assert answer.status_code == 200, f"{answer.status_code} {answer.text[:300]} {body}"
-        choices = answer.json()["choices"]
+        return dict(answer.json())
+
+    async def _events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        async with self._client.stream("POST", path, json={**body, "stream": True}) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+            assert answer.status_code == 200, f"{answer.status_code} {answer.text[:300]} {body}"
+            lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
+        if path in PATHS_OF_OPENAI:
+            assert lines.pop() == "data: [DONE]", lines[-1][:300]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        assert not any("error" in event and event["error"] for event in events), events[-1]
+        return events
+
+    async def _whole(self) -> str:
+        path, body = self._request()
+        choices = (await self._ask(path, body))["choices"]
         assert all(choice["finish_reason"] in ("stop", "length") for choice in choices)
+        again = (await self._ask(path, body))["choices"]
+        assert texts_of(choices) == texts_of(again), f"another answer to {body}"
         return "answered"
+
+    async def _structured(self) -> str:
+        asked = soak_answers.asked(self._draw, WORDS)
+        if self._draw.random() < 0.5:
+            answer = asked.whole(await self._events(asked.path, asked.body))
+        else:
+            answer = await self._ask(asked.path, asked.body)
+        if asked.is_checked(answer):
+            return f"fits, {asked.path}"
+        again = asked.texts(await self._ask(asked.path, asked.body))
+        assert again[0] is False, f"once cut short, once not: {asked.body}"
+        return f"cut short, {asked.path}"
 
     def _streamed_request(self) -> tuple[str, dict[str, object]]:
         path, body = self._request()
@@ -156,18 +200,24 @@ class Traffic:
 
     async def _stream(self) -> str:
         path, body = self._streamed_request()
-        async with self._client.stream("POST", path, json=body) as answer:
-            if answer.status_code != 200:
-                await answer.aread()
-            assert answer.status_code == 200, f"{answer.status_code} {answer.text[:300]} {body}"
-            lines = [line async for line in answer.aiter_lines() if line]
-        assert lines[-1] == "data: [DONE]", lines[-1][:300]
+        streamed = [""] * len(
+            (whole := await self._ask(path, {**body, "stream": False}))["choices"]
+        )
+        for event in await self._events(path, body):
+            for choice in event["choices"]:
+                delta = choice.get("delta") or {}
+                streamed[choice["index"]] += choice.get("text") or delta.get("content") or ""
+        assert streamed == texts_of(whole["choices"]), f"a stream tells otherwise: {body}"
         return "answered"
 
     async def _leave(self) -> str:
         path, body = self._request()
+        body |= {"max_tokens": 512, "ignore_eos": True}
+        if self._draw.random() < 0.3:
+            asked = soak_answers.asked(self._draw, WORDS)
+            path, body = asked.path, dict(asked.body)
         most = self._draw.randint(0, 5)
-        body |= {"stream": self._draw.random() < 0.7, "max_tokens": 512, "ignore_eos": True}
+        body["stream"] = self._draw.random() < 0.7
         patience = self._draw.uniform(0.001, 0.3)
         try:
             async with self._client.stream("POST", path, json=body, timeout=patience) as answer:
@@ -224,6 +274,11 @@ class Traffic:
         await writer.drain()
         writer.close()
         return "left"
+
+
+def texts_of(choices: list[dict[str, Any]]) -> list[str]:
+    """Of completions and chats; a chat that only thinks has none."""
+    return [one["text"] if "text" in one else one["message"]["content"] or "" for one in choices]
 
 
 def processes(pid: int) -> list[int]:
@@ -300,6 +355,7 @@ def verdicts(traffic: Traffic, samples: list[Sample], idle: Sample, url: str) ->
         "engine_step_failures_total",
         "engine_admission_failures_total",
         "drafter_failures_total",
+        "engine_failures_total",
     ):
         if name not in left or left[name]:
             wrong[name] = f"{left[name]:g}"
@@ -321,6 +377,7 @@ async def wait_idle(url: str) -> None:
 
 async def soak(pid: int, url: str, arguments: argparse.Namespace) -> tuple[Traffic, list[Sample]]:
     traffic = Traffic(url, arguments.seed, arguments.patience)
+    await traffic.warm_up()
     began = time.monotonic()
     samples = [look(pid, url, began)]
     load = asyncio.create_task(traffic.run(arguments.clients, 60 * arguments.minutes))

@@ -52,7 +52,8 @@ class RequestError(_Said, ValueError):
 class EngineError(_Said, RuntimeError):
     """A broken invariant, or an engine that is gone. HTTP 500 or 503.
 
-    `code` says for a machine what failed: engine_hung, engine_dead or text_process_ended.
+    `code` says for a machine what failed: engine_hung, engine_dead, engine_late, engine_restarting
+    or text_process_ended.
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:

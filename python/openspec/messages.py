@@ -386,6 +386,17 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
             sums[position] += accepted
 
 
+def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
+    """Statistics of several engines together."""
+    if len(parts) == 1:
+        return parts[0]
+    total = EngineStats()
+    add_counters(total, parts)
+    for name in set(EngineStats.__struct_fields__) - set(SpecCounters.__struct_fields__):
+        setattr(total, name, sum(getattr(part, name) for part in parts))
+    return total
+
+
 def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats:
     """What was counted in between."""
     old = before.num_accepted_tokens_per_pos

@@ -86,7 +86,7 @@ def run_fake_server(
     model: Path,
     engine_options: dict | None = None,
     num_engines: int = 1,
-    max_restarts: int | None = 0,
+    max_restarts: int = 0,
     **config: object,
 ) -> Iterator[RunningServer]:
     # As `bound_socket` does it.

@@ -66,6 +66,8 @@ class FakeEngineClient:
         )
         self.step_s = step_s
         self.is_alive = True
+        self.is_late = False
+        self.last_stats: EngineStats | None = None
         self.pid = None
         self.vocabulary: tuple[list[bytes], int, list[int]] | None = None
         self.grammars: dict[str, bytes] = {}

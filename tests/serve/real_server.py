@@ -116,11 +116,15 @@ def engine_of(pid: int) -> int:
 
 def children_of(pid: int, module: str) -> list[int]:
     """The processes that it started and that run this module."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if module in _arguments(child)]
+    return [child for child in all_children_of(pid) if module in _arguments(child)]
 
 
-def _arguments(pid: str) -> list[str]:
+def all_children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for one in tasks for child in (one / "children").read_text().split())
+
+
+def _arguments(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:

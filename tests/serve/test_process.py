@@ -17,6 +17,7 @@ import openspec
 from openspec.config import EMBEDDED_MODEL
 from tests.serve.real_server import (
     RealServer,
+    all_children_of,
     command,
     environment,
     import_cpu_s,
@@ -178,6 +179,33 @@ with contextlib.closing(process._load(Phases(), EngineConfig().with_folders(), S
     assert done.stdout == "False []\n", "what loading needs is imported before the settings come"
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_standard_files_are_open_before_anything_else(closed: str) -> None:
+    code = """
+import os, socket, sys
+from openspec.engine.processes.log import open_standard_files
+report = int(sys.argv[1])
+open_standard_files()
+with socket.socket() as sock:
+    names = [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]
+    print("nowhere", file=sys.stderr)
+    print("nowhere")
+    os.write(report, f"{sock.fileno() > 2} {names}".encode())
+"""
+    read, write = os.pipe()
+    shell = ["bash", "-c", f'exec "$@" {closed}', "bash", command([])[0], "-c", code, str(write)]
+    subprocess.run(shell, env=environment(), pass_fds=[write], check=True)
+    os.close(write)
+    with os.fdopen(read) as report:
+        is_above, _, names = report.read().partition(" ")
+    assert is_above == "True" and names.count("/dev/null") >= closed.count("&-")
+
+
+def test_a_start_that_fails_where_nobody_reads() -> None:
+    shell = ["bash", "-c", 'exec "$@" 2>&-', "bash", *command(["--port", "70000"])]
+    assert subprocess.run(shell, env=environment(), timeout=PATIENCE_S, check=False).returncode == 1
+
+
 class TestRunning:
     """Needs the engine."""
 
@@ -231,6 +259,28 @@ class TestRunning:
         finally:
             process.kill()
 
+    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+    def test_closed_standard_files(self, closed: str, tmp_path: Path) -> None:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = str(sock.getsockname()[1])
+        line = command(["--port", port, "--num-threads", "1", "--access-log"])
+        shell = ["bash", "-c", f'exec "$@" {closed}', "bash", *line]
+        process = subprocess.Popen(shell, env=environment(), cwd=tmp_path)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+                wait_until(lambda: process.poll() is not None or is_ready(client))
+                body = {"prompt": "a", "max_tokens": 3, "guided_regex": "[a-c]{3}"}
+                assert client.post("/v1/completions", json=body).status_code == 200
+                chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+                assert client.post("/v1/chat/completions", json=chat).status_code == 200
+            for pid in (process.pid, *all_children_of(process.pid)):
+                assert os.readlink(f"/proc/{pid}/fd/2") == os.devnull
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
     def test_unix_socket(self, tmp_path: Path) -> None:
         path = tmp_path / "sock"
         process = subprocess.Popen(
@@ -241,15 +291,7 @@ class TestRunning:
             with httpx.Client(
                 transport=transport, base_url="http://x", timeout=PATIENCE_S
             ) as client:
-
-                def answers() -> bool:
-                    try:
-                        return client.get("/ready").status_code == 200
-                    except httpx.ConnectError:
-                        assert process.poll() is None
-                        return False
-
-                wait_until(answers)
+                wait_until(lambda: process.poll() is not None or is_ready(client))
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
             assert not path.exists()
@@ -338,7 +380,7 @@ class TestRunning:
             wait_until(lambda: not is_running(engine))
 
     def test_a_killed_engine_shows(self) -> None:
-        with real_server() as server:
+        with real_server("--restart-engine", "0") as server:
             with server.client.stream("POST", "/v1/completions", json=LONG) as response:
                 chunks = response.iter_raw()
                 next(chunks)
@@ -351,6 +393,13 @@ class TestRunning:
             assert response.status_code == 503
             assert server.client.get("/metrics").status_code == 200
             assert server.stop() == 0
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/ready").status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def _wait_for_signal(server: RealServer) -> None:

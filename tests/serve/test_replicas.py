@@ -146,7 +146,7 @@ def test_aborts_reach_the_engine(start_server) -> None:
 def test_a_dead_engine_fails_its_own_requests_and_comes_back(
     start_server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = start_server(SLOW, num_engines=2, max_restarts=None)
+    server = start_server(SLOW, num_engines=2, max_restarts=5)
     ends: list[dict] = []
 
     def run(number: int) -> None:
@@ -171,14 +171,14 @@ def test_a_dead_engine_fails_its_own_requests_and_comes_back(
     wait_until(lambda: server.context.engine.num_accepting == 2)
     server.complete(prompt=["c", "d"], max_tokens=1)
     assert seen_by(server) == [4, 3, 1]
-    assert "starting engine 1 again at once, for the 1. times" in caplog.text
+    assert "starting engine 1 again at once, 1 of 5 times within 10 minutes" in caplog.text
     server.call(server.engines[2].die)
     wait_until(lambda: server.context.engine.num_accepting == 2 and len(server.engines) == 4)
-    assert "starting engine 1 again in 0.05 s, for the 2. times" in caplog.text
+    assert "starting engine 1 again in 0.05 s, 2 of 5 times within 10 minutes" in caplog.text
 
 
 def test_grammars_reach_the_engine_that_needs_them(start_server) -> None:
-    server = start_server(num_engines=2, max_restarts=None)
+    server = start_server(num_engines=2, max_restarts=5)
 
     def loaded() -> list[int]:
         assert all(bool(engine.vocabulary) == bool(engine.grammars) for engine in server.engines)
@@ -213,6 +213,145 @@ def test_the_last_engine(start_server) -> None:
     assert server.client.get("/health").json()["error"]["code"] == "engine_dead"
     error = server.error("/v1/completions", 503, prompt="a")
     assert error["code"] == "engine_dead"
+
+
+def test_a_late_engine_gets_nothing_until_it_is_heard_of(start_server) -> None:
+    server = start_server(num_engines=2, min_replicas=2)
+    server.engines[1].is_late = True
+    for name in "abcdefgh":
+        server.complete(prompt=name * 40, max_tokens=1)
+    assert seen_by(server) == [8, 0]
+    assert server.client.get("/ready").status_code == 503
+    assert server.client.get("/health").status_code == 200
+    named = {"headers": {"x-data-parallel-rank": "1"}, "json": {"prompt": "a"}}
+    assert server.client.post("/v1/completions", **named).json()["error"]["code"] == "engine_late"
+    server.engines[1].is_late = False
+    server.complete(prompt="i" * 40, max_tokens=1)
+    assert seen_by(server) == [8, 1]
+    assert server.client.get("/ready").status_code == 200
+
+
+def test_a_single_engine_that_is_late(start_server) -> None:
+    server = start_server(SLOW)
+    answers: list[dict] = []
+    threads = in_threads(lambda: answers.append(server.complete(prompt="a", **LONG)))
+    wait_until(lambda: server.engine._running)
+    server.engine.is_late = True
+    assert server.client.get("/ready").status_code == 503
+    assert server.client.get("/health").status_code == 200
+    response = server.client.post("/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    assert response.json()["error"]["code"] == "engine_late"
+    threads[0].join()  # what it has goes on
+    assert answers[0]["choices"][0]["finish_reason"] == "length"
+    server.engine.is_late = False
+    assert server.complete(prompt="a", max_tokens=1)
+
+
+def test_counters_outlive_their_engine(start_server) -> None:
+    server = start_server(max_restarts=1)
+    server.complete(prompt="a", max_tokens=40)
+    assert samples(server, "openspec:generation_tokens_total") == {"0": 40}
+    server.complete(prompt="a", max_tokens=2)
+    last = msgspec.structs.replace(server.engine._stats, num_step_failures=3, num_running=5)
+    server.engine.last_stats = last
+    server.call(server.engine.die)
+    failed = {"openspec:engine_step_failures_total": 3, "openspec:generation_tokens_total": 42}
+    failed |= {"openspec:num_requests_running": 0, "openspec:engine_failures_total": 1}
+    wait_until(lambda: samples(server, "openspec:engine_failures_total") == {"0": 1})
+    assert {name: samples(server, name)["0"] for name in failed} == failed
+    wait_until(lambda: server.context.engine.num_accepting == 1)
+    server.complete(prompt="a", max_tokens=8)
+    failed["openspec:generation_tokens_total"] = 50
+    wait_until(lambda: {name: samples(server, name)["0"] for name in failed} == failed)
+    server.call(lambda: server.context.engine.roll(30.0))
+    wait_until(lambda: len(server.engines) == 3 and server.context.engine.num_accepting == 1)
+    assert {name: samples(server, name)["0"] for name in failed} == failed
+
+
+def test_an_engine_that_ends_too_often_is_given_up(
+    start_server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replica, "FIRST_PAUSE_S", 0.01)
+    server = start_server(num_engines=2, max_restarts=2)
+
+    def end(index: int) -> None:
+        engine = server.context.engine.all[index]
+        wait_until(lambda: engine.is_alive)
+        server.call(engine.engine.die)
+
+    for _ in range(3):
+        end(1)
+    wait_until(lambda: "engine 1 is given up: it was started again 2 times" in caplog.text)
+    assert server.client.get("/health").status_code == 200
+    assert server.complete(prompt="a", max_tokens=1)
+    given_up = asyncio.run_coroutine_threadsafe(server.context.engine.given_up(), server.loop)
+    server.call(lambda: server.context.engine.roll(30.0))
+    wait_until(lambda: server.context.engine.num_accepting == 2)  # it gets another chance
+    monkeypatch.setattr(replica, "RESTART_WINDOW_S", 0.0)
+    for _ in range(4):
+        end(1)  # each is the first within the window
+    wait_until(lambda: server.context.engine.num_accepting == 2)
+    monkeypatch.setattr(replica, "RESTART_WINDOW_S", 600.0)
+    for _ in range(2):
+        end(0)
+    assert not given_up.done()
+    wait_until(lambda: server.context.engine.num_accepting == 2)
+    end(0)
+    for _ in range(2):
+        end(1)
+    given_up.result(PATIENCE_S)
+
+
+def test_the_end_waits_for_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the pause before it, nor for an engine that is starting."""
+
+    async def main() -> None:
+        given = Started(None, None, None)
+        given.gates[0].set()
+        replicas = Replicas([given.start], 5)
+        await replicas.start()
+        replicas.all[0].engine.ended_.set()  # type: ignore[attr-defined]
+        while given.num_starts < 2:
+            await asyncio.sleep(0.01)
+        assert replicas.failure == "engine_restarting"
+        await asyncio.wait_for(replicas.close(), 1.0)
+
+        given = Started(None, EngineError("no memory"), None)
+        for gate in given.gates:
+            gate.set()
+        monkeypatch.setattr(replica, "FIRST_PAUSE_S", 60.0)
+        replicas = Replicas([given.start], 5)
+        await replicas.start()
+        replicas.all[0].engine.ended_.set()  # type: ignore[attr-defined]
+        while given.num_starts < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert replicas.failure == "engine_restarting"
+        await asyncio.wait_for(replicas.close(), 1.0)
+        assert given.num_starts == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [OSError("no descriptors"), RuntimeError("a mistake")])
+def test_whatever_keeps_an_engine_from_starting_is_tried_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        given = Started(None, error, None)
+        for gate in given.gates:
+            gate.set()
+        replicas = Replicas([given.start], 5)
+        await replicas.start()
+        replicas.all[0].engine.ended_.set()  # type: ignore[attr-defined]
+        while given.num_starts < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        assert replicas.num_accepting == 1 and str(error) in caplog.text
+        await replicas.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_ready_only_with_enough_engines(start_server) -> None:
@@ -288,6 +427,9 @@ def make_engine() -> object:
     ended = asyncio.Event()
     engine = SimpleNamespace(
         is_alive=True,
+        is_late=False,
+        failure="engine_dead",
+        last_stats=None,
         info=make_core(FakeRunner()).info,
         close=close,
         ended=ended.wait,
@@ -330,7 +472,7 @@ def test_what_does_not_start_ends_the_others_or_is_tried_again(
     async def late() -> None:
         given = Started(None, EngineError("not ready after 1 s"), None)
         given.gates[0].set()
-        replicas = Replicas([given.start] * 2, None)
+        replicas = Replicas([given.start] * 2, 5)
         await replicas.start(1)
         assert replicas.num_accepting == 1 and replicas.all[1].failure == "engine_restarting"
         given.gates[1].set()

@@ -18,6 +18,7 @@ import pytest
 
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import fan_out
+from openspec.engine.processes.child import EngineChild
 from openspec.engine.processes.client import EngineClient
 from openspec.engine.processes.output_stream import join_outputs
 from openspec.engine.processes.protocol import (
@@ -278,8 +279,46 @@ def test_death_fails_everything_pending(model: str, message: str) -> None:
             client.submit(make_request())
         with pytest.raises(EngineError, match=message):
             await client.stats()
+        if model == "broken":  # it could tell before it ended
+            assert client.last_stats is not None and client.last_stats.num_step_failures == 2
+            assert client.last_stats.num_generation_tokens > 0
 
     with_client(test, model)
+
+
+def test_a_broken_engine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that it ends, and something in its process holds that up."""
+    monkeypatch.setattr("openspec.engine.processes.client.CLOSE_TIMEOUT_S", 0.5)
+
+    async def test(client: EngineClient) -> None:
+        assert "page 3" in await error_of(client, "r", max_tokens=900)
+        assert not client.is_alive and client._child is not None and client._child.is_running
+        await asyncio.wait_for(client.ended(), 30)
+        assert not client._child.is_running
+
+    with_client(test, "broken and stays")
+
+
+def test_a_child_that_talks_nonsense() -> None:
+    code = "import socket, sys, time; other = socket.socket(fileno=int(sys.argv[1])); "
+    code += "other.send(b'\\xff' * 8); time.sleep(600)"
+
+    async def main() -> None:
+        await EngineClient.start(EngineConfig(), command=(sys.executable, "-c", code))
+
+    with pytest.raises(EngineError, match="cannot be read: a frame of"):
+        asyncio.run(main())
+
+
+def test_no_descriptors_for_another_engine_is_an_engine_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.memfd_create", none_left)
+    with pytest.raises(EngineError, match=r"can be started: .*Too many open files"):
+        EngineChild.start(COMMAND)
 
 
 async def error_of(client: EngineClient, name: str, **sampling: object) -> str:
@@ -309,6 +348,46 @@ def test_a_hung_engine_is_ended(caplog: pytest.LogCaptureFixture) -> None:
         assert "1 sequences fail: r" in caplog.text
 
     with_client(test, "hangs", watchdog_s=0.3)
+
+
+@pytest.mark.usefixtures("is_watched_closely")
+def test_an_engine_is_late_until_it_is_heard_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("openspec.engine.processes.client.LATE_S", 0.3)
+
+    async def becomes(client: EngineClient, is_late: bool) -> None:
+        while client.is_late != is_late:
+            await asyncio.sleep(0.01)
+
+    async def test(client: EngineClient) -> None:
+        assert not client.is_late and client.pid is not None
+        await asyncio.sleep(1.5)  # an idle loop beats once a second, and is not late between
+        assert "late" not in caplog.text
+        os.kill(client.pid, signal.SIGSTOP)
+        await asyncio.wait_for(becomes(client, True), 30)
+        assert client.is_alive
+        os.kill(client.pid, signal.SIGCONT)
+        await asyncio.wait_for(becomes(client, False), 30)
+        assert "is heard of again" in caplog.text
+        assert (await collect(client, max_tokens=5))[1] == "length"
+
+    with_client(test)
+
+
+@pytest.mark.usefixtures("is_watched_closely")
+def test_a_late_engine_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openspec.engine.processes.client.LATE_S", 0.1)
+
+    async def test(client: EngineClient) -> None:
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # its last beat is overdue by then
+        while not client.is_late:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr("openspec.engine.processes.client.CLOSE_TIMEOUT_S", 600.0)
+        await asyncio.wait_for(client.close(), 30)
+
+    with_client(test)
 
 
 @pytest.mark.usefixtures("is_watched_closely")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import openspec
 from openspec.config import parse_engine_args
-from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.log import log_to_stderr, open_standard_files
 from openspec.engine.processes.standby import Standby
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
@@ -44,6 +44,7 @@ Which method and which head for which model: docs/your_model.md.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server; returns the exit status."""
+    open_standard_files()
     try:
         engine_config, values = parse_engine_args(
             "python -m openspec.serve",

@@ -72,9 +72,10 @@ class ServeConfig:
     watchdog_timeout: float = number(60.0, 0, 86400)
     """Seconds that a step may take beside what its tokens justify before the engine counts as hung
     and is ended; 0: any time."""
-    restart_engine: int | None = number(None, 0, 1 << 20)
-    """How often an engine that ended is started again. Default: never where there is one, without
-    limit where there are several."""
+    restart_engine: int = number(5, 0, 1 << 20)
+    """How often within 10 minutes an engine that died or hung is started again; when it ends once
+    more and no other engine is left, the server ends with status 1. 0: never, and the server stays
+    without one."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
     """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
     allowed_origins: list[str] | None = None

@@ -118,7 +118,11 @@ def parse(args: Mapping[str, Raw]) -> tuple[EngineConfig, ServeConfig, RayConfig
     values = with_revisions(names.read(args.items()))
     engine = engine_config(values)
     server = build_settings(
-        ServeConfig, {name: raw for name, raw in values.items() if name not in NOT_OF_REPLICAS}
+        ServeConfig,
+        {
+            **{name: raw for name, raw in values.items() if name not in NOT_OF_REPLICAS},
+            "restart_engine": 0,  # Ray starts another replica
+        },
     )
     server.check()
     ray_config = build_settings(RayConfig, values)
@@ -153,7 +157,7 @@ class Replica:
 
         The watchdog has ended an engine that hangs by then.
         """
-        self.context.check_engine()
+        self.context.check_alive()
 
     def reconfigure(self, user_config: Mapping[str, Raw]) -> None:
         """Takes over settings of the server while requests run; others are as at the start.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -38,30 +39,24 @@ class EngineChild:
         Raises:
             EngineError: the system starts no process.
         """
-        own_end, child_end = socket.socketpair()
-        with child_end:
-            memory = heartbeat_memory()
-            heartbeat = Heartbeat(memory)
-            fds = (child_end.fileno(), memory)
-            package_root = str(Path(__file__).parents[3])
-            search_path = os.pathsep.join(
-                filter(None, [package_root, os.environ.get("PYTHONPATH")])
-            )
+        package_root = str(Path(__file__).parents[3])
+        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+        with contextlib.ExitStack() as on_failure:
             try:
-                process = subprocess.Popen(
-                    [*command, *map(str, fds)],
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": search_path},
-                )
+                own_end, child_end = socket.socketpair()
+                on_failure.enter_context(own_end)
+                with child_end, heartbeat_memory() as memory:
+                    fds = (child_end.fileno(), memory)
+                    process = subprocess.Popen(
+                        [*command, *map(str, fds)],
+                        pass_fds=fds,
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, "PYTHONPATH": search_path},
+                    )
+                    heartbeat = Heartbeat(memory)
             except OSError as error:
-                own_end.close()
                 raise EngineError(f"no process for an engine can be started: {error}") from None
-            except BaseException:
-                own_end.close()
-                raise
-            finally:
-                os.close(memory)
+            on_failure.pop_all()
         return cls(process, own_end, heartbeat)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +25,11 @@ from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineSta
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-WATCH_S = 1.0
+END_AT_ONCE_S = 0.1
+"""What a child gets that has nothing to finish, or does not answer."""
+WATCH_S = 0.5
+LATE_S = 3.0
+"""What the loop's next beat may be overdue before the engine counts as late."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +61,8 @@ class EngineClient(asyncio.Protocol):
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._reason: str | None = None
         self._is_alive = False
-        self._is_hung = False
+        self._is_hung = self._is_late = False
+        self._last_stats: EngineStats | None = None
         self._watch: asyncio.Task[None] | None = None
         self._burial: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -75,8 +81,8 @@ class EngineClient(asyncio.Protocol):
         """Starts the child, unless it is given, and waits until the model is loaded.
 
         With `watchdog_s`, a child whose loop stands still for so long is ended, a step of many rows
-        later. `share` is its part of the machine, all by default; `environ` is added to its
-        environment.
+        later; 0: never. `share` is its part of the machine, all by default; `environ` is added to
+        its environment.
 
         Raises:
             ConfigError: what the child found wrong with the configuration, in one line.
@@ -89,7 +95,7 @@ class EngineClient(asyncio.Protocol):
             client._is_alive = True
             log_level = logging.getLogger().getEffectiveLevel()
             share = share or Share()
-            client._send(protocol.Start(config, log_level, watchdog_s, share, dict(environ or {})))
+            client._send(protocol.Start(config, log_level, share, dict(environ or {})))
             try:
                 client._info = await asyncio.wait_for(client._ready, timeout_s)
             except asyncio.TimeoutError:
@@ -97,8 +103,7 @@ class EngineClient(asyncio.Protocol):
         except BaseException:
             await client.close()
             raise
-        if watchdog_s > 0:
-            client._watch = loop.create_task(client._end_if_hung(child))
+        client._watch = loop.create_task(client._end_if_hung(child, watchdog_s or math.inf))
         return client
 
     @property
@@ -114,9 +119,19 @@ class EngineClient(asyncio.Protocol):
         return self._is_alive
 
     @property
+    def is_late(self) -> bool:
+        """Whether its loop has not been heard of for a while: it may hang, or go on in a moment."""
+        return self._is_late
+
+    @property
     def failure(self) -> str:
         """How it ended, as `EngineError.code` says it."""
         return "engine_hung" if self._is_hung else "engine_dead"
+
+    @property
+    def last_stats(self) -> EngineStats | None:
+        """What an engine that failed counted until then; None: it could not tell."""
+        return self._last_stats
 
     async def ended(self) -> None:
         """Returns once the child is gone, unless it was closed."""
@@ -227,8 +242,8 @@ class EngineClient(asyncio.Protocol):
             self._watch.cancel()
         if self._child is not None and self._child.is_running:
             # A child that never got ready has nothing to finish, and one that hangs never does.
-            can_finish = self._info is not None and not self._is_hung
-            await self._child.ended(CLOSE_TIMEOUT_S if can_finish else 0.1)
+            can_finish = self._info is not None and not (self._is_hung or self._is_late)
+            await self._child.ended(CLOSE_TIMEOUT_S if can_finish else END_AT_ONCE_S)
         if self._transport is not None:
             self._transport.close()
         self._fail_all()
@@ -282,22 +297,30 @@ class EngineClient(asyncio.Protocol):
             if not self._ready.done():
                 self._ready.set_exception(error(message.message))
         elif isinstance(message, protocol.Fatal):
+            self._last_stats = message.stats
             self._reason = f"the engine failed: {message.message}"
+            self._begin_burial()  # the process may take its time to end
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The child closed its end, or died."""
-        was_alive, self._is_alive = self._is_alive, False
-        if was_alive:
-            self._burial = asyncio.get_running_loop().create_task(self._bury())
+        if exc is not None and not isinstance(exc, OSError) and self._is_alive:
+            self._reason = f"what the engine says cannot be read: {exc}"
+            logger.error("%s", self._reason)
+        self._begin_burial()
 
-    async def _end_if_hung(self, child: EngineChild) -> None:
-        num_late = 0
+    async def _end_if_hung(self, child: EngineChild, watchdog_s: float) -> None:
+        num_looks = 0
         # Twice in a row: after both processes were stopped, the engine may be about to beat.
-        while num_late < 2:
+        while num_looks < 2:
             await asyncio.sleep(WATCH_S)
-            num_late = num_late + 1 if child.heartbeat.is_late else 0
-        if not self._is_alive:
-            return
+            if not self._is_alive:
+                return
+            overdue_s = child.heartbeat.overdue_s
+            num_looks = num_looks + 1 if overdue_s > watchdog_s else 0
+            if self._is_late != (is_late := overdue_s > LATE_S):
+                self._is_late = is_late
+                news = "gets no requests: it is late" if is_late else "is heard of again"
+                logger.warning("the engine of process %d %s", child.process.pid, news)
         self._is_alive, self._is_hung = False, True
         self._reason = "the engine hung and was ended: a step took longer than the watchdog allows"
         names = list(self._streams)
@@ -306,7 +329,14 @@ class EngineClient(asyncio.Protocol):
         await child.kill_with_dump()
         await self._bury()
 
+    def _begin_burial(self) -> None:
+        was_alive, self._is_alive = self._is_alive, False
+        if was_alive:
+            self._burial = asyncio.get_running_loop().create_task(self._bury())
+
     async def _bury(self) -> None:
+        if self._reason is not None:
+            self._fail_all()
         if self._child is not None:
             how = await self._child.ended(CLOSE_TIMEOUT_S)
             if self._reason is None:

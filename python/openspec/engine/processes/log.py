@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 
 MAX_LINES = 4096
@@ -49,6 +50,22 @@ class StderrLog(logging.Handler):
                 # Not through sys.stderr, whose lock would hold up the end of the process.
                 while line:
                     line = line[os.write(2, line) :]
+
+
+def open_standard_files() -> None:
+    """Opens /dev/null in place of each standard file that is closed.
+
+    Otherwise the next file or socket of the process gets the number 0, 1 or 2, and what is meant
+    for the terminal goes there. Comes before anything that stays open.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def log_to_stderr(level: int | str, role: str) -> StderrLog:

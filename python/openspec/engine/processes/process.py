@@ -28,9 +28,10 @@ from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
 from openspec.engine.processes import protocol
 from openspec.engine.processes.heartbeat import ROW_S, Heartbeat
-from openspec.engine.processes.log import log_to_stderr
+from openspec.engine.processes.log import log_to_stderr, open_standard_files
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
+from openspec.messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ Load: TypeAlias = Callable[[EngineConfig, Share], EngineCore]
 
 def run(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) -> int:
     """Loads the engine and serves the client until it closes; returns the exit status."""
+    core = None
     try:
         core = _start(channel, heartbeat, load)
         if core is None:
@@ -60,8 +62,17 @@ def run(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) -> in
         is_known = memory_error is not None or isinstance(error, EngineError)
         logger.error("the engine stops: %s", reason, exc_info=not is_known)
         with contextlib.suppress(OSError):
-            channel.send(protocol.Fatal(reason))
+            channel.send(protocol.Fatal(reason, None if core is None else _last_stats(core)))
         return 1
+
+
+def _last_stats(core: EngineCore) -> EngineStats | None:
+    """Of an engine that is broken, and may know nothing any more."""
+    try:
+        return core.stats()
+    except Exception:
+        logger.exception("the last counters of the engine are lost")
+        return None
 
 
 def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) -> EngineCore | None:
@@ -83,8 +94,8 @@ def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) ->
         return None
     gc.collect()
     gc.freeze()
+    heartbeat.beat()  # whatever holds the loop up from here on shows
     channel.send(protocol.Ready(core.info))
-    heartbeat.limit_s = first.watchdog_s
     row_s = ROW_S[core.info.device]
     core.on_launch = lambda num_rows: heartbeat.beat(num_rows * row_s)
     return core
@@ -93,8 +104,9 @@ def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) ->
 def _exchange(channel: protocol.EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
     """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
     while True:
-        heartbeat.beat()
-        for message in channel.receive(wait_s=0.0 if core.has_work else IDLE_BEAT_S):
+        wait_s = 0.0 if core.has_work else IDLE_BEAT_S
+        heartbeat.beat(wait_s)
+        for message in channel.receive(wait_s):
             if isinstance(message, protocol.Close):
                 return False
             _handle(channel, core, message)
@@ -130,6 +142,7 @@ def _one_line(error: Exception) -> str:
 
 def main(load: Load | None = None) -> int:
     """Entry point of the process."""
+    open_standard_files()
     # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
     # a terminal reach it too, while the server still drains.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -31,8 +31,6 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
     config: EngineConfig
     log_level: int
-    watchdog_s: float
-    """What a step may take beside what its rows justify; 0: as long as it likes."""
     share: Share = Share()
     environ: dict[str, str] = {}
     """What its environment has of its own."""
@@ -121,6 +119,8 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     """The engine is broken; the process ends."""
 
     message: str
+    stats: EngineStats | None
+    """The last ones, with the failures that broke it; None: it does not know them any more."""
 
 
 ToEngine: TypeAlias = (

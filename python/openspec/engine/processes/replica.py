@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
 
 from openspec.engine.processes.client import EngineClient
 from openspec.errors import ConfigError, EngineError
-from openspec.messages import EngineInfo, EngineStats
+from openspec.messages import EngineInfo, EngineStats, total_stats
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,8 @@ FIRST_PAUSE_S = 1.0
 """After an engine that lived for a moment only; one that worked is replaced at once."""
 LONGEST_PAUSE_S = 60.0
 """An engine that lives longer than this counts as one that worked."""
+RESTART_WINDOW_S = 600.0
+"""In which the restarts of an engine are counted."""
 STATS_MAX_AGE_S = 0.1
 STATS_TIMEOUT_S = 0.1
 LOOK_S = 0.02
@@ -80,12 +84,14 @@ class Replica:
         self,
         index: int,
         start: Callable[[], Awaitable[EngineClient]],
-        max_restarts: int | None = 0,
+        max_restarts: int = 0,
         role: str = "the engine",
+        on_given_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`start` makes an engine, after the first at most so many; None: without limit.
+        """`start` makes an engine, and within `RESTART_WINDOW_S` at most so many in its place.
 
-        `role` is its name in the log.
+        When one more ends it is given up, which `on_given_up` is told. With 0 it is never started
+        again, and nobody is told. `role` is its name in the log.
         """
         self.index = index
         self._newest: EngineClient | None = None
@@ -96,14 +102,22 @@ class Replica:
         """Whether another engine is about to take the place of the newest."""
         self.must_start = True
         """Whether a first engine that does not start is an error, and not tried again."""
+        self.is_given_up = False
+        """Whether it ended too often to be started again."""
+        self.failures: Counter[str] = Counter()
+        """How often an engine ended that should not have, by `EngineError.code`."""
         self._start, self._max_restarts, self._role = start, max_restarts, role
+        self._on_given_up = on_given_up
+        self._restart_times: deque[float] = deque()
         self._task: asyncio.Task[None] | None = None
         self.is_leaving = False
         """Whether it gets no more requests, because it is about to be replaced."""
         self.num_placed = 0
         self.prefixes = SentPrefixes(0)
         self.stats = EngineStats()
-        """The last known ones."""
+        """The last known ones; counters are those of all its engines so far."""
+        self._past = EngineStats()
+        """Counters of the engines that ended."""
         self.grammars: set[str] | None = None
         """Keys of those it was sent; None: not even the vocabulary."""
         self._stats_time = 0.0
@@ -128,7 +142,7 @@ class Replica:
     @property
     def is_accepting(self) -> bool:
         """Whether it gets requests."""
-        return self.is_alive and not self.is_leaving
+        return self.is_alive and not self.is_leaving and not self.engine.is_late
 
     @property
     def pid(self) -> int | None:
@@ -147,14 +161,15 @@ class Replica:
             return None
         if self.is_restarting or self.is_leaving or self._newest is None:
             return "engine_restarting"
-        return self.engine.failure
+        return "engine_late" if self.is_alive else self.engine.failure
 
     def begin(self, info: EngineInfo) -> None:
         """Another engine is about to take the place: it knows nothing."""
         self.num_placed = 0
         self.prefixes = SentPrefixes(info.num_pages)
         self.grammars = None
-        self.stats = EngineStats(num_pages=info.num_pages, num_free_pages=info.num_pages)
+        empty = EngineStats(num_pages=info.num_pages, num_free_pages=info.num_pages)
+        self.stats = total_stats([self._past, empty])
         self._stats_time = 0.0
 
     async def read_stats(self) -> None:
@@ -172,8 +187,16 @@ class Replica:
     def _take_stats(self, task: asyncio.Task[EngineStats]) -> None:
         self._stats_task = None
         if not task.cancelled() and task.exception() is None:
-            self.stats = task.result()
+            self.stats = total_stats([self._past, task.result()])
             self._stats_time = time.monotonic()
+
+    def _keep_counters(self, last: EngineStats | None) -> None:
+        """The engine ended with these statistics, or with those known before; it holds nothing."""
+        self._past = msgspec.structs.replace(
+            self.stats if last is None else total_stats([self._past, last]),
+            **dict.fromkeys(("num_running", "num_waiting", "num_pages", "num_free_pages"), 0),
+        )
+        self.stats = total_stats([self._past, EngineStats()])
 
     async def empty(self, patience_s: float) -> None:
         """Waits until it has no sequences; after so long those that are left are aborted."""
@@ -212,9 +235,12 @@ class Replica:
             ConfigError, EngineError: it did not start; that is tried again like after a failure.
         """
         await self._stop()
-        self.is_restarting = True
+        self.is_restarting, self.is_given_up = True, False
+        self._restart_times.clear()
         started = None
         if self._newest is not None:
+            with contextlib.suppress(EngineError, asyncio.TimeoutError):
+                self._keep_counters(await asyncio.wait_for(self._newest.stats(), STATS_TIMEOUT_S))
             await self._newest.close()
         try:
             self._newest = started = await self._start()
@@ -243,21 +269,22 @@ class Replica:
             if engine is not None:
                 since = time.monotonic()
                 await engine.ended()
+                self.failures[engine.failure] += 1
+                self._keep_counters(engine.last_stats)
                 await engine.close()
                 if time.monotonic() - since > LONGEST_PAUSE_S:
                     pause_s = 0.0
-            if self._max_restarts is not None and self.num_restarts >= self._max_restarts:
-                self.is_restarting = False
+            if not self._may_restart():
                 return
             self.is_restarting = True
             self.num_restarts += 1
-            limit = "" if self._max_restarts is None else f" of {self._max_restarts}"
             logger.warning(
-                "starting %s again %s, for the %d.%s times",
+                "starting %s again %s, %d of %d times within %g minutes",
                 self._role,
                 f"in {pause_s:g} s" if pause_s > 0 else "at once",
-                self.num_restarts,
-                limit,
+                len(self._restart_times),
+                self._max_restarts,
+                RESTART_WINDOW_S / 60,
             )
             await asyncio.sleep(pause_s)
             pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
@@ -266,8 +293,31 @@ class Replica:
             except (ConfigError, EngineError) as error:
                 engine = None
                 self._log_failure(error)
+            except Exception:  # whatever it is, it may be gone the next time
+                engine = None
+                logger.exception("%s did not start", self._role)
             else:
                 self.is_restarting = False
+
+    def _may_restart(self) -> bool:
+        """Counts one more restart, unless there were too many: then the engine is given up."""
+        now = time.monotonic()
+        while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
+            self._restart_times.popleft()
+        if len(self._restart_times) < self._max_restarts:
+            self._restart_times.append(now)
+            return True
+        self.is_restarting = False
+        if self._max_restarts > 0:
+            self.is_given_up = True
+            logger.error(
+                "%s is given up: it was started again %d times within %g minutes",
+                self._role,
+                self._max_restarts,
+                RESTART_WINDOW_S / 60,
+            )
+            self._on_given_up()
+        return False
 
     def _log_failure(self, error: Exception) -> None:
         logger.error("%s did not start: %s", self._role, error)

@@ -16,7 +16,7 @@ from openspec.engine.processes.placement import choose, page_keys
 from openspec.engine.processes.replica import Replica
 from openspec.engine.processes.standby import Standby
 from openspec.errors import ConfigError, EngineError
-from openspec.messages import EngineInfo, EngineRequest, EngineStats, SpecCounters, add_counters
+from openspec.messages import EngineInfo, EngineRequest, EngineStats, total_stats
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class Replicas:
     def __init__(
         self,
         starts: Sequence[Callable[[], Awaitable[EngineClient]]],
-        max_restarts: int | None = 0,
+        max_restarts: int = 0,
         *,
         caches_prefixes: bool = True,
         standby: Standby | None = None,
     ) -> None:
         """`starts` make an engine each, also in the place of one that ended.
 
-        `max_restarts` is each one's; None: without limit. `standby` is closed with the engines.
+        `max_restarts` is each one's, as in `Replica`. `standby` is closed with the engines.
         """
         self._standby = standby
         self._is_placing_by_prefix = caches_prefixes and len(starts) > 1
@@ -48,11 +48,12 @@ class Replicas:
         self._is_rolling = False
         self._vocabulary: tuple[list[bytes], int, list[int]] | None = None
         self._grammars: dict[str, bytes] = {}
+        self._all_given_up = asyncio.Event()
         self.all: list[Replica] = []
         for index, start in enumerate(starts):
             role = "the engine" if len(starts) == 1 else f"engine {index}"
             begin = partial(self._begin, index, start)
-            self.all.append(Replica(index, begin, max_restarts, role))
+            self.all.append(Replica(index, begin, max_restarts, role, self._look_given_up))
 
     async def _begin(
         self, index: int, start: Callable[[], Awaitable[EngineClient]]
@@ -110,9 +111,18 @@ class Replicas:
 
     @property
     def failure(self) -> str:
-        """Why no engine gets requests, as `EngineError.code` says it."""
+        """Why no engine gets requests, as `EngineError.code` says it: the most passing reason."""
         failures = [one.failure for one in self.all]
-        return "engine_restarting" if "engine_restarting" in failures else failures[-1] or ""
+        passing = [code for code in ("engine_late", "engine_restarting") if code in failures]
+        return passing[0] if passing else failures[-1] or ""
+
+    async def given_up(self) -> None:
+        """Returns once every engine has ended too often to be started again."""
+        await self._all_given_up.wait()
+
+    def _look_given_up(self) -> None:
+        if all(one.is_given_up for one in self.all):
+            self._all_given_up.set()
 
     def capacity(self) -> tuple[int, int]:
         """Sequences that can run at a time and tokens in KV pages, of all that get requests."""
@@ -259,14 +269,3 @@ class Replicas:
             logger.error("rolling restart: stopped, because an engine did not start again")
         finally:
             self._is_rolling = False
-
-
-def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
-    """Statistics of several engines together."""
-    if len(parts) == 1:
-        return parts[0]
-    total = EngineStats()
-    add_counters(total, parts)
-    for name in set(EngineStats.__struct_fields__) - set(SpecCounters.__struct_fields__):
-        setattr(total, name, sum(getattr(part, name) for part in parts))
-    return total

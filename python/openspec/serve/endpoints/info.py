@@ -79,8 +79,7 @@ async def get_model(context: ServerContext, request: Request) -> Response:
 
 async def health(context: ServerContext, _: Request) -> Response:
     """Is the process worth keeping? 503 while no engine runs, with a code that tells why."""
-    if not context.engine.is_alive:
-        context.check_engine()
+    context.check_alive()
     return Response(status_code=200)
 
 

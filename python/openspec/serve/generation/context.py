@@ -256,7 +256,17 @@ class ServerContext:
         if number is not None:
             code = self.engine.all[number].failure
         if code is not None:
-            raise overloaded(FAILURES[code], retry_after_s=10, code=code)
+            retry_after_s = 1 if code == "engine_late" else 10
+            raise overloaded(FAILURES[code], retry_after_s=retry_after_s, code=code)
+
+    def check_alive(self) -> None:
+        """Refuses anything while no engine runs; one that is late may be back in a moment.
+
+        Raises:
+            ApiError: 503, with a code that tells why.
+        """
+        if not self.engine.is_alive:
+            self.check_engine()
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served here.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -25,6 +25,7 @@ from openspec.messages import EngineInfo, EngineStats, acceptance_rate, mean_acc
 PAGE_MAX_AGE_S = 0.1
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+ENGINE_FAILURES = ("engine_dead", "engine_hung")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 _SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -78,6 +79,7 @@ class ServerMetrics:
     def __init__(self, model_name: str, info: EngineInfo, num_engines: int = 1) -> None:
         self._info = info
         self._stats = [EngineStats() for _ in range(num_engines)]
+        self._failures: list[Mapping[str, int]] = [{} for _ in range(num_engines)]
         self._common = {"model_name": model_name}
         self._families: list[tuple[tuple[str, ...], Collector]] = []
         self.time_to_first_token = self._histogram(
@@ -143,6 +145,7 @@ class ServerMetrics:
     def update(self, engines: Sequence[Replica]) -> None:
         """Takes over what is known of each engine."""
         self._stats = [engine.stats for engine in engines]
+        self._failures = [engine.failures for engine in engines]
         for name, engine in enumerate(engines):
             self._alive.labels(name).set(engine.is_alive)
             self._restarts.labels(name).set(engine.num_restarts)
@@ -175,6 +178,13 @@ class ServerMetrics:
             for part, value in step_seconds(stats).items():
                 seconds.add_metric([str(engine), part], value)
         yield from self._shown(OWN, seconds)
+        failures = CounterMetricFamily(
+            "engine_failures", "How often the engine died or hung.", labels=["engine", "code"]
+        )
+        for engine, counts in enumerate(self._failures):
+            for code in ENGINE_FAILURES:
+                failures.add_metric([str(engine), code], counts.get(code, 0))
+        yield from self._shown(OWN, failures)
         for prefixes, collector in self._families:
             for family in collector.collect():
                 yield from self._shown(prefixes, family)

@@ -66,8 +66,6 @@ async def start_engines(
             f"{len(all_places)}; lower it or raise --replicas"
         )
     is_one = len(all_places) == 1
-    # Whoever watches a server with one engine starts the server again.
-    max_restarts = 0 if config.restart_engine is None and is_one else config.restart_engine
     devices: dict[str | None, _Device] = {}
     num_loading = 0
     is_shared = {one.device: one.share.num_on_device > 1 for one in all_places}
@@ -102,7 +100,8 @@ async def start_engines(
             raise type(error)(f"engine {place.share.replica}{where}: {error}") from None
         finally:
             num_loading -= 1
-        if num_loading == 0 and max_restarts != 0:
+        # Memory that lies idle: a server with one engine has better uses for it.
+        if num_loading == 0 and not is_one and config.restart_engine > 0:
             asyncio.get_running_loop().call_later(STANDBY_PAUSE_S, standby.prepare)
         return engine
 
@@ -111,7 +110,7 @@ async def start_engines(
             logger.info("engine %d: device %s", place.share.replica, place.device)
     engines = Replicas(
         [functools.partial(start, place) for place in all_places],
-        max_restarts,
+        config.restart_engine,
         caches_prefixes=engine_config.enable_prefix_caching,
         standby=standby,
     )

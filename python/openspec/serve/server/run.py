@@ -22,7 +22,7 @@ from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EngineConfig
 from openspec.engine.processes.standby import Standby
 from openspec.engine.start_phases import Phases
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, EngineError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.server.app import build_app
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 EMBEDDED_MAX_TOKENS = 1024
 CLOSE_CONNECTIONS_S = 1
+END_S = 5.0
+"""What open requests get to be answered when no engine is left."""
 KEEP_ALIVE_TIMEOUT_S = 30
 """That an idle connection stays open."""
 MAX_OPEN_FILES = 65536
@@ -57,7 +59,7 @@ def serve(
 
     Raises:
         ConfigError: what is wrong with the settings or the model.
-        EngineError: the engine did not start.
+        EngineError: an engine did not start, or all ended too often to be started again.
     """
     phases.end("imports")
     _raise_file_limit()
@@ -190,13 +192,15 @@ async def _run(
     server = http_server(context)
     address = address_of(sock, context.config)
     server.on_listening = lambda: _log_ready(context, address, phases)
-    ending = asyncio.create_task(_end_on_signal(context, server, signals))
+    ending = asyncio.create_task(_end(context, server, signals))
     signals.on_hangup = lambda: context.engine.roll(context.config.shutdown_timeout)
     gc.freeze()
     try:
         await server.serve(sockets=[sock])
     finally:
         ending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await ending
 
 
 class HttpServer(uvicorn.Server):
@@ -219,8 +223,28 @@ class HttpServer(uvicorn.Server):
             self.on_listening()
 
 
+async def _end(context: ServerContext, server: uvicorn.Server, signals: _Signals) -> None:
+    """Ends the server at a signal, or once all engines are given up.
+
+    Raises:
+        EngineError: the latter.
+    """
+    signal_came = asyncio.create_task(signals.first.wait())
+    given_up = asyncio.create_task(context.engine.given_up())
+    try:
+        await asyncio.wait({signal_came, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        if signal_came.done():
+            await _end_on_signal(context, server, signals)
+        else:
+            await context.lifecycle.drain(0.0, END_S)  # whoever waits is told
+            raise EngineError("the engine ended too often, and is not started again")
+    finally:
+        signal_came.cancel()
+        given_up.cancel()
+        server.should_exit = True
+
+
 async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals: _Signals) -> None:
-    await signals.first.wait()
     config, lifecycle = context.config, context.lifecycle
     logger.info("stopping: %d requests in flight", lifecycle.num_jobs)
     drain = asyncio.create_task(lifecycle.drain(config.drain_grace_s, config.shutdown_timeout))
@@ -234,7 +258,6 @@ async def _end_on_signal(context: ServerContext, server: uvicorn.Server, signals
         lifecycle.end_all()
         await lifecycle.wait_idle(0.5)
         server.force_exit = True
-    server.should_exit = True
 
 
 class _Signals:

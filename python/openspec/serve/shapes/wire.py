@@ -315,6 +315,7 @@ FAILURES = {
     "engine_dead": "The engine ended.",
     "engine_hung": "The engine hung and was ended.",
     "engine_restarting": "The engine is starting again.",
+    "engine_late": "The engine has not been heard of for a moment.",
     "text_process_ended": "The process that prepares texts ended; try again.",
 }
 """What failed, by the code of the error."""
