@@ -164,6 +164,7 @@ def test_every_operation_is_described(server: RunningServer) -> None:
 def test_root_names_the_endpoints(server: RunningServer) -> None:
     answer = get(server, "/")
     assert answer["version"] == openspec.__version__
+    assert answer["pages"] == ["/ui", "/docs"]
     for operation, text in answer["endpoints"].items():
         method, _, path = operation.partition(" ")
         assert text and path in get(server, "/openapi.json")["paths"]

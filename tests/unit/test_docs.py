@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 import yaml
 from bench import make_tables
 
-from openspec.config import parse_engine_args
+from openspec.bench.bench_config import BenchConfig
+from openspec.config import engine_group, parse_engine_args
 from openspec.serve.config import ServeConfig
 from openspec.serve.server.app import PUBLIC_PATHS, ROUTES
+from openspec.settings.command_line import parse_command_line
 from openspec.settings.setting import build, group_of
+from openspec.tools.doctor import DoctorConfig
 from tests import prose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,3 +266,33 @@ def test_a_program_says_what_it_needs(program: str) -> None:
     )
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 2) or re.search(r"needs (\w+): pip install \1", done.stderr)
+
+
+def command_lines(page: Path) -> list[tuple[str, list[str]]]:
+    """(command, arguments) of the page's shell blocks, with lines joined as a shell would."""
+    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    text = re.sub(r"\\\n\s*", " ", "".join(blocks))
+    text = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), text)
+    found = re.findall(r"python -m openspec\.(serve|bench|doctor)\b(.*)", text)
+    return [(command, shlex.split(rest, comments=True)) for command, rest in found]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent != DOCS / "notes" and command_lines(page)],
+    ids=relative,
+)
+def test_command_lines_have_the_flags_that_there_are(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.yaml").touch()  # which a page writes about
+    own = {"serve": ServeConfig, "bench": BenchConfig, "doctor": DoctorConfig}
+    for command, arguments in command_lines(page):
+        groups = [group_of(command, own[command]), engine_group()]
+        parse_command_line(groups, command, "", arguments, environ={})
+
+
+def test_command_lines_are_found() -> None:
+    counts = [len(command_lines(DOCS / name)) for name in ("your_model.md", "serving.md")]
+    assert min(counts) >= 4

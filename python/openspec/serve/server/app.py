@@ -72,15 +72,20 @@ _PAGE_HEADERS = {
 }
 
 
-async def root(_: ServerContext, __: Request) -> Response:
-    """The endpoints."""
+async def root(context: ServerContext, __: Request) -> Response:
+    """The endpoints, and the pages for people."""
     endpoints = {
         f"{method} {path}": _summary(handler)
         for path, handlers in ROUTES.items()
         for method, handler in handlers.items()
     }
     return json_response(
-        {"name": "openspec", "version": openspec.__version__, "endpoints": endpoints}
+        {
+            "name": "openspec",
+            "version": openspec.__version__,
+            "pages": ["/ui", "/docs"] if context.config.pages else [],
+            "endpoints": endpoints,
+        }
     )
 
 
