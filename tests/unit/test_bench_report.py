@@ -38,6 +38,7 @@ def completion(
             num_draft_tokens=8,
             num_accepted_tokens=5,
             num_accepted_tokens_per_pos=[2, 2, 1, 0],
+            num_drafts_per_pos=[2, 2, 2, 2],
         ),
     )
 
@@ -87,7 +88,11 @@ def test_acceptance_positions_of_different_lengths() -> None:
     short = Completion(
         0.0,
         speculation=SpecDecodeStats(
-            num_drafts=1, num_draft_tokens=1, num_accepted_tokens=1, num_accepted_tokens_per_pos=[1]
+            num_drafts=1,
+            num_draft_tokens=1,
+            num_accepted_tokens=1,
+            num_accepted_tokens_per_pos=[1],
+            num_drafts_per_pos=[1],
         ),
     )
     long = Completion(
@@ -97,9 +102,10 @@ def test_acceptance_positions_of_different_lengths() -> None:
             num_draft_tokens=3,
             num_accepted_tokens=3,
             num_accepted_tokens_per_pos=[1, 1, 1],
+            num_drafts_per_pos=[1, 1, 1],
         ),
     )
-    assert acceptance_per_position(speculation_of([short, long])) == [1.0, 0.5, 0.5]
+    assert acceptance_per_position(speculation_of([short, long])) == [1.0, 1.0, 1.0]
 
 
 def test_speedup_pairs_the_turns() -> None:
