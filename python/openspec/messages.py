@@ -8,8 +8,8 @@ are defined here and nowhere else:
   depth can be accepted.
 * *Mean acceptance length*: 1 + accepted draft tokens / drafts. The one is the token that the target
   adds itself, so plain decoding has length 1.
-* *Acceptance at position i*: drafts whose token i (of a tree: at depth i) was accepted / drafts that
-  reached position i, which are those with a token there. So short drafts do not look like wrong ones.
+* *Acceptance at position i*: drafts whose token i (of a tree: at depth i) was accepted / drafts
+  that reached position i: those with a token there. So a short draft is not a wrong one.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def mean_acceptance_length(counters: SpecCounters) -> float:
 
 
 def acceptance_per_position(counters: SpecCounters) -> list[float]:
-    """For each draft position the share accepted of the drafts that reached it; 0 where none did."""
+    """For each position the share accepted of the drafts that reached it; 0 where none did."""
     pairs = zip(counters.num_accepted_tokens_per_pos, counters.num_drafts_per_pos, strict=False)
     return [accepted / max(num_drafts, 1) for accepted, num_drafts in pairs]
 

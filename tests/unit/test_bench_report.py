@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from openspec.bench.client import Completion
@@ -155,7 +156,20 @@ def test_table_shows_speed_and_equality() -> None:
     identity = total_identity(reports)
     assert render_identity(identity, []) == "1/1 identical to plain"
     assert "Accepted by position, copying, repeat c=4" in render_positions(runs_of(reports))
-    assert "100.0%" in render_positions(runs_of(reports))
+    lines = [line.split() for line in render_positions(runs_of(reports)).splitlines()[1:5]]
+    assert [(line[0], *line[-3:]) for line in lines] == [
+        ("1", "100.0%", "of", "4"),
+        ("2", "100.0%", "of", "4"),
+        ("3", "50.0%", "of", "4"),
+        ("4", "0.0%", "of", "4"),
+    ]
+
+
+def test_bars_of_earlier_files_say_what_they_are_of() -> None:
+    (run,) = (run for run in runs_of(reports_of([1, 2, 3])) if run.num_drafts and run.speedup == 2)
+    assert "c=4, of the drafts that reached it:" in render_positions([run])
+    earlier = msgspec.structs.replace(run, num_drafts_per_pos=[])
+    assert "c=4, of the drafts:" in render_positions([earlier])
 
 
 def test_table_hides_the_speed_of_wrong_text() -> None:

@@ -192,23 +192,24 @@ def _measure(
 def figures_of_demo(
     plain: Sequence[LoadResult], speculative: Sequence[LoadResult], is_identical: bool
 ) -> list[str]:
-    """What speculation did for the answer. No speed is shown for a text that is not the plain one.
+    """What speculation did for the answer.
 
-    Speeds are medians over the turns, prompt processing included.
+    Speeds are medians over the turns, prompt processing included. No speed is shown for a text that
+    is not the plain one, and no ratio where nothing was drafted: both runs did the same then.
     """
     identical = f"identical to plain decoding: {'yes' if is_identical else 'NO'}"
     if not is_identical:
         return [identical]
     counters = speculation_of(speculative[0].completions)
     speed = median(result.tokens_per_s for result in speculative)
+    tokens = f"{speculative[0].output_tokens} tokens at {speed:.0f} tok/s"
+    if not counters.num_drafts:
+        return [f"{tokens}, {identical}", "0 drafted"]
     plain_speed = median(result.tokens_per_s for result in plain)
-    parts = [f"{speculative[0].output_tokens} tokens at {speed:.0f} tok/s"]
-    if counters.num_drafts:
-        parts.append(f"acceptance rate {acceptance_rate(counters):.0%}")
-        parts.append(f"mean acceptance length {mean_acceptance_length(counters):.2f}")
-    parts.append(f"{speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s)")
     return [
-        ", ".join((*parts, identical)),
+        f"{tokens} (plain decoding: {plain_speed:.0f}), "
+        f"acceptance rate {acceptance_rate(counters):.0%}, "
+        f"mean acceptance length {mean_acceptance_length(counters):.2f}, {identical}",
         f"{counters.num_draft_tokens} drafted, {counters.num_accepted_tokens} accepted, "
         f"{speed / plain_speed:.2f} times plain",
     ]
