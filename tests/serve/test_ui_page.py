@@ -10,7 +10,7 @@ from openspec.bench import palette
 from openspec.serve.endpoints.ui_page import FOLDER, SCRIPTS
 from tests.serve.conftest import RunningServer
 
-MAX_BYTES = 60_000
+MAX_BYTES = 80_000
 
 
 def test_one_small_page_that_only_runs_its_own(server: RunningServer) -> None:
