@@ -97,9 +97,11 @@ function questionOf(text) {
   const question = make("p", page.mode === "completion" ? "asked mono" : "asked");
   let isCode = false;
   for (const part of visible(text).split(/^(?=```)/m)) {
-    const end = isCode ? part.indexOf("\n") + 1 || part.length : 0; // of a closing fence
+    const fence = isCode ? part.indexOf("\n") + 1 || part.length : 0; // a closing one
     isCode = !isCode && part.startsWith("```");
-    question.append(make("span", "mono", part.slice(0, isCode ? part.length : end)), isCode ? "" : part.slice(end));
+    const end = isCode ? part.length : fence;
+    if (end) question.append(make("span", "mono", part.slice(0, end)));
+    question.append(part.slice(end));
   }
   return question;
 }
