@@ -94,6 +94,8 @@ def test_details(drafter_name: str, target_name: str, kind: str, reference: Refe
     settings = drafter_settings(drafter_name, 5)
     settings.setdefault("adaptive_speculation", False)
     core = make_core(**settings, max_num_seqs=4)
+    is_tree = drafter_name in TREES
+    assert (core.info.max_draft_tokens > core.info.num_speculative_tokens) == is_tree
     expected = reference([dataclasses.replace(job, arrives_at=0) for job in jobs(kind, 8)])
     num_accepted, has_branch, has_scores = 0, False, False
     for index, outputs in enumerate(run_detailed(core, batch)):
@@ -128,6 +130,7 @@ def test_details(drafter_name: str, target_name: str, kind: str, reference: Refe
         reached = [sum(depth > k for depth in depths) for k in range(max(depths, default=0))]
         assert stats.num_drafts_per_pos[: len(reached)] == reached
         assert not any(stats.num_drafts_per_pos[len(reached) :])
+        assert max(len(step.draft_token_ids) for step in steps) <= core.info.max_draft_tokens
         num_accepted += sum(per_pos)
     # Others guess what these few answers say by luck only.
     is_lucky = drafter_name in SELECTORS or target_name != EMBEDDED

@@ -117,7 +117,10 @@ class TokenView {
       }
       this.numTokens += 1;
       if (text.includes("</think>")) this.think(false);
-      if (/\n$/.test(text) && (this.numTokens >= BLOCK_TOKENS || /\n\n$/.test(text))) this.block = null;
+      if (/\n$/.test(text) && (this.numTokens >= BLOCK_TOKENS || /\n\n$/.test(text))) {
+        if (!this.block.textContent.trim()) this.block.classList.add("blank"); // such as behind the thinking
+        this.block = null;
+      }
     });
     this.spans.push(spans);
   }
