@@ -237,7 +237,7 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
     num_drafts_per_pos: list[int] = msgspec.field(default_factory=list)
     """Drafts that reached each position. A tree whose step is not reported in detail counts as deep
-    as its number of tokens and the method allow."""
+    as the number of its tokens and the method allow."""
 
 
 class SpecDecodeStats(SpecCounters, kw_only=True):

@@ -259,7 +259,9 @@ class Scheduler:
             request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)
         num_drafts = result.num_draft_tokens
         if num_drafts > 0:
-            depth = self._depth if result.detail is None else depth_of(result.detail[1])
+            num_forced = result.drafts_by_source[0][0]  # a chain in front of the drafter's
+            detail = result.detail
+            depth = num_forced + self._depth if detail is None else depth_of(detail[1])
             for counters in (request.spec_decode, self._stats):
                 record_draft(counters, num_drafts, result.num_accepted_tokens, depth)
                 record_sources(counters, result.drafts_by_source)
