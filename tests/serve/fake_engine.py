@@ -33,7 +33,9 @@ class _Sequence:
     def __init__(self, stream: OutputStream, request: EngineRequest, script: list[int]) -> None:
         self.stream, self.request, self.script = stream, request, script
         self.num_done = 0
-        self.spec = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
+        self.spec = SpecDecodeStats(
+            num_accepted_tokens_per_pos=[0] * NUM_DRAFTS, num_drafts_per_pos=[0] * NUM_DRAFTS
+        )
         self.rng = random.Random(0)  # request ids differ from run to run
 
 
@@ -59,6 +61,7 @@ class FakeEngineClient:
             num_pages=max(1024, max_model_len // 16),
             method="ngram",
             num_speculative_tokens=NUM_DRAFTS,
+            max_draft_tokens=NUM_DRAFTS,
             dtype="float32",
             device="cpu",
             memory_plan={"weights": 1 << 20, "kv_pages": 1 << 22, "scratch": 1 << 16},
@@ -75,6 +78,7 @@ class FakeEngineClient:
         self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
+        self._stats.num_drafts_per_pos = [0] * NUM_DRAFTS
         self._running: dict[str, _Sequence] = {}
         self._waiting: dict[str, _Sequence] = {}
         self._work = asyncio.Event()

@@ -375,6 +375,7 @@ def _info(
         num_pages=plan.num_pages,
         method=config.method,
         num_speculative_tokens=config.draft_depth,
+        max_draft_tokens=runner.max_draft_tokens,
         dtype=runner.dtype,
         device=runner.device,
         memory_plan=plan.as_dict(),

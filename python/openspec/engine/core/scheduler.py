@@ -32,7 +32,7 @@ from openspec.messages import (
     record_sources,
 )
 from openspec.specs.runner import RunnerConfig
-from openspec.step_detail import StepDetail
+from openspec.step_detail import StepDetail, depth_of
 
 if TYPE_CHECKING:
     from openspec import _C
@@ -48,7 +48,9 @@ class Scheduler:
         self._queue = RunQueue(runner)
         self._num_arrivals = 0
         self._depth = config.draft_depth
-        self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
+        self._stats = EngineStats(
+            num_accepted_tokens_per_pos=[0] * self._depth, num_drafts_per_pos=[0] * self._depth
+        )
 
     # Submission and cancellation
 
@@ -257,8 +259,11 @@ class Scheduler:
             request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)
         num_drafts = result.num_draft_tokens
         if num_drafts > 0:
+            num_forced = result.drafts_by_source[0][0]  # a chain in front of the drafter's
+            detail = result.detail
+            depth = num_forced + self._depth if detail is None else depth_of(detail[1])
             for counters in (request.spec_decode, self._stats):
-                record_draft(counters, num_drafts, result.num_accepted_tokens, self._depth)
+                record_draft(counters, num_drafts, result.num_accepted_tokens, depth)
                 record_sources(counters, result.drafts_by_source)
 
 

@@ -340,8 +340,10 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         return None
     info = context.engine.info
     depth = max(info.num_speculative_tokens, len(stats.num_accepted_tokens_per_pos))
-    per_pos = list(stats.num_accepted_tokens_per_pos)
-    per_pos += [0] * (depth - len(per_pos))
+    per_pos, reached = (
+        counts + [0] * (depth - len(counts))
+        for counts in (stats.num_accepted_tokens_per_pos, stats.num_drafts_per_pos)
+    )
     at_least = [stats.num_drafts, *per_pos, 0]
     return SpeculationMetrics(
         method=info.method,
@@ -349,6 +351,7 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
         num_accepted_tokens_per_pos=per_pos,
+        num_drafts_per_pos=reached,
         acceptance_rate=acceptance_rate(stats),
         mean_acceptance_length=mean_acceptance_length(stats),
         acceptance_histogram=[at_least[k] - at_least[k + 1] for k in range(depth + 1)],

@@ -73,6 +73,7 @@ class SpeculationMetrics(msgspec.Struct):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: list[int]
+    num_drafts_per_pos: list[int]
     acceptance_rate: float
     mean_acceptance_length: float
     acceptance_histogram: list[int]
