@@ -31,7 +31,7 @@ def main() -> None:
     assert match_len.tolist() == [2], match_len
 
     vocabulary = _grammar.Vocabulary([b"a", b"b", b""], 3, [2])
-    source = source_of(pattern("ab*"), "pattern")
+    source = source_of(pattern("ab*"))
     matcher = _grammar.Matcher(vocabulary, _grammar.compile_structural_tag(vocabulary, source))
     assert matcher.allowed() == [0], matcher.allowed()
 

@@ -84,16 +84,16 @@ def vocabulary() -> _grammar.Vocabulary:
 
 
 def ebnf(rules: str) -> bytes:
-    return compile_source(vocabulary(), source_of(grammar_format(rules, "grammar"), "grammar"))
+    return compile_source(vocabulary(), source_of(grammar_format(rules)))
 
 
 @cache
 def compiled(kind: str) -> bytes:
     if kind == "json_schema":
-        return compile_source(vocabulary(), source_of(json_of(PERSON_WITH_MOTTO, "line"), kind))
+        return compile_source(vocabulary(), source_of(json_of(PERSON_WITH_MOTTO, "line")))
     if kind == "regex":
         words = pattern("[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
-        return compile_source(vocabulary(), source_of(words, kind))
+        return compile_source(vocabulary(), source_of(words))
     if kind == "choice":
         days = ("Monday", "Tuesday", "Wednesday", "Thursday", "Monday evening")
         return ebnf("root ::= " + " | ".join(map(json.dumps, days)))

@@ -36,7 +36,7 @@ def vocabulary() -> _grammar.Vocabulary:
 
 
 def compiled(format: Format) -> bytes:
-    return compile_source(vocabulary(), source_of(format, "test"))
+    return compile_source(vocabulary(), source_of(format))
 
 
 def compiled_schema(schema: object) -> bytes:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import random
 import re
+from typing import Any
 
 import jsonschema
 import pytest
 
 from openspec import _grammar
 from openspec.errors import RequestError
-from openspec.grammar.formats import Format
-from openspec.grammar.json_rules import compile_source
 from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
-from openspec.text.parsers.call_grammars import (
+from openspec.text.grammars.answer_grammar import answer_format
+from openspec.text.grammars.call_grammars import (
     NO_ARGUMENTS,
     CallRule,
     calls_format,
     text_or_calls_format,
 )
+from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 from openspec.text.parsers.message import AnswerForm, MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from tests.unit.grammar_walks import accepts, answers, compiled, tokenizer, vocabulary, walk
@@ -59,7 +59,7 @@ FORMS = [
 
 def parsed(form: str, text: str, thinking: bool | None = None) -> tuple[list, str, str]:
     answer_form = AnswerForm(form, "qwen3", frozenset(), frozenset())
-    parser = MessageParser(tokenizer(), answer_form, thinking=thinking, tools=TOOLS, max_calls=None)
+    parser = MessageParser(tokenizer(), answer_form, thinking=thinking, tools=answer_form.tool_types(TOOLS), max_calls=None)
     calls: dict[int, list[str]] = {}
     content = reasoning = ""
     for piece in parser.push(text, [], is_last=True):
@@ -120,7 +120,7 @@ def test_what_bare_text_cannot_enforce_is_refused(value: dict) -> None:
     """In a form that writes bare text, lengths have a limit, and no `<` can come."""
     schema = {"type": "object", "properties": {"a": {"type": "string", **value}}, "required": ["a"]}
     rule = CallRule("get", schema, enforceable(schema))
-    with pytest.raises(RequestError, match="tools: get: 'a' cannot be enforced"):
+    with pytest.raises(RequestError, match="get: 'a' cannot be enforced"):
         calls_format("qwen3_coder", [rule], has_names=True, parallel=False)
 
 
@@ -174,19 +174,25 @@ def test_free_text_until_a_call_begins(form: str) -> None:
 
 FORM = AnswerForm.of(tokenizer(), "auto", "auto")
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-CONTENT = content_format(StructuredOutputs(json=OBJECT), "x")
+CONTENT = StructuredOutputs(json=OBJECT)
 
 
-def source(
-    content: Format | None, choice: str | None, thinking: bool | None, **strict: bool
-) -> str | None:
-    tools = [GrammarTool("now", {**OBJECT, "additionalProperties": False}, strict.get("strict"))]
-    use = None if choice is None else ToolUse(tools, choice, parallel=True)
-    return answer_source(FORM, thinking, content, use, "response_format")
+def demand(
+    content: StructuredOutputs | None, choice: str | None, thinking: bool | None, **fields: bool
+) -> Demand | None:
+    tool = ToolDemand(name="now", parameters={**OBJECT, "additionalProperties": False}, **fields)
+    calls = CallDemand(tools=[tool], must_come=choice != "auto", parallel=choice != "named")
+    return chat_demand(FORM, thinking, content, None if choice is None else calls)
+
+
+def compiled_demand(*given: Any) -> bytes:
+    wanted = demand(*given)
+    assert wanted is not None
+    return compiled(answer_format(wanted))
 
 
 def test_thinking_then_calls_then_content() -> None:
-    data = compile_source(vocabulary(), source(CONTENT, "auto", True) or "")
+    data = compiled_demand(CONTENT, "auto", True)
     rng = random.Random(1)
     for _ in range(20):
         text = walk(data, rng, 300)
@@ -218,23 +224,29 @@ def test_thinking_then_calls_then_content() -> None:
     ],
 )
 def test_content_after_thinking(thinking: bool | None, text: str, fits: bool) -> None:
-    data = compile_source(vocabulary(), source(CONTENT, None, thinking) or "")
+    data = compiled_demand(CONTENT, None, thinking)
     matcher = _grammar.Matcher(vocabulary(), data)
     ids = tokenizer().encode(text, parse_special=True)
     assert (all(map(matcher.accept, ids)) and matcher.accept(4074)) == fits
 
 
 def test_when_calls_are_free() -> None:
-    assert source(None, "auto", None) is None
-    assert source(None, "auto", None, strict=True) is not None
+    assert demand(None, "auto", None) is None
+    assert demand(None, "auto", None, strict=True) is not None
     for choice in ("required", "named"):
-        assert source(None, choice, None) != source(None, choice, None, strict=False)
+        kept, free = (demand(None, choice, None, free=free) for free in (False, True))
+        assert kept is not None and free is not None
+        assert answer_format(kept) != answer_format(free)
 
 
 def test_tools_that_cannot_be_enforced() -> None:
-    tools = [GrammarTool("f", {"type": "object", "properties": {"a": {"not": {}}}}, None)]
-    with pytest.raises(RequestError, match=re.escape("tools: f: #/properties/a/not")) as caught:
-        answer_source(FORM, None, None, ToolUse(tools, "required", True), "x")
-    assert "strict: false" in str(caught.value)
-    free = [GrammarTool("f", tools[0].parameters, False)]
-    assert answer_source(FORM, None, None, ToolUse(free, "required", True), "x") is not None
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+
+    def asked(**fields: bool) -> Demand:
+        tools = [ToolDemand(name="f", parameters=schema, **fields)]
+        return Demand(calls=CallDemand(tools=tools, must_come=True, parallel=True), form="hermes")
+
+    with pytest.raises(RequestError, match=re.escape("f: #/properties/a/not")) as caught:
+        answer_format(asked())
+    assert "strict: false" in str(caught.value) and caught.value.param == "tools"
+    assert answer_format(asked(free=True))

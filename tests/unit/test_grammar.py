@@ -34,7 +34,7 @@ def ebnf(rules: str) -> Format:
 
 
 def compiled(vocabulary: _grammar.Vocabulary, format: Format) -> bytes:
-    return compile_source(vocabulary, source_of(format, "format"))
+    return compile_source(vocabulary, source_of(format))
 
 
 def accepts(vocabulary: _grammar.Vocabulary, data: bytes, text: bytes) -> bool:

@@ -25,7 +25,8 @@ from openspec.grammar.formats import (
 from openspec.grammar.patterns.pattern import Pattern, PatternError, of_length, render
 from openspec.grammar.schemas.scalars import BOUNDED_FORMATS, bounds_of_length
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
-from openspec.text.parsers.xml_calls import VALUE_ENDS, value_types
+from openspec.text.parsers.value_types import TEXT, value_types
+from openspec.text.parsers.xml_calls import VALUE_ENDS
 
 CALL_LAYOUT = "line"
 """Of arguments, which models write on one line."""
@@ -133,20 +134,20 @@ def _parameters(node: Mapping[str, JsonValue], rule: CallRule) -> Format:
     properties, required = node.get("properties"), node.get("required")
     properties = properties if isinstance(properties, Mapping) else {}
     names = set(required) if isinstance(required, list) else set()
-    given = rule.schema if isinstance(rule.schema, Mapping) else {}
+    types = value_types(rule.schema)
     parts = [text("")]
     for name, value in properties.items():
         if ">" in name or "\n" in name or "<" in name:
             raise RequestError(
-                f"tools: {rule.name}: {name[:100]!r} cannot be a parameter's name in the form in "
+                f"{rule.name[:100]}: {name[:100]!r} cannot be a parameter's name in the form in "
                 "which this model writes calls",
                 "tools",
             )
         try:
-            content = _value(value, value_types(given, name), rule.arguments)
+            content = _value(value, types.get(name, TEXT), rule.arguments)
         except PatternError as error:
             raise RequestError(
-                f"tools: {rule.name}: {name[:100]!r} cannot be enforced in the form in which this "
+                f"{rule.name[:100]}: {name[:100]!r} cannot be enforced in the form in which this "
                 f"model writes calls: {error}",
                 "tools",
             ) from None
