@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 
 import msgspec
 
@@ -45,7 +46,8 @@ def begin(start: Start) -> Work:
         except (ValueError, RuntimeError) as error:
             print(f"a grammar was refused: {error}", file=sys.stderr)
             raise RequestError(f"the grammar cannot be used: {_in_words(str(error))}") from None
-        return data, len(data)
+        # It travels compressed. Read, it takes about as much as its text (measured: 0.6 to 1).
+        return data, len(zlib.decompress(data))
 
     return compiled
 
