@@ -50,6 +50,11 @@ edit(cpp/fsm.cc [==[      if (outgoing_count == 0) {
         if (union_find_set.Count(i)) continue;
         if (result.IsEndState(i)) {]==])
 
+# The tokens behind a token that a state refuses are left out with it where they begin with it, and not where they hold
+# it further on: "ccb" was refused with "cb".
+edit(cpp/tokenizer_info.cc [==[(token.find(prefix_stack.top().first) == std::string::npos)]==]
+     [==[(token.compare(0, prefix_stack.top().first.size(), prefix_stack.top().first) != 0)]==])
+
 # Copies what is not edited, writes what is, and leaves alone what is as it was, so that nothing is compiled again for it.
 file(GLOB_RECURSE originals RELATIVE ${OPENSPEC_XGRAMMAR_TREE} CONFIGURE_DEPENDS
      ${OPENSPEC_XGRAMMAR_TREE}/cpp/*.cc ${OPENSPEC_XGRAMMAR_TREE}/cpp/*.h ${OPENSPEC_XGRAMMAR_TREE}/include/*.h
