@@ -82,10 +82,14 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """Named properties in order, then others; between `low` and `high` properties in all."""
+    """Named properties in order, then any of `others`; between `low` and `high` in all.
+
+    The names of properties and of all `others` are disjoint, and `low` is at most one above the
+    required ones where there are others.
+    """
 
     properties: tuple[Property, ...]
-    others: Others | None
+    others: tuple[Others, ...] = ()
     low: int = 0
     high: int | None = None
 
