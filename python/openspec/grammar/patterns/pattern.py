@@ -6,10 +6,10 @@ the grammar gets matches whole texts, and inside JSON no character that JSON wri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
+from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.characters import (
     CLASSES,
     CONTROLS,
@@ -17,10 +17,20 @@ from openspec.grammar.patterns.characters import (
     LINE_ENDS,
     MAX_CODE,
     SURROGATES,
+    WIDE_CLASSES,
     Ranges,
     complement,
     set_of,
     union,
+)
+from openspec.grammar.patterns.nodes import (
+    ANY,
+    ENDLESS,
+    Chars,
+    Choice,
+    Node,
+    PatternError,
+    Repeat,
 )
 
 MAX_PATTERN_CHARS = 4096
@@ -29,55 +39,23 @@ MAX_REPEATS = 2048
 MAX_UNROLLED = 128
 """Above it the library counts instead, which makes every mask a thousand times as slow."""
 MAX_DEPTH = 32
-ENDLESS = 1 << 40
-"""A number of repetitions or characters that has no end."""
-
-
-class PatternError(ValueError):
-    """Why a pattern cannot be enforced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character of a set."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """`node` between `low` and `high` times."""
-
-    node: Node
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of several sequences."""
-
-    options: tuple[tuple[Node, ...], ...]
-
-
-Node: TypeAlias = Chars | Repeat | Choice
-
-
-ANY = Chars(complement(()))
 
 
 class Pattern:
     """A parsed pattern."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, is_wide: bool = False) -> None:
         """Parses it.
+
+        Dialects differ in what they call white space. A text matches where it does in all of them;
+        if `is_wide`, where it does in one: for texts that a pattern rules out.
 
         Raises:
             PatternError: not a pattern, one that no grammar enforces, or a limit is hit.
         """
         if len(source) > MAX_PATTERN_CHARS:
             raise PatternError(f"it has more than {MAX_PATTERN_CHARS} characters")
-        self._source, self._at = source, 0
+        self._source, self._at, self._is_wide = source, 0, is_wide
         options = self._options(0)
         if self._at < len(source):
             raise PatternError(f"unmatched ')' at character {self._at + 1}")
@@ -94,6 +72,14 @@ class Pattern:
             after = () if ends or is_anchored else (anything,)
             options.append((*before, *nodes, *after))
         return Choice(tuple(options))
+
+    def automaton(self, *, is_anchored: bool) -> Automaton:
+        """What whole texts match, as `whole`.
+
+        Raises:
+            PatternError: the automaton is too large.
+        """
+        return Automaton.of(self.whole(is_anchored=is_anchored))
 
     # ---- Parsing
 
@@ -181,71 +167,89 @@ class Pattern:
             node = Repeat(node, low, high)
 
     def _bounds(self) -> tuple[int, int] | None:
-        end = self._source.find("}", self._at)
-        low, comma, high = self._source[self._at : max(end, self._at)].partition(",")
-        if end < 0 or not (low.isdecimal() and low.isascii()) or (high and not high.isdecimal()):
+        found = _BOUNDS.match(self._source, self._at)
+        if found is None:
             return None
+        low, comma, high = found.groups("")
+        if not low and not comma:
+            return None
+        if not low:
+            raise PatternError("'{,n}' is no repetition in ECMA 262's syntax; write '{0,n}'")
         if len(low) > 6 or len(high) > 6:
             raise PatternError("a repetition is too large")
-        self._at = end + 1
+        self._at = found.end()
         most = int(high) if high else ENDLESS if comma else int(low)
         if most < int(low):
             raise PatternError("a repetition's bounds are in the wrong order")
         return int(low), most
 
     def _set(self) -> Ranges:
-        negated, sets = self._take("^"), list[Ranges]()
+        is_negated, sets = self._take("^"), list[Ranges]()
+        self._is_wide ^= is_negated  # what one may have, the other may not
         while not self._take("]"):
             first = self._member()
             if self._peek() == "-" and self._source[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 last = self._member()
                 low, high = first[0][0], last[-1][1]
-                if len(first) + len(last) > 2 or low != first[0][1] or high != last[0][0]:
-                    raise PatternError("a range of characters has a class as its end")
-                if high < low:
+                if low != first[-1][1] or high != last[0][0]:
+                    sets += [first, set_of("-"), last]  # a class ends no range
+                elif high < low:
                     raise PatternError("a range of characters is in the wrong order")
-                sets.append(((low, high),))
+                else:
+                    sets.append(((low, high),))
             else:
                 sets.append(first)
-        ranges = union(sets)
-        return complement(ranges) if negated else ranges
+        self._is_wide ^= is_negated
+        ranges = complement(union(sets))
+        return ranges if is_negated else complement(ranges)
 
     def _member(self) -> Ranges:
         character = self._peek()
         if not character:
             raise PatternError("unmatched '['")
+        if _POSIX.match(self._source, self._at):
+            raise PatternError("'[:name:]' is no class in ECMA 262's syntax; write out its ranges")
         self._at += 1
         return self._escape(is_set=True) if character == "\\" else set_of(character)
 
     def _escape(self, is_set: bool) -> Ranges:
         character = self._peek()
         self._at += 1
-        if character in CLASSES and character:
-            return CLASSES[character]
-        if character in CONTROLS and character:
+        classes = WIDE_CLASSES if self._is_wide else CLASSES
+        if character and character in classes:
+            return classes[character]
+        if character and character in CONTROLS:
             return ((CONTROLS[character],) * 2,)
         if character == "b" and is_set:
             return set_of("\b")
-        if character in ("x", "u"):
-            braces = character == "u" and self._take("{")
-            end = (
-                self._source.find("}", self._at) if braces else self._at + (2, 4)[character == "u"]
-            )
-            digits = self._source[self._at : max(end, self._at)]
-            try:
-                code = int(digits, 16)
-            except ValueError:
-                raise PatternError(f"\\{character} needs hexadecimal digits") from None
-            self._at = end + braces
-            if code > MAX_CODE or SURROGATES[0][0] <= code <= SURROGATES[0][1]:
-                raise PatternError(f"\\{character} names no character")
-            return ((code, code),)
+        if character and character in "xuc":
+            return self._numbered(character)
         if not character or character.isalnum():
             raise PatternError(f"\\{character} is not supported")
         return set_of(character)
 
+    def _numbered(self, kind: str) -> Ranges:
+        found = _NUMBERS[kind].match(self._source, self._at)
+        if found is None:
+            what = "a letter" if kind == "c" else "hexadecimal digits"
+            raise PatternError(f"\\{kind} needs {what}")
+        self._at = found.end()
+        digits = found[0].strip("{}")
+        code = ord(digits) % 32 if kind == "c" else int(digits, 16)
+        if code > MAX_CODE or SURROGATES[0][0] <= code <= SURROGATES[0][1]:
+            raise PatternError(f"\\{kind} names no character")
+        return ((code, code),)
 
+
+# Each looks at a fixed number of characters behind the place where it is tried, or at one run.
+_BOUNDS = re.compile(r"([0-9]*)(?:(,)([0-9]*))?\}")
+_POSIX = re.compile(r"\[[:.=]")
+_NUMBERS = {
+    "x": re.compile(r"[0-9A-Fa-f]{2}"),
+    "u": re.compile(r"[0-9A-Fa-f]{4}|\{[0-9A-Fa-f]{1,8}\}"),
+    "c": re.compile(r"[A-Za-z]"),
+}
 _REFUSED_GROUPS = (
     ("?=", "lookaheads"),
     ("?!", "lookaheads"),
