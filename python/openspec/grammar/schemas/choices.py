@@ -22,7 +22,7 @@ from openspec.grammar.schemas.constraints import (
     size_of,
 )
 from openspec.grammar.schemas.disjoint import Disjoint
-from openspec.grammar.schemas.keywords import keywords_of, listed, read_plain
+from openspec.grammar.schemas.keywords import ENFORCED, keywords_of, listed, read_plain
 from openspec.grammar.schemas.numbers import admits_number
 from openspec.grammar.schemas.texts import TextAutomata
 from openspec.grammar.schemas.values import exact, key_of, type_of
@@ -85,8 +85,8 @@ class Choices:
         seen = set[str]()
         while isinstance(at.schema, Mapping) and "$ref" in at.schema:
             schema = keywords_of(at)
-            self.budget.take(2 + len(schema), at.pointer)
-            if not read_plain(at).is_trivial or _COMBINING & schema.keys() or "$ref" not in schema:
+            self.budget.take(5, at.pointer)
+            if ENFORCED & schema.keys() or "$ref" not in schema:
                 return at
             if at.pointer in seen:
                 raise Unenforceable(at.pointer, "$ref refers to itself")
@@ -99,7 +99,7 @@ class Choices:
             return [Plain(at.pointer, is_trivial=True)] if at.schema else []
         schema = keywords_of(at)
         plain = read_plain(at)
-        self.budget.take(5 + 3 * size_of(plain), at.pointer)
+        self.budget.take(25 + 3 * size_of(plain), at.pointer)
         found = [plain]
         if "$ref" in schema:
             found = self._product(found, self._of(target_of(self.root, at)))
@@ -117,7 +117,7 @@ class Choices:
     def _one_of(self, at: At) -> list[Plain]:
         options = tuple(self._of(part) for part in listed(at, "oneOf"))
         one_of = OneOf(f"{at.pointer or '#'}/oneOf", options)
-        self.budget.take(sum(map(len, options)), at.pointer)
+        self.budget.take(10 * sum(map(len, options)), at.pointer)
         return [
             replace(plain, is_trivial=False, one_of=(*plain.one_of, (one_of, number)))
             for number, option in enumerate(options)
@@ -137,7 +137,7 @@ class Choices:
             )
         result = []
         for one, two in itertools.product(ones, twos):
-            self.budget.take(size_of(one) + size_of(two), one.pointer)
+            self.budget.take(20 + size_of(one) + size_of(two), one.pointer)
             try:
                 result.append(merged(one, two))
             except Unsatisfiable:
@@ -173,7 +173,7 @@ class Choices:
 
     def admits(self, plain: Plain, value: JsonValue) -> bool:
         """Whether a value fits constraints."""
-        self.budget.take(3, plain.pointer)
+        self.budget.take(5, plain.pointer)
         if plain.is_trivial:
             return True
         kind = type_of(value)
@@ -219,11 +219,6 @@ class Choices:
             self.fits(plain.names, name) and self.fits(self.value_parts(plain, name), one)
             for name, one in value.items()
         )
-
-
-_COMBINING = frozenset(
-    ("allOf", "anyOf", "oneOf", "unevaluatedItems", "unevaluatedProperties")
-)
 
 
 def _once(plains: Iterable[Plain]) -> list[Plain]:

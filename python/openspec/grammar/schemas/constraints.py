@@ -12,7 +12,7 @@ from openspec.checkpoint.strict_json import JsonValue
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 ALL_TYPES = frozenset(TYPES)
 MAX_STEPS = 1_000_000
-"""Of rewriting, each of a few microseconds at most."""
+"""Of rewriting, each of about a microsecond."""
 
 
 class Unenforceable(ValueError):

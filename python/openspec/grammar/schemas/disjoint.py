@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -59,7 +59,7 @@ class Disjoint:
         if id(one_of) not in self._indices:
             self._indices[id(one_of)] = one_of, self._index(one_of)
         index = self._indices[id(one_of)][1]
-        keys = self._listed(answer, index.name)
+        keys = self._listed_in(answer, index.name)
         options = index.all
         if keys is not None:
             found = [option for key in keys for option in index.by_value.get(key, ())]
@@ -75,7 +75,7 @@ class Disjoint:
             return False
         key = id(answer), id(other)
         if key not in self._known:
-            self._choices.budget.take(5, answer.pointer)
+            self._choices.budget.take(20, answer.pointer)
             self._known[key] = answer, other, False  # while it is looked into
             self._known[key] = answer, other, self._never_fits(answer, other, depth)
         return self._known[key][2]
@@ -97,26 +97,31 @@ class Disjoint:
         others = []
         for option in options:
             plain = option[1]
-            keys = self._listed(plain, name) if name is None or name in plain.required else None
+            keys = self._listed_in(plain, name) if name is None or name in plain.required else None
             if keys is None:
                 others.append(option)
             for key in keys or ():
                 by_value.setdefault(key, []).append(option)
         return _Index(name, by_value, others, options)
 
-    def _listed(self, plain: Plain, name: str | None) -> list[Hashable] | None:
+    def _listed_in(self, plain: Plain, name: str | None) -> Set[Hashable] | None:
         """The keys of all values that a property (None: the whole value) has, where it lists them."""
-        choices, budget = [plain], self._choices.budget
-        if name is not None:
-            if plain.possible_types != {"object"} or name not in plain.properties:
-                return None
-            choices = self._choices.of_all(plain.properties[name])
-        found: list[Hashable] = []
+        if name is None:
+            return self._listed([plain])
+        if plain.possible_types != {"object"} or name not in plain.properties:
+            return None
+        return self._listed(self._choices.of_all(plain.properties[name]))
+
+    def _listed(self, choices: Sequence[Plain]) -> Set[Hashable] | None:
+        """The keys of all values of some choices, where each lists its own."""
+        if len(choices) == 1 and choices[0].enum is not None:
+            return choices[0].enum.keys()
+        found = set[Hashable]()
         for choice in choices:
             if choice.enum is None:
                 return None
-            budget.take(1 + len(choice.enum), plain.pointer)
-            found.extend(choice.enum)
+            self._choices.budget.take(1 + len(choice.enum), choice.pointer)
+            found.update(choice.enum)
         return found
 
     # ---- Pairs
@@ -141,12 +146,11 @@ class Disjoint:
 
     def _never_parts(self, answer: Parts, other: Parts, depth: int) -> bool:
         """Whether no answer to all of some schemas fits all of others."""
-        others = self._choices.of_all(other)
-        return all(
-            self.never_fits(one, two, depth + 1)
-            for one in self._choices.of_all(answer)
-            for two in others
-        )
+        ones, twos = self._choices.of_all(answer), self._choices.of_all(other)
+        keys, others = self._listed(ones), self._listed(twos)
+        if keys is not None and others is not None and keys.isdisjoint(others):
+            return True
+        return all(self.never_fits(one, two, depth + 1) for one in ones for two in twos)
 
     def _never_texts(self, answer: Plain, other: Plain) -> bool:
         if _never_counts(answer.min_length, answer.max_length, other.min_length, other.max_length):

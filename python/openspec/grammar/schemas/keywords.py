@@ -42,7 +42,7 @@ KEYWORDS = {
     ),
 }
 """Keywords by the type of the values that they speak of."""
-CONSTRAINTS = frozenset(key for keys in KEYWORDS.values() for key in keys) | {
+_CONSTRAINTS = frozenset(key for keys in KEYWORDS.values() for key in keys) | {
     "type",
     "enum",
     "const",
@@ -61,6 +61,8 @@ REFUSED = {
     "$recursiveRef": "; write $ref",
 }
 """Keywords of some draft that no grammar enforces, each with what to write instead."""
+ENFORCED = _CONSTRAINTS | REFUSED.keys() | {"allOf", "anyOf", "oneOf"}
+"""Keywords that ask for something, but for `$ref`."""
 _NUMERIC_FORMATS = frozenset(
     f"{prefix}int{bits}" for prefix in ("", "u") for bits in ("", 8, 16, 32, 64, 128)
 ) | {"float", "double", "decimal"}
@@ -99,7 +101,7 @@ def read_plain(at: At) -> Plain:
     for name, remedy in REFUSED.items():
         if name in schema and not _is_idle(name, schema):
             raise Unenforceable(f"{pointer or '#'}/{name}", f"{name} cannot be enforced{remedy}")
-    if not CONSTRAINTS & schema.keys():
+    if not _CONSTRAINTS & schema.keys():
         return Plain(pointer, is_trivial=True)
     reader = _Reader(at, schema)
     types = reader.types()

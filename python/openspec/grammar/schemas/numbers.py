@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.pattern import Pattern
@@ -63,7 +64,13 @@ def number_node(plain: Plain, kind: str, budget: Budget) -> Matching:
             raise Unsatisfiable
     low, high = _tightened(low, high, pointer)
     digits = (1, None) if multiple is None else _whole_digits(multiple, pointer)
-    found = _within(low, high, digits, budget, pointer)
+    try:
+        found, num_states = _within(low, high, *digits)
+    except _TooLarge:
+        raise Unenforceable(
+            pointer, f"multipleOf and bounds together take more than {MAX_STATES} states"
+        ) from None
+    budget.take(50 * num_states, pointer)
     if found.is_empty:
         raise Unenforceable(pointer, f"its numbers take more than {MAX_DIGITS} digits")
     return Matching(found, is_quoted=False)
@@ -168,6 +175,10 @@ _State = tuple[str, int, int, tuple[tuple[int, int], ...]]
 after the point (where those count), the remainder, and a comparison for each bound."""
 
 
+class _TooLarge(Exception):
+    """An automaton of numbers has too many states."""
+
+
 class _Magnitudes:
     """Numbers from zero between bounds, multiples of `modulus` once their point is left out.
 
@@ -219,11 +230,11 @@ class _Magnitudes:
                 return False
         return rest * 10 ** ((self._places or 0) - behind) % self._modulus == 0
 
-    def automaton(self, budget: Budget, pointer: str) -> Automaton:
-        """Their texts.
+    def automaton(self) -> tuple[Automaton, int]:
+        """Their texts, and how many states finding them took.
 
         Raises:
-            Unenforceable: they take too many states.
+            _TooLarge: more than `MAX_STATES`.
         """
         states, rows = {self.start: 0}, list[dict[int, int]]()
         waiting = deque([self.start])
@@ -238,30 +249,29 @@ class _Magnitudes:
                     waiting.append(to)
                 row[one] = states[to]
             rows.append(row)
-            budget.take(10, pointer)
             if len(states) > MAX_STATES:
-                raise Unenforceable(
-                    pointer, "multipleOf and bounds together take too many states; leave one out"
-                )
+                raise _TooLarge
         ends = {number for state, number in states.items() if self.is_end(state)}
-        return Automaton(_CLASSES, rows, ends)
+        return Automaton(_CLASSES, rows, ends), len(states)
 
 
+@lru_cache(256)
 def _within(
-    low: Bound | None,
-    high: Bound | None,
-    multiple: tuple[int, int | None],
-    budget: Budget,
-    pointer: str,
-) -> Automaton:
-    """Texts of numbers within bounds."""
+    low: Bound | None, high: Bound | None, modulus: int, places: int | None
+) -> tuple[Automaton, int]:
+    """Texts of numbers within bounds, and how many states finding them took."""
 
-    def magnitudes(low: Bound | None, high: Bound | None, *, has_sign: bool) -> Automaton:
+    def magnitudes(
+        low: Bound | None, high: Bound | None, *, has_sign: bool
+    ) -> tuple[Automaton, int]:
         if high is not None and high[0] < 0:
-            return _NOTHING
+            return _NOTHING, 0
         low = None if low is not None and low[0] < 0 else low
-        return _Magnitudes(low, high, *multiple, has_sign=has_sign).automaton(budget, pointer)
+        return _Magnitudes(low, high, modulus, places, has_sign=has_sign).automaton()
 
-    below = (Fraction(0), True) if high is None or high[0] >= 0 else (-high[0], high[1])
+    is_below = high is not None and high[0] < 0
+    below = (-high[0], high[1]) if high is not None and is_below else (Fraction(0), True)
     above = None if low is None else (-low[0], low[1])
-    return magnitudes(low, high, has_sign=False) | magnitudes(below, above, has_sign=True)
+    ones, num_ones = magnitudes(low, high, has_sign=False)
+    twos, num_twos = magnitudes(below, above, has_sign=True)
+    return ones | twos, num_ones + num_twos

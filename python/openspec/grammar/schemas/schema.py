@@ -109,7 +109,7 @@ class _Rewriter:
         pointer = max((part.pointer for part in parts), key=len, default="")
         if depth > MAX_DEPTH:
             raise Unenforceable(pointer, f"nested deeper than {MAX_DEPTH}")
-        self._budget.take(10, pointer)
+        self._budget.take(30, pointer)
         key = tuple(sorted({part.pointer for part in parts}))
         if (node := self._known(key)) is not None:
             return node
@@ -128,7 +128,7 @@ class _Rewriter:
         nodes: list[Node] = []
         kinds = set[str]()
         if plain.enum is not None:
-            self._budget.take(len(plain.enum), plain.pointer)
+            self._budget.take(2 * len(plain.enum), plain.pointer)
             values = [value for value in plain.enum.values() if self._choices.admits(plain, value)]
             if values:
                 nodes = [Texts(tuple(dict.fromkeys(map(json_text, values))))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Hashable
+from functools import lru_cache, reduce
 from operator import and_
 
 from openspec.grammar.patterns.automaton import MAX_STATES, Automaton
@@ -37,6 +37,7 @@ class TextAutomata:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._known: dict[tuple[str, bool], Automaton] = {}
+        self._nodes: dict[Hashable, Matching] = {}
 
     def built(self, make: Callable[[], Automaton], pointer: str, what: str) -> Automaton:
         """An automaton, paid for by its states.
@@ -48,7 +49,7 @@ class TextAutomata:
             found = make()
         except PatternError as error:
             raise Unenforceable(pointer, f"{what} cannot be enforced: {error}") from None
-        self._budget.take(100 + found.num_states, pointer)
+        self._budget.take(100 + 10 * found.num_states, pointer)
         return found
 
     def pattern(self, at: At, *, is_wide: bool = False) -> Automaton:
@@ -96,6 +97,13 @@ class TextAutomata:
         automata = self.all_of(plain)
         if not automata:
             return Texts(('""',)) if high == 0 else Text(low, high)
+        key = tuple(automata), low, high
+        if key not in self._nodes:
+            self._nodes[key] = self._matching(plain, automata)
+        return self._nodes[key]
+
+    def _matching(self, plain: Plain, automata: list[Automaton]) -> Matching:
+        low, high = plain.min_length, plain.max_length
         pointer = (*plain.patterns, *plain.formats)[-1].pointer
         found = self.built(lambda: reduce(and_, automata), pointer, "together with others it")
         fewest, most = found.lengths()
@@ -103,7 +111,7 @@ class TextAutomata:
             found = self._bounded(plain, found, pointer)
         if found.is_empty:
             raise Unsatisfiable
-        spelled = self.built(lambda: found & UNESCAPED, pointer, "it")
+        spelled = self.built(lambda: unescaped(found), pointer, "it")
         if spelled.is_empty:
             raise Unenforceable(pointer, "it needs a character that JSON writes as an escape")
         return Matching(spelled, is_quoted=True)
@@ -122,6 +130,12 @@ class TextAutomata:
                 return Pattern(forms[0]).automaton(is_anchored=False) & length
 
         return self.built(whole, pointer, "together with a length it")
+
+
+@lru_cache(256)
+def unescaped(automaton: Automaton) -> Automaton:
+    """The texts that JSON writes as they are."""
+    return automaton & UNESCAPED
 
 
 def of_length(low: int, high: int | None) -> Automaton:
