@@ -1,30 +1,30 @@
 """Formats: the pieces that grammars are put together from, as xgrammar's structural tags have them.
 
-A format is JSON. Whole ones become a grammar's source with `source_of`.
+A format is JSON, but for its schemas, which are trees. `json_rules` compiles whole ones.
 
 What a request asks for raises a RequestError in words about its content, without a field's name.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.schemas.constraints import Unenforceable
-from openspec.grammar.patterns.pattern import Pattern, PatternError, render
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.schemas.constraints import Budget, Unenforceable
+from openspec.grammar.schemas.json_tree import Anything, JsonTree, Object, Others
 from openspec.grammar.schemas.schema import enforceable
 
-Format: TypeAlias = dict[str, JsonValue]
+Format: TypeAlias = dict[str, Any]
 
-MAX_SOURCE_BYTES = 1 << 19
-"""Of a request's grammar, all its schemas together."""
 MAX_TEXTS = 10_000
 LENGTH_RULE = "text_of_length"
 """What `csrc/grammar` knows the rules with a budget of characters by: not for a request's own."""
-ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
+ANY_OBJECT = JsonTree(Object((), (Others(None, Anything()),)), {})
 
 
 def text(value: str) -> Format:
@@ -32,9 +32,9 @@ def text(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Mapping[str, JsonValue], layout: str = "indented") -> Format:
-    """JSON of a schema that `enforceable` has rewritten; `layout` as in `json_rules`."""
-    return {"type": "json_schema", "json_schema": schema, "layout": layout}
+def json_of(tree: JsonTree, layout: str = "indented") -> Format:
+    """JSON of a tree; `layout` as in `json_rules`."""
+    return {"type": "json_schema", "json_schema": tree, "layout": layout}
 
 
 def any_text(without: Sequence[str] = ()) -> Format:
@@ -45,6 +45,11 @@ def any_text(without: Sequence[str] = ()) -> Format:
 def pattern(source: str) -> Format:
     """A regular expression in the library's syntax, matched by whole texts."""
     return {"type": "regex", "pattern": source}
+
+
+def matching(automaton: Automaton) -> Format:
+    """A text that an automaton accepts; it accepts one at least."""
+    return {"type": "grammar", "grammar": f"root ::= {automaton.spelled()}"}
 
 
 def sequence(*parts: Format) -> Format:
@@ -72,26 +77,14 @@ def tag(begin: str, content: Format, end: str) -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def source_of(format: Format) -> str:
-    """What the compiler takes: the same text for the same grammar.
-
-    Raises:
-        RequestError: too large.
-    """
-    source = json.dumps({"type": "structural_tag", "format": format}, ensure_ascii=False)
-    if len(source.encode()) > MAX_SOURCE_BYTES:
-        raise RequestError(f"the grammar is larger than {MAX_SOURCE_BYTES} bytes; send a smaller one")
-    return source
-
-
-def rewritten(schema: JsonValue) -> dict[str, JsonValue]:
-    """A request's schema as the library enforces it.
+def rewritten(schema: JsonValue, budget: Budget) -> JsonTree:
+    """A request's schema as a tree; `budget` is what is left for all schemas of the request.
 
     Raises:
         RequestError: it cannot be enforced, with the place as a JSON pointer.
     """
     try:
-        return enforceable(schema)
+        return enforceable(schema, budget)
     except Unenforceable as error:
         raise RequestError(str(error)) from None
 
@@ -100,13 +93,15 @@ def regex_format(source: str) -> Format:
     """Texts that match a request's pattern as a whole.
 
     Raises:
-        RequestError: it cannot be enforced.
+        RequestError: it cannot be enforced, or no text matches.
     """
     try:
-        whole = Pattern(source).whole(is_anchored=True)
-        return pattern(render(whole))
+        automaton = Pattern(source).automaton(is_anchored=True)
     except PatternError as error:
         raise RequestError(f"{source[:100]!r} cannot be enforced: {error}") from None
+    if automaton.is_empty:
+        raise RequestError(f"no text matches {source[:100]!r}")
+    return matching(automaton)
 
 
 def choice_format(texts: Sequence[str]) -> Format:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
 from openspec.grammar.formats import Format, grammar_format, json_of, regex_format, rewritten
+from openspec.grammar.schemas.constraints import Budget
 
 MAX_TAG_DEPTH = 32
 MAX_FORMATS = 20_000
@@ -34,8 +35,10 @@ _KEYS = {
 """What a format may have beside its type. Others of the library's are refused by name."""
 
 
-def structural_tag_format(given: JsonValue) -> Format:
+def structural_tag_format(given: JsonValue, budget: Budget) -> Format:
     """A request's structural tag, of the form with `format` or the older one with `structures`.
+
+    `budget` is what is left for all schemas of the request.
 
     Raises:
         RequestError: it is none, or one of its schemas or patterns cannot be enforced.
@@ -50,7 +53,7 @@ def structural_tag_format(given: JsonValue) -> Format:
         raise _unknown("", min(unknown), needed)
     if not needed <= set(given):
         raise RequestError("a structural tag needs format, or structures and triggers")
-    checked = _Tag()
+    checked = _Tag(budget)
     if is_old:
         return checked.format(_of_structures(given), "structures", 0)
     return checked.format(given["format"], "format", 0)
@@ -79,7 +82,8 @@ def _unknown(place: str, key: str, known: set[str]) -> RequestError:
 class _Tag:
     """One tag that is being checked."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._num_formats = 0
 
     def format(self, given: JsonValue, place: str, depth: int) -> Format:
@@ -97,6 +101,8 @@ class _Tag:
         keys = set(_KEYS[kind].split())
         if unknown := set(given) - keys - {"type"}:
             raise _unknown(f"{place}: {kind}", min(unknown), keys)
+        if kind == "json_schema":
+            return _json_schema(given, place, self._budget)
         check = _CHECKS.get(kind)
         if check is not None:
             return check(given, place)
@@ -201,12 +207,12 @@ def _options(given: Mapping[str, JsonValue], place: str) -> dict[str, JsonValue]
     return options
 
 
-def _json_schema(given: Mapping[str, JsonValue], place: str) -> Format:
+def _json_schema(given: Mapping[str, JsonValue], place: str, budget: Budget) -> Format:
     if given.get("style", "json") != "json" or given.get("excludes"):
         raise RequestError(f"{place}: only JSON without excludes is supported")
     if "json_schema" not in given:
         raise RequestError(f"{place}: json_schema is missing")
-    return json_of(_placed(place, lambda: rewritten(given["json_schema"])))
+    return _placed(place, lambda: json_of(rewritten(given["json_schema"], budget)))
 
 
 def _regex(given: Mapping[str, JsonValue], place: str) -> Format:
@@ -233,7 +239,6 @@ def _placed(place: str, make: Callable[[], Format]) -> Format:
 
 
 _CHECKS: dict[str, Callable[[Mapping[str, JsonValue], str], Format]] = {
-    "json_schema": _json_schema,
     "regex": _regex,
     "grammar": _grammar,
     "const_string": _const_string,

@@ -29,7 +29,7 @@ from openspec.grammar.formats import (
     text,
 )
 from openspec.grammar.json_text import read_json
-from openspec.grammar.schemas.constraints import Unenforceable
+from openspec.grammar.schemas.constraints import Budget, Unenforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.grammar.tags import structural_tag_format
 from openspec.messages import StructuredOutputs
@@ -41,6 +41,7 @@ from openspec.text.grammars.call_grammars import (
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand
 from openspec.text.parsers.pieces import THINK_CLOSE, THINK_OPEN
+from openspec.text.parsers.value_types import NO_TYPES, value_types
 
 GAP = r"\u{a}{0,2}"
 """Line ends between thinking, calls and content."""
@@ -54,18 +55,22 @@ def answer_format(demand: Demand) -> Format:
     Raises:
         RequestError: something in it cannot be enforced.
     """
-    content = None
+    budget, content = Budget(), None
     if demand.content is not None:
-        content = content_format(demand.content, demand.strict)
+        content = content_format(demand.content, demand.strict, budget)
     if demand.calls is None:
         assert content is not None
         return _after_thinking(demand, content)
-    rules = [_rule(tool) for tool in demand.calls.tools]
+    rules = [_rule(tool, budget) for tool in demand.calls.tools]
     return _after_thinking(demand, _with_calls(demand, demand.calls, rules, content))
 
 
-def content_format(given: StructuredOutputs, strict: bool = False) -> Format:
+def content_format(
+    given: StructuredOutputs, strict: bool = False, budget: Budget | None = None
+) -> Format:
     """What `structured_outputs` asks of an answer's content; `strict` as in `Demand`.
+
+    `budget` is what is left for all schemas of the request.
 
     Raises:
         RequestError: nothing, several things at once, or what cannot be enforced.
@@ -80,13 +85,13 @@ def content_format(given: StructuredOutputs, strict: bool = False) -> Format:
         raise RequestError(
             "whitespace_pattern is not supported; disable_any_whitespace keeps JSON on one line"
         )
-    kind = wanted[0]
+    kind, budget = wanted[0], budget or Budget()
     layout = "line" if given.disable_any_whitespace else "indented"
     if kind == "json":
         schema = _read(given.json, "json")
         if strict:
             _check_strict(schema)
-        return json_of(rewritten(schema), layout)
+        return json_of(rewritten(schema, budget), layout)
     if kind == "json_object":
         return json_of(ANY_OBJECT, layout)
     if kind == "regex":
@@ -95,7 +100,7 @@ def content_format(given: StructuredOutputs, strict: bool = False) -> Format:
         return choice_format(given.choice or ())
     if kind == "grammar":
         return grammar_format(given.grammar or "")
-    return structural_tag_format(_read(given.structural_tag, "structural_tag"))
+    return structural_tag_format(_read(given.structural_tag, "structural_tag"), budget)
 
 
 def _read(given: object, name: str) -> JsonValue:
@@ -132,17 +137,17 @@ def _after_thinking(demand: Demand, body: Format) -> Format:
     return sequence(optional(block), body)
 
 
-def _rule(tool: ToolDemand) -> CallRule:
+def _rule(tool: ToolDemand, budget: Budget) -> CallRule:
     """A call's grammar: by its schema where that is asked for, else any object."""
     if tool.free:
-        return CallRule(tool.name, tool.parameters, ANY_OBJECT)
+        return CallRule(tool.name, NO_TYPES, ANY_OBJECT)
     if tool.parameters is None:
-        return CallRule(tool.name, None, NO_ARGUMENTS)
+        return CallRule(tool.name, NO_TYPES, NO_ARGUMENTS)
     schema = _read(tool.parameters, tool.name)
     try:
         if tool.strict:
             _check_strict(schema)
-        return CallRule(tool.name, schema, rewritten(schema))
+        return CallRule(tool.name, value_types(schema), rewritten(schema, budget))
     except RequestError as error:
         hint = "" if tool.strict else "; or send strict: false, which asks for any JSON object"
         raise RequestError(f"{tool.name[:100]}: {error}{hint}", TOOLS) from None

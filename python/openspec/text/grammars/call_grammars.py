@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.patterns.characters import TAG_OPENING
 from openspec.grammar.formats import (
-    ANY_OBJECT,
     Format,
     any_number,
     any_text,
@@ -22,15 +19,14 @@ from openspec.grammar.formats import (
     tag,
     text,
 )
-from openspec.grammar.patterns.pattern import Pattern, PatternError, of_length, render
-from openspec.grammar.schemas.scalars import BOUNDED_FORMATS, bounds_of_length
+from openspec.grammar.schemas.json_tree import JsonTree, Object
+from openspec.text.grammars.coder_calls import coder_parameters
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
-from openspec.text.parsers.value_types import TEXT, value_types
-from openspec.text.parsers.xml_calls import VALUE_ENDS
+from openspec.text.parsers.value_types import ValueTypes
 
 CALL_LAYOUT = "line"
 """Of arguments, which models write on one line."""
-NO_ARGUMENTS: Format = {"type": "object", "additionalProperties": False}
+NO_ARGUMENTS = JsonTree(Object(()), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +34,10 @@ class CallRule:
     """A tool that may be called."""
 
     name: str
-    schema: JsonValue
-    """As the request has it: the parser of bare values goes by it."""
-    arguments: Mapping[str, JsonValue]
-    """The schema as `enforceable` has rewritten it."""
+    types: ValueTypes
+    """Of its parameters: the parser of bare values goes by them."""
+    arguments: JsonTree
+    """What `enforceable` made of its schema."""
 
 
 def calls_format(
@@ -109,90 +105,11 @@ def _mistral_list(rules: Sequence[CallRule], parallel: bool) -> Format:
 
 def _qwen_coder(rule: CallRule) -> Format:
     begin = f"<tool_call>\n<function={rule.name}>\n"
-    options = [_parameters(node, rule) for node in _objects(rule.arguments, rule.arguments)]
-    return sequence(text(begin), choice(*options), text("</function>\n</tool_call>"))
-
-
-def _objects(node: JsonValue, root: Mapping[str, JsonValue]) -> list[Mapping[str, JsonValue]]:
-    """The kinds of objects that a rewritten schema allows."""
-    node = _resolved(node, root)
-    options = node.get("anyOf")
-    if isinstance(options, list):
-        return [found for option in options for found in _objects(option, root)]
-    return [ANY_OBJECT] if not node else [node] if node.get("type") == "object" else []
-
-
-def _resolved(node: JsonValue, root: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    while isinstance(node, Mapping) and "$ref" in node:
-        defs = root["$defs"]
-        assert isinstance(defs, Mapping)
-        node = defs[str(node["$ref"]).rpartition("/")[2]]
-    return node if isinstance(node, Mapping) else {}
-
-
-def _parameters(node: Mapping[str, JsonValue], rule: CallRule) -> Format:
-    properties, required = node.get("properties"), node.get("required")
-    properties = properties if isinstance(properties, Mapping) else {}
-    names = set(required) if isinstance(required, list) else set()
-    types = value_types(rule.schema)
-    parts = [text("")]
-    for name, value in properties.items():
-        if ">" in name or "\n" in name or "<" in name:
-            raise RequestError(
-                f"{rule.name[:100]}: {name[:100]!r} cannot be a parameter's name in the form in "
-                "which this model writes calls",
-                "tools",
-            )
-        try:
-            content = _value(value, types.get(name, TEXT), rule.arguments)
-        except PatternError as error:
-            raise RequestError(
-                f"{rule.name[:100]}: {name[:100]!r} cannot be enforced in the form in which this "
-                f"model writes calls: {error}",
-                "tools",
-            ) from None
-        one = sequence(text(f"<parameter={name}>\n"), content, text("\n</parameter>\n"))
-        parts.append(one if name in names else optional(one))
-    if not properties and node.get("additionalProperties") is not False:
-        key = pattern("[A-Za-z_][A-Za-z0-9_-]{0,63}")
-        parts.append(
-            any_number(
-                sequence(
-                    text("<parameter="), key, text(">\n"), any_text(VALUE_ENDS),
-                    text("\n</parameter>\n"),
-                )
-            )
-        )  # fmt: skip
-    return sequence(*parts)
-
-
-def _value(node: JsonValue, types: frozenset[str], root: Mapping[str, JsonValue]) -> Format:
-    """A value as the form's parser reads it: bare text where it may be a text, else JSON."""
-    if "string" not in types:
-        inner = dict(node) if isinstance(node, Mapping) else {}
-        if "$defs" in root:
-            inner["$defs"] = root["$defs"]
-        return json_of(inner, CALL_LAYOUT)
-    options = _texts(node, root)
-    if "null" in types:
-        options.append(text("null"))
-    return choice(*options)
-
-
-def _texts(node: JsonValue, root: Mapping[str, JsonValue]) -> list[Format]:
-    node = _resolved(node, root)
-    if isinstance(options := node.get("anyOf"), list):
-        return [found for option in options for found in _texts(option, root)]
-    if isinstance(values := node.get("enum"), list):
-        return [text(value) for value in values if isinstance(value, str) and "<" not in value]
-    if node and node.get("type") != "string":
-        return []
-    if "minLength" in node or "maxLength" in node:
-        return [pattern(render(of_length(*bounds_of_length(node)), TAG_OPENING))]
-    source = node.get("pattern", BOUNDED_FORMATS.get(str(node.get("format"))))
-    if isinstance(source, str):
-        return [pattern(render(Pattern(source).whole(is_anchored=True), TAG_OPENING))]
-    return [any_text(VALUE_ENDS)]
+    try:
+        parameters = coder_parameters(rule.arguments, rule.types)
+    except RequestError as error:
+        raise RequestError(f"{rule.name[:100]}: {error}", "tools") from None
+    return sequence(text(begin), parameters, text("</function>\n</tool_call>"))
 
 
 _FORMS: dict[str, tuple[Callable[[CallRule], Format], str]] = {

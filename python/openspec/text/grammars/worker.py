@@ -28,8 +28,8 @@ _UNKNOWN_RULE = re.compile(r'[Rr]ule "?([\w.-]+)"? is not defined')
 def begin(start: Start) -> Work:
     """What compiles demands for a vocabulary."""
     from openspec import _grammar
-    from openspec.grammar.json_rules import chars_behind_quote, compile_source
-    from openspec.grammar.formats import source_of
+    from openspec.grammar.json_lengths import chars_behind_quote
+    from openspec.grammar.json_rules import compile_format
     from openspec.text.grammars.answer_grammar import answer_format
 
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)
@@ -37,8 +37,8 @@ def begin(start: Start) -> Work:
 
     def compiled(demand: bytes) -> tuple[bytes, int]:
         try:
-            source = source_of(answer_format(demand_of(demand)))
-            data = compile_source(vocabulary, source, behind_quote)
+            format = answer_format(demand_of(demand))
+            data = compile_format(vocabulary, format, behind_quote)
         except RequestError:
             raise
         except RecursionError:
