@@ -17,8 +17,8 @@ import pytest
 from openspec import _grammar
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import MAX_WAITING, GrammarCompiler, GrammarLimits
-from openspec.grammar.json_rules import chars_behind_quote, compile_source
-from openspec.grammar.formats import source_of
+from openspec.grammar.json_lengths import chars_behind_quote
+from openspec.grammar.json_rules import compile_format
 from openspec.messages import StructuredOutputs
 from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.grammars.demand import MAX_DEMAND_BYTES, Demand
@@ -275,9 +275,9 @@ def test_many_lengths_compile_as_budgets() -> None:
     one = GrammarCompiler(COMMAND, longer, 4096, [STOP], LIMITS)
     data = one.compile(Demand(content=wanted).encoded("x")).data
     one.close()
-    source = source_of(content_format(wanted))
-    assert data == compile_source(vocabulary, source, chars_behind_quote(longer))
-    assert data != compile_source(vocabulary, source)
+    format = content_format(wanted)
+    assert data == compile_format(vocabulary, format, chars_behind_quote(longer))
+    assert data != compile_format(vocabulary, format)
 
 
 def test_demands_are_bounded() -> None:

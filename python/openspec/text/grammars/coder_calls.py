@@ -45,6 +45,8 @@ MAX_OPTIONS = 10_000
 """Kinds of objects, or of values, among which one is chosen."""
 MAX_COUNTED = 4096
 """Parameters that a count of them has written, once for each count that may come before."""
+MAX_LENGTH = 2048
+"""Characters that an automaton counts."""
 _OTHER_NAMES = Pattern("[A-Za-z_][A-Za-z0-9_-]{0,63}").automaton(is_anchored=True)
 _NOT_IN_NAMES = frozenset("<>\n")
 _BARE = Chars(complement(TAG_OPENING))
@@ -212,5 +214,7 @@ def _bare_automaton(node: Text | Matching) -> Automaton | None:
     """A text without what could begin a tag; None where it is no text."""
     if isinstance(node, Matching):
         return node.automaton.without(TAG_OPENING) if node.is_quoted else None
+    if max(node.low, node.high or 0) > MAX_LENGTH:
+        raise PatternError(f"only lengths up to {MAX_LENGTH} can be counted")
     high = ENDLESS if node.high is None else node.high
     return Automaton.of(Repeat(_BARE, node.low, high))
