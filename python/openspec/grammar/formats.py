@@ -11,8 +11,10 @@ from typing import TypeAlias
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.constraints import Unenforceable
-from openspec.grammar.patterns.pattern import Pattern, PatternError, render
+from openspec.grammar.schemas.json_tree import JsonTree
 from openspec.grammar.schemas.schema import enforceable
 
 Format: TypeAlias = dict[str, JsonValue]
@@ -31,8 +33,8 @@ def text(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Mapping[str, JsonValue], layout: str = "indented") -> Format:
-    """JSON of a schema that `enforceable` has rewritten; `layout` as in `json_rules`."""
+def json_of(schema: JsonValue, layout: str = "indented") -> Format:
+    """JSON of a schema that `enforceable` takes; `layout` as in `json_rules`."""
     return {"type": "json_schema", "json_schema": schema, "layout": layout}
 
 
@@ -92,11 +94,12 @@ def schema_format(schema: JsonValue, param: str, place: str = "") -> Format:
     Raises:
         RequestError: it cannot be enforced, naming the place in it.
     """
-    return json_of(rewritten(schema, param, place))
+    rewritten(schema, param, place)
+    return json_of(schema)
 
 
-def rewritten(schema: JsonValue, param: str, place: str = "") -> dict[str, JsonValue]:
-    """A request's schema as the library enforces it; `place` says where in `param` it stands."""
+def rewritten(schema: JsonValue, param: str, place: str = "") -> JsonTree:
+    """A request's schema as a tree; `place` says where in `param` it stands."""
     try:
         return enforceable(schema)
     except Unenforceable as error:
@@ -112,8 +115,8 @@ def regex_format(source: str, param: str) -> Format:
         RequestError: it cannot be enforced.
     """
     try:
-        whole = Pattern(source).whole(is_anchored=True)
-        return pattern(render(whole))
+        found = Pattern(source).automaton(is_anchored=True)
+        return {"type": "grammar", "grammar": f"root ::= {found.spelled()}"}
     except PatternError as error:
         raise RequestError(
             f"{param}: {source[:100]!r} cannot be enforced: {error}", param
@@ -208,8 +211,7 @@ def _checked(given: JsonValue, param: str, place: str, depth: int) -> Format:
     if kind == "json_schema":
         if given.get("style", "json") != "json" or given.get("excludes"):
             raise RequestError(f"{param}: {place}: only JSON without excludes is supported", param)
-        node = rewritten(given.get("json_schema", {}), param, f"{param}: {place}")
-        return json_of(node)
+        return schema_format(given.get("json_schema", {}), param, f"{param}: {place}")
     if kind == "regex":
         return regex_format(str(given.get("pattern", "")), param)
     if kind == "grammar":

@@ -215,9 +215,8 @@ def factored(options: Sequence[Parts], depth: int = 0) -> str:
         if len(group) == 1 or depth > _MAX_FACTORED:
             written += [" ".join(option) or '""' for option in group]
             continue
-        alike = [
-            parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*group))
-        ]  # fmt: skip
+        columns = zip(*group, strict=False)
+        alike = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns)]
         rests = factored([option[len(alike) :] for option in group], depth + 1)
         written.append(f"{' '.join(alike)} ({rests})")
     return " | ".join(written)

@@ -26,8 +26,8 @@ from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.json_tree import (
-    Anything,
     AnyOf,
+    Anything,
     Array,
     JsonTree,
     Matching,

@@ -28,7 +28,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
     from openspec import _grammar
-    from openspec.grammar.json_rules import chars_behind_quote, compile_source
+    from openspec.grammar.json_lengths import chars_behind_quote
+    from openspec.grammar.json_rules import compile_source
 
     start = msgspec.msgpack.decode(first, type=Start)
     limit_memory(start.memory)
