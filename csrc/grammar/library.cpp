@@ -31,7 +31,7 @@ std::string without_condition(std::string message) {
 
 }  // namespace
 
-void rethrow_as_argument_error() {
+void rethrow_as_complaint() {
   try {
     throw;
   } catch (const ArgumentError&) {
@@ -39,9 +39,9 @@ void rethrow_as_argument_error() {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const xgrammar::LogFatalError& error) {
-    throw ArgumentError(without_condition(error.std::runtime_error::what()));
+    throw Complaint(without_condition(error.std::runtime_error::what()));
   } catch (const std::exception& error) {
-    throw ArgumentError(without_condition(error.what()));
+    throw Complaint(without_condition(error.what()));
   }
 }
 

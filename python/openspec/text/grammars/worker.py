@@ -36,16 +36,14 @@ def begin(start: Start) -> Work:
     behind_quote = chars_behind_quote(start.tokens)
 
     def compiled(demand: bytes) -> tuple[bytes, int]:
+        format = answer_format(demand_of(demand))
         try:
-            format = answer_format(demand_of(demand))
             data = compile_format(vocabulary, format, behind_quote)
-        except RequestError:
-            raise
-        except RecursionError:
-            raise RequestError("it is nested too deeply") from None
-        except (ValueError, RuntimeError) as error:
+        except _grammar.Complaint as error:
             print(f"a grammar was refused: {error}", file=sys.stderr)
             raise RequestError(f"the grammar cannot be used: {_in_words(str(error))}") from None
+        except ValueError as error:
+            raise RequestError(f"the grammar cannot be used: {error}") from None
         # It travels compressed. Read, it takes about as much as its text (measured: 0.6 to 1).
         return data, len(zlib.decompress(data))
 
