@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.formats import (
     ANY_OBJECT,
     Format,
@@ -31,6 +30,7 @@ from openspec.grammar.formats import (
     structural_tag_format,
     text,
 )
+from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.messages import StructuredOutputs
 from openspec.text.json_values import plain_json

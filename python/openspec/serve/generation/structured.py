@@ -10,7 +10,7 @@ from openspec.errors import RequestError
 from openspec.grammar.formats import Format, source_of
 from openspec.messages import StructuredOutputs
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.chat import ChatCompletionRequest, GenerationFields, ResponseFormat
+from openspec.serve.shapes.chat import ChatCompletionRequest, GenerationFields, ResponseFormat, Tool
 from openspec.text.answer_grammar import (
     GrammarTool,
     ToolUse,
@@ -81,8 +81,8 @@ def _of_response_format(given: ResponseFormat, param: str) -> Format:
     return strict_schema_format(plain_json(inner.schema_, param), bool(inner.strict), param)
 
 
-def tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    """Which calls the answer may hold; None for none.
+def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
+    """How calls are chosen ("none", "auto", "required" or "named"), and among which tools.
 
     Raises:
         RequestError: `tool_choice` is none, or asks for a tool that is not there.
@@ -107,10 +107,20 @@ def tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
         )
     if choice != "none" and wanted is not None and not tools:
         raise RequestError(f"tool_choice {choice!r} needs tools.", "tool_choice")
+    if choice != "none" and len(set(names)) < len(names):
+        raise RequestError("tools: two have the same name.", "tools")
+    return choice, tools
+
+
+def tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
+    """Which calls the answer may hold; None for none.
+
+    Raises:
+        RequestError: as `chosen_tools`, or a schema is nested too deeply.
+    """
+    choice, tools = chosen_tools(chat)
     if choice == "none" or not tools:
         return None
-    if len(set(names)) < len(names):
-        raise RequestError("tools: two have the same name.", "tools")
     listed = [
         GrammarTool(
             tool.function.name,

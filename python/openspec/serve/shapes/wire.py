@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
@@ -39,6 +40,16 @@ def encode(value: object) -> bytes:
 def json_response(value: object) -> Response:
     """200 with JSON."""
     return Response(encode(value), media_type="application/json")
+
+
+def encoded_list(values: Iterable[object]) -> msgspec.Raw:
+    """The values as a list in JSON, each written by itself, so that other threads run meanwhile."""
+    buffer = bytearray(b"[")
+    for value in values:
+        _encoder.encode_into(value, buffer, -1)
+        buffer += b","
+    buffer[len(buffer) - (len(buffer) > 1) :] = b"]"
+    return msgspec.Raw(buffer)
 
 
 def event(value: object) -> bytes:
@@ -114,23 +125,22 @@ class RequestMetrics(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One candidate for a prompt position."""
+    """One candidate for a prompt position; `prompt_logprobs` has them by id, for each position."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-
-
 class CompletionLogprobs(msgspec.Struct):
-    """Log-probabilities in the form of /v1/completions."""
+    """Log-probabilities in the form of /v1/completions: lists in JSON."""
 
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    text_offset: msgspec.Raw
+    token_logprobs: msgspec.Raw
+    """Of each token."""
+    tokens: msgspec.Raw
+    top_logprobs: msgspec.Raw
+    """For each token its candidates' by name."""
 
 
 class CompletionChoice(msgspec.Struct):
@@ -143,7 +153,7 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType | None = UNSET
     steps: list[Step] | UnsetType = UNSET
 
 
@@ -159,7 +169,7 @@ class Answer(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Of chats; choices of /v1/completions have their own."""
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType | None = UNSET
 
 
 class Completion(Answer[CompletionChoice], kw_only=True):
@@ -181,7 +191,8 @@ class TokenLogprob(msgspec.Struct):
 class ChatLogprobs(msgspec.Struct):
     """Log-probabilities in the form of /v1/chat/completions."""
 
-    content: list[TokenLogprob]
+    content: msgspec.Raw
+    """A list of TokenLogprob in JSON."""
     refusal: None = None
 
 
@@ -328,6 +339,8 @@ def to_api_error(exc: Exception) -> ApiError:
         return ApiError(400, str(exc), param=exc.param, code=exc.code)
     if isinstance(exc, EngineError):
         logger.error("engine error: %s", exc)
+        if exc.code == "text_process_ended":
+            return overloaded(FAILURES[exc.code], retry_after_s=1, code=exc.code)
         message = FAILURES.get(exc.code or "", "The engine failed on this request.")
         return ApiError(500, message, kind="server_error", code=exc.code)
     logger.error("unexpected error while serving a request", exc_info=exc)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.patterns.characters import TAG_OPENING
 from openspec.grammar.formats import (
     ANY_OBJECT,
     Format,
@@ -22,6 +21,7 @@ from openspec.grammar.formats import (
     tag,
     text,
 )
+from openspec.grammar.patterns.characters import TAG_OPENING
 from openspec.grammar.patterns.pattern import Pattern, PatternError, of_length, render
 from openspec.grammar.schemas.scalars import BOUNDED_FORMATS, bounds_of_length
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
