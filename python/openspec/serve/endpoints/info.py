@@ -27,7 +27,7 @@ from openspec.messages import (
 from openspec.serve.generation.answer import unless_gone
 from openspec.serve.generation.body import received_json
 from openspec.serve.generation.chat_prompt import render_chat
-from openspec.serve.generation.context import ServerContext, is_authorised
+from openspec.serve.generation.context import ServerContext, key_of
 from openspec.serve.generation.metrics import CONTENT_TYPE, kv_cache_usage, step_seconds
 from openspec.serve.shapes.chat import AbortRequest, DetokenizeRequest, TokenizeRequest
 from openspec.serve.shapes.wire import ApiError, error_response, json_response, overloaded
@@ -298,7 +298,7 @@ async def tokenizer_info(context: ServerContext, _: Request) -> Response:
 
 
 async def abort_request(context: ServerContext, request: Request) -> Response:
-    """Ends a request, or all of them."""
+    """Ends a request that came with the same API key, or all of them."""
     async with received_json(context, request, AbortRequest) as (body, _, __):
         pass
     if body.abort_all:
@@ -307,7 +307,8 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
     request_id = body.request_id or body.rid
     if not request_id:
         raise RequestError("Give request_id.", "request_id")
-    return json_response({"num_aborted": context.lifecycle.abort(request_id)})
+    owner = request.scope["state"]["key"]
+    return json_response({"num_aborted": context.lifecycle.abort(request_id, owner)})
 
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
@@ -324,7 +325,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
         ApiError: 401.
     """
     key = context.config.admin_api_key
-    if key is not None and not is_authorised(request.scope["headers"], [key.encode()]):
+    if key is not None and key_of(request.scope["headers"], [key.encode()]) is None:
         raise ApiError(
             401,
             "Incorrect API key provided; this endpoint needs the admin API key.",

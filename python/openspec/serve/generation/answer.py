@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.generation.job import Job, Prompt
+from openspec.serve.generation.job import SEQUENCE_CHARS, Job, Prompt
 from openspec.serve.shapes.chat import GenerationFields
 from openspec.serve.shapes.wire import (
     DONE,
@@ -154,6 +154,7 @@ class Answer(ABC):
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""
         num_tokens = sum(processor.num_output_tokens for processor in self.job.processors)
         num_chars = self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+        num_chars += SEQUENCE_CHARS * len(self.job.processors)
         return num_chars + self.num_echo_bytes
 
     def _output_size(self, num_tokens: int) -> int:

@@ -51,6 +51,8 @@ class Arrival:
     unique: str
     external_id: str
     """What the client calls it: `request_id` in the body, else X-Request-Id."""
+    owner: bytes | None
+    """The API key that it came with; None where the server has none."""
     num_bytes: int
     """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
     engine: int | None
@@ -78,8 +80,10 @@ async def received_request(
         has_usage = options and (options.include_usage or options.continuous_usage_stats)
         if has_usage and not body.stream:
             raise RequestError("stream_options needs stream to be true", "stream_options")
-        external_id = body.request_id or str(request.scope["state"]["request_id"])
-        yield Arrival(now, uuid.uuid4().hex, external_id, num_bytes, engine, held), body
+        state = request.scope["state"]
+        external_id = body.request_id or str(state["request_id"])
+        owner: bytes | None = state["key"]
+        yield Arrival(now, uuid.uuid4().hex, external_id, owner, num_bytes, engine, held), body
 
 
 def forget(body: BaseModel) -> None:

@@ -97,6 +97,7 @@ class Abortable(Protocol):
 
     request_id: str
     external_id: str
+    owner: bytes | None
 
     def abort(self) -> None:
         """Ends it."""
@@ -142,10 +143,12 @@ class Lifecycle:
         """Takes it out."""
         self._jobs.pop(job.request_id, None)
 
-    def abort(self, request_id: str) -> int:
-        """Aborts the requests of this id, ours or the client's; returns how many."""
+    def abort(self, request_id: str, owner: bytes | None) -> int:
+        """Aborts the owner's requests of this id, ours or the client's; returns how many."""
         found = [
-            job for job in self._jobs.values() if request_id in (job.request_id, job.external_id)
+            job
+            for job in self._jobs.values()
+            if job.owner == owner and request_id in (job.request_id, job.external_id)
         ]
         for job in found:
             job.abort()
@@ -357,16 +360,21 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:
-    """Whether the request carries one of the keys, in a time that does not depend on them."""
+def key_of(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bytes | None:
+    """The key that the request carries, found in a time that does not depend on the keys."""
     given = [value for name, value in headers if name == b"authorization"]
     tokens = [value for name, value in headers if name == b"x-api-key"]
     if len(given) > 1 or len(tokens) > 1:
-        return False
+        return None
     for value in given:
         scheme, _, token = value.partition(b" ")
         if scheme.lower() == b"bearer":
             tokens.append(token)
     tokens = [token.strip() for token in tokens]
-    matches = [hmac.compare_digest(token, key) for token in tokens for key in keys if token]
-    return any(matches)
+    matches = [
+        key if hmac.compare_digest(token, key) else None
+        for token in tokens
+        for key in keys
+        if token
+    ]
+    return next((key for key in matches if key is not None), None)

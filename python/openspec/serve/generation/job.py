@@ -28,7 +28,7 @@ from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
 
 SEQUENCE_CHARS = 64
-"""As long as so many characters takes one sequence to be made."""
+"""One sequence takes about as long as so many characters, to be made and to be answered."""
 MIN_CHECKED_CHARS = 1 << 16
 """Shorter texts are encoded as soon as looked at."""
 
@@ -67,6 +67,7 @@ class Job:
         self._held = contextlib.ExitStack()
         self.request_id = f"{kind}-{arrival.unique}"
         self.external_id = arrival.external_id
+        self.owner = arrival.owner
         self.prompts = prompts
         self.sampling = sampling
         self.arrival_time = arrival.time
