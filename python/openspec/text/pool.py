@@ -20,14 +20,15 @@ from openspec.errors import EngineError, RequestError
 from openspec.grammar.child_process import OK, environment, frame
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
-from openspec.text.turns import Turns
+from openspec.text.turns import SMALL, Lanes, Turns
 from openspec.text.worker import ENCODE_S, RENDER_S, to_json
 
 T = TypeVar("T")
 
 WORKER_COMMAND = (sys.executable, "-m", "openspec.text.worker")
 NUM_THREADS = 2
-"""That parse and tokenize large requests; as many processes for huge texts."""
+"""That parse and tokenize large requests, beside one for small ones; as many processes for huge
+texts."""
 MAX_INLINE_CHARS = 4096
 """Smaller work is done at once: a thread would cost more than it saves."""
 MAX_THREAD_CHARS = 1 << 20
@@ -39,16 +40,16 @@ MIN_BUSY = 0.2
 
 
 class TextPool:
-    """A few threads, as many processes for huge texts, and one process that renders chats.
+    """A few threads, processes for huge texts, and two that render chats, small and large ones.
 
     More work than that waits, and of what waits the smallest goes first. Belongs to one event loop.
     """
 
     def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
         """`folder` holds the tokenizer's files."""
-        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="openspec-text")
-        self._threads, self._huge = Turns(NUM_THREADS), Turns(NUM_THREADS)
-        self._rendering = Turns(1)
+        self._executor = ThreadPoolExecutor(1 + NUM_THREADS, thread_name_prefix="openspec-text")
+        self._threads, self._huge = Lanes(1, NUM_THREADS), Turns(NUM_THREADS)
+        self._rendering = Lanes(1, 1)
         self._tokenizer = tokenizer
         self._folder = to_json({"folder": str(folder)})
         templates = tokenizer.chat_templates
@@ -59,9 +60,12 @@ class TextPool:
             "now": templates.now.isoformat(),
         }
         refusal = ("the chat template takes too long", "messages")
-        self._renderer = TextProcess(to_json({"templates": settings}), RENDER_S, refusal)
-        self._processes = {self._renderer}
-        self._replacing: asyncio.Task[None] | None = None
+        first = to_json({"templates": settings})
+        self._renderer = TextProcess(first, RENDER_S, refusal)
+        self._large_renderer = TextProcess(first, RENDER_S, refusal)
+        """Started by the first large chat."""
+        self._processes = {self._renderer, self._large_renderer}
+        self._replacing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -73,17 +77,17 @@ class TextPool:
         """The result of `work`, which handles about `size` characters, bytes or tokens."""
         if size <= MAX_INLINE_CHARS:
             return work()
-        loop = asyncio.get_running_loop()
+        loop, threads = asyncio.get_running_loop(), self._threads.of(size)
 
         def leave(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._threads.leave)
+                loop.call_soon_threadsafe(threads.leave)
 
-        await self._threads.enter(size)
+        await threads.enter(size)
         try:
             done = self._executor.submit(work)
         except RuntimeError:  # closed
-            self._threads.leave()
+            threads.leave()
             raise
         # Of the work, not of who waits for it: a thread goes on when its client has left.
         done.add_done_callback(leave)
@@ -96,12 +100,15 @@ class TextPool:
             RequestError: as there, or it takes too long.
             EngineError: the process ended meanwhile, twice.
         """
-        async with self._rendering.turn(len(request)):
+        renderer = self._renderer if len(request) <= SMALL else self._large_renderer
+        async with self._rendering.of(len(request)).turn(len(request)):
             try:
-                reply = await self._renderer.ask(request)
+                reply = await renderer.ask(request)
             finally:
-                if not (self._renderer.is_running or self._is_closed):
-                    self._replacing = asyncio.create_task(self._renderer.start())
+                if not (renderer.is_running or self._is_closed):
+                    replacing = asyncio.create_task(renderer.start())
+                    self._replacing.add(replacing)
+                    replacing.add_done_callback(self._replacing.discard)
         return await self.run(
             len(reply), lambda: [Segment(text, special) for text, special in json.loads(reply)]
         )

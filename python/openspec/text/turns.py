@@ -8,6 +8,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
+SMALL = 1 << 16
+"""Characters or bytes: tens of milliseconds of work at most."""
+
+
+class Lanes:
+    """Places for large work, and places of its own for small work, which waits for no large one."""
+
+    def __init__(self, num_small: int, num_large: int) -> None:
+        self._small, self._large = Turns(num_small), Turns(num_large)
+
+    def of(self, size: int) -> Turns:
+        """The places for work of this size."""
+        return self._small if size <= SMALL else self._large
+
 
 class Turns:
     """A number of places. Belongs to one event loop."""
@@ -37,16 +51,18 @@ class Turns:
         try:
             await place
         except asyncio.CancelledError:
-            if entry in self._waiting:
+            if not place.cancelled():  # it came at the same moment
+                self.leave()
+            elif entry in self._waiting:
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
-            else:  # it came at the same moment
-                self.leave()
             raise
 
     def leave(self) -> None:
         """Gives a place to the next one."""
-        if self._waiting:
-            heapq.heappop(self._waiting)[2].set_result(None)
-        else:
-            self._num_free += 1
+        while self._waiting:
+            place = heapq.heappop(self._waiting)[2]
+            if not place.done():
+                place.set_result(None)
+                return
+        self._num_free += 1

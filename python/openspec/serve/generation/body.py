@@ -128,8 +128,9 @@ async def received_json(
         num_bytes = len(data)
         held.enter_context(context.preparation())
         if num_bytes > MAX_INLINE_CHARS:
-            await context.large_bodies.enter(num_bytes)
-            held.callback(context.large_bodies.leave)
+            places = context.bodies.of(num_bytes)
+            await places.enter(num_bytes)
+            held.callback(places.leave)
             if await request.is_disconnected():
                 raise ApiError(400, "The client went away.")
         body = await context.text_pool.run(num_bytes, partial(parse, model, data))

@@ -27,7 +27,7 @@ from openspec.serve.shapes.wire import FAILURES, ApiError, overloaded
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
-from openspec.text.turns import Turns
+from openspec.text.turns import Lanes
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ LARGE_BYTES = 16 << 20
 MAX_NOTES = 64
 MAX_LOGPROBS_HELD = 4 << 20
 """Of prompts and answers, that all requests together may ask for."""
-MAX_LARGE_BODIES = 4
+MAX_SMALL_BODIES, MAX_LARGE_BODIES = 16, 4
 """Read at a time: Python's collector holds everything up while it looks at their values."""
 BODIES_SHARE = 128
 """The part of the free memory that bodies of requests may take at a time."""
@@ -215,7 +215,7 @@ class ServerContext:
     """Of their prompts, each counted once."""
     num_preparing: int = 0
     """Requests whose bodies are there and whose prompts are not ready."""
-    large_bodies: Turns = field(default_factory=lambda: Turns(MAX_LARGE_BODIES))
+    bodies: Lanes = field(default_factory=lambda: Lanes(MAX_SMALL_BODIES, MAX_LARGE_BODIES))
     """Those whose values are in memory; further ones wait as bytes, the smallest first."""
 
     def __post_init__(self) -> None:
