@@ -9,8 +9,8 @@ import re
 import pytest
 
 from openspec import _grammar
-from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
 from openspec.grammar.formats import json_of
+from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
 from openspec.grammar.patterns.pattern import Pattern, PatternError, bounded, other_than, render
 from tests.unit.grammar_walks import STOP, compiled, tokens, vocabulary
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.json_text import write_json
+from openspec.grammar.json_text import raw_number
 from openspec.messages import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         field = param if self.calls is None else "tools"
         try:
-            data = write_json(self)
+            data = msgspec.json.encode(self, enc_hook=raw_number)
         except RecursionError:
             raise RequestError(f"{field}: nested too deeply", field) from None
         except UnicodeEncodeError:

@@ -14,10 +14,10 @@ import zlib
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.json_text import read_json
 from openspec.grammar.lanes import Work
 from openspec.grammar.worker import Start, serve
 from openspec.text.grammars.demand import Demand
+from openspec.text.json_reader import read_json
 
 COMMAND = (sys.executable, "-m", "openspec.text.grammars.worker")
 
@@ -52,7 +52,7 @@ def begin(start: Start) -> Work:
 
 def demand_of(encoded: bytes) -> Demand:
     """What `Demand.encoded` wrote."""
-    return msgspec.convert(read_json(encoded.decode()), Demand)
+    return msgspec.convert(read_json(encoded, "a demand"), Demand)
 
 
 def _in_words(message: str) -> str:
