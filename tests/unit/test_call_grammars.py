@@ -109,10 +109,8 @@ def test_guaranteed_calls_parse(form: str, has_names: bool, parallel: bool) -> N
 def test_a_tool_without_parameters_ends(form: str, has_names: bool, parameters: object) -> None:
     """Whatever a model prefers, its call is over within a few characters, and reads as `{}`."""
     arguments = NO_ARGUMENTS if parameters is None else enforceable(CLOSED)
-    data = compiled(
-        calls_format(form, [CallRule("now", value_types(parameters), arguments)], has_names=has_names,
-                     parallel=False)
-    )  # fmt: skip
+    rule = CallRule("now", value_types(parameters), arguments)
+    data = compiled(calls_format(form, [rule], has_names=has_names, parallel=False))
     rng = random.Random(3)
     for _ in range(10):
         text = walk(data, rng, 120)

@@ -90,9 +90,9 @@ def chat_demand(
     strict: bool = False,
 ) -> Demand | None:
     """The demand of a chat; None where its answer is free. `strict` is of the content's schema."""
-    if calls is not None and content is None and not calls.must_come:
-        if not any(tool.strict for tool in calls.tools):
-            calls = None
+    may_be_free = calls is not None and content is None and not calls.must_come
+    if may_be_free and not any(tool.strict for tool in calls.tools):
+        calls = None
     if content is None and calls is None:
         return None
     return Demand(
