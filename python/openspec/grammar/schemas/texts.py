@@ -15,7 +15,7 @@ from openspec.grammar.schemas.constraints import At, Budget, Plain, Unenforceabl
 from openspec.grammar.schemas.json_tree import Matching, Node, Text, Texts
 
 MAX_LENGTH = (1 << 31) - 1
-REFUSED_FORMATS = ("idn-email", "idn-hostname", "regex")
+REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex")
 """Formats of the standard that are not enforced; unknown ones are annotations."""
 
 _LABELS = r"([a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?\.){1,2}[a-z]{2,6}"
