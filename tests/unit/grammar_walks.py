@@ -12,6 +12,7 @@ from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import Format, json_of
 from openspec.grammar.json_lengths import chars_behind_quote
 from openspec.grammar.json_rules import compile_format
+from openspec.grammar.schemas.schema import enforceable
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ def compiled(format: Format) -> bytes:
 
 
 def compiled_schema(schema: object) -> bytes:
-    return compiled(json_of(schema))
+    return compiled(json_of(enforceable(schema)))
 
 
 @lru_cache

@@ -17,7 +17,7 @@ from openspec.grammar.json_rules import chars_behind_quote, json_rules
 from openspec.grammar.schemas.schema import enforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import content_format
+from openspec.text.grammars.answer_grammar import content_format
 from tests.unit.grammar_walks import (
     accepts,
     answers,
@@ -295,7 +295,7 @@ BOMBS = {
 @pytest.mark.parametrize("schema", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_refused_at_once(schema: dict) -> None:
     with pytest.raises(RequestError):
-        content_format(StructuredOutputs(json=schema), "structured_outputs")
+        content_format(StructuredOutputs(json=schema))
 
 
 def test_shared_definitions_stay_small() -> None:
@@ -303,7 +303,7 @@ def test_shared_definitions_stay_small() -> None:
     defs = {f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2,
                       "minItems": 2} for i in range(40)}  # fmt: skip
     schema = {"$ref": "#/$defs/d0", "$defs": {**defs, "d40": {"type": "integer"}}}
-    assert len(source_of(json_of(enforceable(schema)), "x")) < 20_000
+    assert len(source_of(json_of(enforceable(schema)))) < 20_000
 
 
 def test_published_kinds_of_schemas(request: pytest.FixtureRequest) -> None:

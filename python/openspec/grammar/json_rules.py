@@ -7,10 +7,11 @@ and models write.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from openspec import _grammar
-from openspec.checkpoint.strict_json import JsonValue
+from openspec.grammar.formats import Format
 from openspec.grammar.json_containers import (
     GAP,
     SPACE,
@@ -40,7 +41,6 @@ from openspec.grammar.schemas.json_tree import (
     Texts,
     UniqueArray,
 )
-from openspec.grammar.schemas.schema import enforceable
 
 MAX_INDENT = 32
 _LINE = ('""', '" "')
@@ -180,24 +180,10 @@ def _one_of(texts: Sequence[str]) -> str:
         return " | ".join(map(literal, texts))
 
 
-# ---- A grammar's source
-
-
-def compile_source(
-    vocabulary: _grammar.Vocabulary, source: str, behind_quote: int | None = None
-) -> bytes:
-    """The compiled grammar of a source that `formats.source_of` has written: see `compile_format`.
-
-    Raises:
-        ValueError: the library refuses it.
-    """
-    return compile_format(vocabulary, json.loads(source)["format"], behind_quote)
-
-
 def compile_format(
-    vocabulary: _grammar.Vocabulary, format: JsonValue, behind_quote: int | None = None
+    vocabulary: _grammar.Vocabulary, format: Format, behind_quote: int | None = None
 ) -> bytes:
-    """The compiled grammar of a format of `formats.py`.
+    """The compiled grammar of a format.
 
     `behind_quote`: `chars_behind_quote` of the vocabulary. Without it automata count every length
     below that of the longest token, whatever that takes.
@@ -211,14 +197,12 @@ def compile_format(
     return _grammar.compile_structural_tag(vocabulary, json.dumps(tag, ensure_ascii=False))
 
 
-def _with_rules(format: JsonValue, longest: int, behind_quote: int) -> JsonValue:
+def _with_rules(format: Any, longest: int, behind_quote: int) -> Any:
     if isinstance(format, list):
         return [_with_rules(one, longest, behind_quote) for one in format]
-    if not isinstance(format, Mapping):
+    if not isinstance(format, dict):
         return format
     if format.get("type") == "json_schema":
-        schema = format["json_schema"]
-        tree = schema if isinstance(schema, JsonTree) else enforceable(schema)
-        rules = json_rules(tree, str(format["layout"]), longest, behind_quote)
+        rules = json_rules(format["json_schema"], format["layout"], longest, behind_quote)
         return {"type": "grammar", "grammar": rules}
     return {key: _with_rules(value, longest, behind_quote) for key, value in format.items()}
