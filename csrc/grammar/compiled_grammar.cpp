@@ -73,15 +73,6 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
   });
 }
 
-std::string CompiledGrammar::json_schema_rules(const std::string& schema) {
-  return library::checked([&] {
-    return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true,
-                                             /*indent=*/std::nullopt, /*separators=*/std::nullopt,
-                                             /*strict_mode=*/true, /*max_whitespace_cnt=*/2)
-        .ToString();
-  });
-}
-
 std::shared_ptr<const CompiledGrammar> CompiledGrammar::deserialize(
     std::shared_ptr<const Vocabulary> vocabulary, std::string_view data) {
   return make(vocabulary, [&] {

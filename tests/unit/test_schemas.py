@@ -13,7 +13,7 @@ from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.formats import json_of, source_of
-from openspec.grammar.json_rules import chars_behind_quote, json_rules
+from openspec.grammar.rules.json_rules import chars_behind_quote, json_rules
 from openspec.grammar.schemas.schema import enforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.messages import StructuredOutputs

@@ -56,23 +56,6 @@ def exact(number: SupportsFloat) -> Fraction:
     return Fraction(text)
 
 
-class SpelledNumber(float):
-    """A number of JSON that remembers its text, where `float` alone would change it."""
-
-    __slots__ = ("text",)
-
-    text: str
-
-    def __new__(cls, text: str) -> SpelledNumber:
-        """Of a number as JSON spells it; one that is too large is infinite as a float."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
-
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.text,)
-
-
 def type_of(value: JsonValue) -> str:
     """A value's type; of whole numbers `integer`.
 

@@ -7,12 +7,15 @@ and models write.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openspec import _grammar
 from openspec.grammar.formats import Format
-from openspec.grammar.json_containers import (
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.containers import (
     GAP,
     SPACE,
     array_body,
@@ -22,11 +25,8 @@ from openspec.grammar.json_containers import (
     spread,
     unique_body,
 )
-from openspec.grammar.json_lengths import Lengths
-from openspec.grammar.json_names import affordable
-from openspec.grammar.patterns.automaton import Automaton
-from openspec.grammar.patterns.nodes import PatternError
-from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.lengths import Lengths
+from openspec.grammar.rules.names import affordable
 from openspec.grammar.schemas.json_tree import (
     AnyOf,
     Anything,
