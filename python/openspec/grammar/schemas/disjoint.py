@@ -88,8 +88,10 @@ class Disjoint:
         names = [None, *(name for name, _ in counts.most_common(MAX_NAMES))]
         return min(
             (self._index_by(name, options) for name in names),
-            key=lambda index: len(index.others)
-            + max((len(found) for found in index.by_value.values()), default=0),
+            key=lambda index: (
+                len(index.others)
+                + max((len(found) for found in index.by_value.values()), default=0)
+            ),
         )
 
     def _index_by(self, name: str | None, options: Sequence[_Option]) -> _Index:
@@ -161,7 +163,9 @@ class Disjoint:
         if not found or not wide:
             return False
         pointer = other.patterns[0].pointer
-        return texts.built(lambda: reduce(and_, [*found, *wide]), pointer, "beside oneOf it").is_empty
+        return texts.built(
+            lambda: reduce(and_, [*found, *wide]), pointer, "beside oneOf it"
+        ).is_empty
 
     def _never_arrays(self, answer: Plain, other: Plain, depth: int) -> bool:
         if _never_counts(answer.min_items, answer.max_items, other.min_items, other.max_items):

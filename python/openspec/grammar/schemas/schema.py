@@ -160,7 +160,11 @@ class _Rewriter:
             for other, rival in disjoint.rivals(one_of, number, plain):
                 if disjoint.never_fits(plain, rival):
                     continue
-                both = {"null", "boolean"} & (rival.types or ALL_TYPES) if rival.enum is None else set()
+                both = (
+                    {"null", "boolean"} & (rival.types or ALL_TYPES)
+                    if rival.enum is None
+                    else set()
+                )
                 kinds -= both
                 rest = replace(plain, types=frozenset(kinds))
                 if kinds and (not both or not disjoint.never_fits(rest, rival)):

@@ -51,7 +51,11 @@ def exact(number: SupportsFloat) -> Fraction:
     found = _NUMBER.fullmatch(text)
     if found is None:
         raise ValueLimit(f"{text[:40]} is no number of JSON")
-    if len(text) > MAX_EXPONENT or len(found[1] or "") > 6 or abs(int(found[1] or 0)) > MAX_EXPONENT:
+    if (
+        len(text) > MAX_EXPONENT
+        or len(found[1] or "") > 6
+        or abs(int(found[1] or 0)) > MAX_EXPONENT
+    ):
         raise ValueLimit(f"a number has more than {MAX_EXPONENT} digits, written out")
     return Fraction(text)
 
