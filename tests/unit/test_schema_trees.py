@@ -502,7 +502,12 @@ ENDLESS = [
     {**object_of(["a"], a={"$ref": "#"})},
     {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
     {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
-    {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 2}, object_of(["a"], a={"$ref": "#"})]},
+    {
+        "anyOf": [
+            {"type": "array", "items": {"$ref": "#"}, "minItems": 2},
+            object_of(["a"], a={"$ref": "#"}),
+        ]
+    },
     {**OBJECT, "patternProperties": {"^a": {"$ref": "#"}}, "minProperties": 1},
 ]  # fmt: skip
 
@@ -633,12 +638,14 @@ BOMBS = {
     "deep allOf": (deep("allOf", 450), False),
     "deep value": ({"const": json.loads("[" * 400 + "]" * 400)}, False),
     "references": (
-        {"$ref": "#/$defs/0", "$defs": {**{str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)},
+        {"$ref": "#/$defs/0",
+         "$defs": {**{str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)},
                                         "3000": {"type": "string"}}}, True),
     "patterns": (
         {**object_of(**{f"a{i}": {} for i in range(200)}),
          "patternProperties": {f"^{i}": {} for i in range(200)}}, False),
-    "multiples": ({"anyOf": [{"type": "integer", "multipleOf": 1024 - i} for i in range(99)]}, False),
+    "multiples": (
+        {"anyOf": [{"type": "integer", "multipleOf": 1024 - i} for i in range(99)]}, False),
 }  # fmt: skip
 
 

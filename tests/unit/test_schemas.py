@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 
 import jsonschema
 import pytest
 
 from openspec import _grammar
-from openspec.errors import RequestError
-from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.formats import json_of, source_of
 from openspec.grammar.json_rules import chars_behind_quote, json_rules
+from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.schemas.schema import enforceable
-from openspec.grammar.schemas.strict import check_strict
-from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import content_format
 from tests.unit.grammar_walks import (
     accepts,
     answers,

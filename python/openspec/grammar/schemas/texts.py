@@ -53,7 +53,7 @@ class TextAutomata:
         return found
 
     def pattern(self, at: At, *, is_wide: bool = False) -> Automaton:
-        """The texts in which a schema's pattern is found; `is_wide`: or may be, as `Pattern` says."""
+        """The texts in which a pattern is found; `is_wide`: or may be, as `Pattern` says."""
         source = str(at.schema)
         key = source, is_wide
         if key not in self._known:

@@ -1,4 +1,4 @@
-"""JSON values: their types, when two are the same, their exact numbers, and how they are written."""
+"""JSON values: their types, when two are the same, exact numbers, and how they are written."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SpelledNumber(float):
         number.text = text
         return number
 
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.text,)
+    def __reduce__(self) -> tuple[type[SpelledNumber], tuple[str]]:
+        return SpelledNumber, (self.text,)
 
 
 class ValueLimit(ValueError):
