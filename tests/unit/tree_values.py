@@ -37,7 +37,7 @@ def _whole(text: str) -> object:
 def text_of(automaton: Automaton, rng: random.Random) -> str:
     """One of an automaton's texts; after a while it takes the nearest end."""
     rows, classes, ends = automaton._rows, automaton._classes, automaton._ends
-    left = {state: 0 for state in ends}
+    left = dict.fromkeys(ends, 0)
     while len(left) < len(rows):
         for state, row in enumerate(rows):
             near = [left[to] for to in row.values() if to in left]

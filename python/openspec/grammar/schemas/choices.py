@@ -1,4 +1,4 @@
-"""The choices of a schema: constraints of which a value fits one, and whether a listed value does."""
+"""The choices of a schema: constraints of which a value fits one; and whether listed values do."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ class Choices:
             if len(some) == 1 and some[0].is_trivial:
                 return others
         if min(len(ones), len(twos)) > 1 and len(ones) * len(twos) > MAX_CHOICES:
-            raise Unenforceable(
-                ones[0].pointer, f"its choices multiply to more than {MAX_CHOICES}"
-            )
+            raise Unenforceable(ones[0].pointer, f"its choices multiply to more than {MAX_CHOICES}")
         result = []
         for one, two in itertools.product(ones, twos):
             self.budget.take(20 + size_of(one) + size_of(two), one.pointer)
@@ -161,7 +159,9 @@ class Choices:
     def value_parts(self, plain: Plain, name: str) -> Parts:
         """What the value of a property must fit."""
         parts = dict.fromkeys(plain.properties.get(name, ()))
-        parts |= dict.fromkeys(at for pattern, at in plain.by_pattern if self.applies(pattern, name))
+        parts |= dict.fromkeys(
+            at for pattern, at in plain.by_pattern if self.applies(pattern, name)
+        )
         parts |= dict.fromkeys(o.schema for o in plain.others if self.concerns(o, name))
         return tuple(parts)
 

@@ -88,8 +88,10 @@ class Disjoint:
         names = [None, *(name for name, _ in counts.most_common(MAX_NAMES))]
         return min(
             (self._index_by(name, options) for name in names),
-            key=lambda index: len(index.others)
-            + max((len(found) for found in index.by_value.values()), default=0),
+            key=lambda index: (
+                len(index.others)
+                + max((len(found) for found in index.by_value.values()), default=0)
+            ),
         )
 
     def _index_by(self, name: str | None, options: Sequence[_Option]) -> _Index:
@@ -105,7 +107,7 @@ class Disjoint:
         return _Index(name, by_value, others, options)
 
     def _listed_in(self, plain: Plain, name: str | None) -> Set[Hashable] | None:
-        """The keys of all values that a property (None: the whole value) has, where it lists them."""
+        """The keys of all values of a property (None: of the whole), where it lists them."""
         if name is None:
             return self._listed([plain])
         if plain.possible_types != {"object"} or name not in plain.properties:
@@ -161,7 +163,9 @@ class Disjoint:
         if not found or not wide:
             return False
         pointer = other.patterns[0].pointer
-        return texts.built(lambda: reduce(and_, [*found, *wide]), pointer, "beside oneOf it").is_empty
+        return texts.built(
+            lambda: reduce(and_, [*found, *wide]), pointer, "beside oneOf it"
+        ).is_empty
 
     def _never_arrays(self, answer: Plain, other: Plain, depth: int) -> bool:
         if _never_counts(answer.min_items, answer.max_items, other.min_items, other.max_items):

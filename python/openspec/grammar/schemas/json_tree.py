@@ -108,9 +108,7 @@ class Ref:
     name: str
 
 
-Node: TypeAlias = (
-    Anything | Texts | Matching | Text | Array | UniqueArray | Object | AnyOf | Ref
-)
+Node: TypeAlias = Anything | Texts | Matching | Text | Array | UniqueArray | Object | AnyOf | Ref
 
 
 @dataclass(frozen=True, slots=True)

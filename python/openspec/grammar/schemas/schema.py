@@ -160,7 +160,11 @@ class _Rewriter:
             for other, rival in disjoint.rivals(one_of, number, plain):
                 if disjoint.never_fits(plain, rival):
                     continue
-                both = {"null", "boolean"} & (rival.types or ALL_TYPES) if rival.enum is None else set()
+                both = (
+                    {"null", "boolean"} & (rival.types or ALL_TYPES)
+                    if rival.enum is None
+                    else set()
+                )
                 kinds -= both
                 rest = replace(plain, types=frozenset(kinds))
                 if kinds and (not both or not disjoint.never_fits(rest, rival)):
@@ -274,7 +278,7 @@ def _counted(plain: Plain, properties: list[Property], others: list[Others]) -> 
         if fewest > len(properties):
             raise Unenforceable(
                 f"{plain.pointer or '#'}/minProperties",
-                "it cannot be enforced where more than one property would have no name in the schema",
+                "more than one cannot be enforced of properties that the schema does not name",
             )
         others = []
     if most is not None and most < fewest:

@@ -1,4 +1,4 @@
-"""JSON values: their types, when two are the same, their exact numbers, and how they are written."""
+"""JSON values: their types, when two are the same, exact numbers, and how they are written."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SpelledNumber(float):
         number.text = text
         return number
 
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.text,)
+    def __reduce__(self) -> tuple[type[SpelledNumber], tuple[str]]:
+        return SpelledNumber, (self.text,)
 
 
 class ValueLimit(ValueError):
@@ -51,7 +51,11 @@ def exact(number: SupportsFloat) -> Fraction:
     found = _NUMBER.fullmatch(text)
     if found is None:
         raise ValueLimit(f"{text[:40]} is no number of JSON")
-    if len(text) > MAX_EXPONENT or len(found[1] or "") > 6 or abs(int(found[1] or 0)) > MAX_EXPONENT:
+    if (
+        len(text) > MAX_EXPONENT
+        or len(found[1] or "") > 6
+        or abs(int(found[1] or 0)) > MAX_EXPONENT
+    ):
         raise ValueLimit(f"a number has more than {MAX_EXPONENT} digits, written out")
     return Fraction(text)
 
