@@ -52,8 +52,6 @@ PYBIND11_MODULE(_grammar, m) {
         return packed(data);
       },
       py::arg("vocabulary"), py::arg("json"));
-  m.def("json_schema_rules", &CompiledGrammar::json_schema_rules, py::arg("schema"),
-        py::call_guard<py::gil_scoped_release>());
   py::class_<GrammarState>(m, "Matcher", py::module_local())
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);

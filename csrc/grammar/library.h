@@ -12,10 +12,11 @@ struct Complaint : ArgumentError {
 };
 
 /// Throws a Complaint with the message of what the library threw, without its place in the
-/// library's source; our own ArgumentErrors pass. Called while an exception is handled.
+/// library's source; our own ArgumentErrors and WorkStopped pass. Called while an exception is
+/// handled.
 [[noreturn]] void rethrow_as_complaint();
 
-/// What `call` returns; what the library throws becomes a Complaint.
+/// What `call` returns; what the library throws becomes a Complaint, but for WorkStopped.
 template <typename Call>
 auto checked(Call&& call) {
   try {

@@ -30,9 +30,6 @@ def compile_structural_tag(vocabulary: Vocabulary, json: str) -> bytes:
     Raises Complaint where the library refuses the grammar, and ValueError where this package does.
     """
 
-def json_schema_rules(schema: str) -> str:
-    """JSON of a schema as rules in EBNF, with at most two white-space characters in a row."""
-
 @final
 class Matcher:
     """Where one text stands in a grammar, for tests."""

@@ -12,7 +12,7 @@ import pytest
 
 from openspec import _grammar
 from openspec.grammar.formats import ANY_OBJECT, Format, json_of, pattern
-from openspec.grammar.json_rules import compile_format
+from openspec.grammar.rules.json_rules import compile_format
 from openspec.grammar.schemas.schema import enforceable
 
 END = 256

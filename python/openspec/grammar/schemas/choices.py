@@ -1,4 +1,4 @@
-"""The choices of a schema: constraints of which a value fits one, and whether a listed value does."""
+"""The choices of a schema: constraints of which a value fits one; and whether listed values do."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Disjoint:
         return _Index(name, by_value, others, options)
 
     def _listed_in(self, plain: Plain, name: str | None) -> Set[Hashable] | None:
-        """The keys of all values that a property (None: the whole value) has, where it lists them."""
+        """The keys of all values of a property (None: of the whole), where it lists them."""
         if name is None:
             return self._listed([plain])
         if plain.possible_types != {"object"} or name not in plain.properties:

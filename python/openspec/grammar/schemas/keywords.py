@@ -144,7 +144,9 @@ def _is_idle(name: str, schema: Mapping[str, JsonValue]) -> bool:
     """Whether a keyword asks for nothing."""
     if name == "if":
         return "then" not in schema and "else" not in schema
-    return schema[name] == {} if name.startswith("depend") else schema[name] is False
+    if name == "not":
+        return schema[name] is False
+    return name.startswith("depend") and schema[name] == {}
 
 
 def _implied(schema: Mapping[str, JsonValue]) -> frozenset[str]:

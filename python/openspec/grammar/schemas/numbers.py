@@ -171,8 +171,8 @@ class _Magnitude:
 
 
 _State = tuple[str, int, int, tuple[tuple[int, int], ...]]
-"""The part that is read ("-", "", "0", "1" for whole digits, "." and "9" behind the point), the digits
-after the point (where those count), the remainder, and a comparison for each bound."""
+"""The part that is read ("-", "", "0", "1" for whole digits, "." and "9" behind the point), the
+digits after the point (where those count), the remainder, and a comparison for each bound."""
 
 
 class _TooLarge(Exception):
@@ -210,15 +210,16 @@ class _Magnitudes:
         if character == ".":
             if part not in ("0", "1") or self._places == 0:
                 return None
-            moved = (bound.point(one) for (bound, _, _), one in zip(self._bounds, compared))
-            return ".", 0, rest, tuple(moved)
+            points = zip(self._bounds, compared, strict=True)
+            return ".", 0, rest, tuple(bound.point(one) for (bound, _, _), one in points)
         if part == "0" or (part in (".", "9") and behind == self._places):
             return None
-        moved = (bound.digit(one, character) for (bound, _, _), one in zip(self._bounds, compared))
+        digits = zip(self._bounds, compared, strict=True)
+        moved = tuple(bound.digit(one, character) for (bound, _, _), one in digits)
         rest = (rest * 10 + int(character)) % self._modulus
         if part in (".", "9"):
-            return "9", behind + (self._places is not None), rest, tuple(moved)
-        return ("0" if part == "" and character == "0" else "1"), 0, rest, tuple(moved)
+            return "9", behind + (self._places is not None), rest, moved
+        return ("0" if part == "" and character == "0" else "1"), 0, rest, moved
 
     def is_end(self, state: _State) -> bool:
         part, behind, rest, compared = state
@@ -228,7 +229,8 @@ class _Magnitudes:
             sign = bound.compared(one)
             if sign == -wanted or (sign == 0 and is_open):
                 return False
-        return rest * 10 ** ((self._places or 0) - behind) % self._modulus == 0
+        shift = (self._places or 0) - behind
+        return rest * int(10**shift) % self._modulus == 0
 
     def automaton(self) -> tuple[Automaton, int]:
         """Their texts, and how many states finding them took.

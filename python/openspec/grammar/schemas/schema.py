@@ -278,7 +278,7 @@ def _counted(plain: Plain, properties: list[Property], others: list[Others]) -> 
         if fewest > len(properties):
             raise Unenforceable(
                 f"{plain.pointer or '#'}/minProperties",
-                "it cannot be enforced where more than one property would have no name in the schema",
+                "more than one cannot be enforced of properties that the schema does not name",
             )
         others = []
     if most is not None and most < fewest:

@@ -15,7 +15,7 @@ from openspec.grammar.schemas.constraints import At, Budget, Plain, Unenforceabl
 from openspec.grammar.schemas.json_tree import Matching, Node, Text, Texts
 
 MAX_LENGTH = (1 << 31) - 1
-REFUSED_FORMATS = ("idn-email", "idn-hostname", "regex")
+REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex")
 """Formats of the standard that are not enforced; unknown ones are annotations."""
 
 _LABELS = r"([a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?\.){1,2}[a-z]{2,6}"
@@ -53,7 +53,7 @@ class TextAutomata:
         return found
 
     def pattern(self, at: At, *, is_wide: bool = False) -> Automaton:
-        """The texts in which a schema's pattern is found; `is_wide`: or may be, as `Pattern` says."""
+        """The texts in which a pattern is found; `is_wide`: or may be, as `Pattern` says."""
         source = str(at.schema)
         key = source, is_wide
         if key not in self._known:
@@ -103,12 +103,9 @@ class TextAutomata:
         return self._nodes[key]
 
     def _matching(self, plain: Plain, automata: list[Automaton]) -> Matching:
-        low, high = plain.min_length, plain.max_length
         pointer = (*plain.patterns, *plain.formats)[-1].pointer
         found = self.built(lambda: reduce(and_, automata), pointer, "together with others it")
-        fewest, most = found.lengths()
-        if fewest < low or (high is not None and (most is None or high < most)):
-            found = self._bounded(plain, found, pointer)
+        found = self.built(lambda: _bounded(plain, found), pointer, "together with a length it")
         if found.is_empty:
             raise Unsatisfiable
         spelled = self.built(lambda: unescaped(found), pointer, "it")
@@ -116,20 +113,25 @@ class TextAutomata:
             raise Unenforceable(pointer, "it needs a character that JSON writes as an escape")
         return Matching(spelled, is_quoted=True)
 
-    def _bounded(self, plain: Plain, found: Automaton, pointer: str) -> Automaton:
-        """Texts of an automaton that have the lengths; of some formats only the usual ones."""
 
-        def whole() -> Automaton:
-            length = of_length(plain.min_length, plain.max_length)
-            try:
-                return found & length
-            except PatternError:
-                forms = [USUAL_FORMS.get(str(at.schema)) for at in plain.formats]
-                if plain.patterns or len(forms) != 1 or forms[0] is None:
-                    raise
-                return Pattern(forms[0]).automaton(is_anchored=False) & length
+def _bounded(plain: Plain, found: Automaton) -> Automaton:
+    """Texts of an automaton that have the lengths; of some formats only the usual ones."""
+    low, high = plain.min_length, plain.max_length
+    try:
+        return _with_lengths(found, low, high)
+    except PatternError:
+        forms = [USUAL_FORMS.get(str(at.schema)) for at in plain.formats]
+        if plain.patterns or len(forms) != 1 or forms[0] is None:
+            raise
+        usual = Pattern(forms[0]).automaton(is_anchored=False)
+        return _with_lengths(usual, low, high)
 
-        return self.built(whole, pointer, "together with a length it")
+
+def _with_lengths(found: Automaton, low: int, high: int | None) -> Automaton:
+    fewest, most = found.lengths()
+    if low <= fewest and (high is None or (most is not None and most <= high)):
+        return found
+    return found & of_length(low, high)
 
 
 @lru_cache(256)

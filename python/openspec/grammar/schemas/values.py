@@ -1,4 +1,4 @@
-"""JSON values: their types, when two are the same, their exact numbers, and how they are written."""
+"""JSON values: their types, when two are the same, exact numbers, and how they are written."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SpelledNumber(float):
         number.text = text
         return number
 
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.text,)
+    def __reduce__(self) -> tuple[type[SpelledNumber], tuple[str]]:
+        return SpelledNumber, (self.text,)
 
 
 class ValueLimit(ValueError):
@@ -58,23 +58,6 @@ def exact(number: SupportsFloat) -> Fraction:
     ):
         raise ValueLimit(f"a number has more than {MAX_EXPONENT} digits, written out")
     return Fraction(text)
-
-
-class SpelledNumber(float):
-    """A number of JSON that remembers its text, where `float` alone would change it."""
-
-    __slots__ = ("text",)
-
-    text: str
-
-    def __new__(cls, text: str) -> SpelledNumber:
-        """Of a number as JSON spells it; one that is too large is infinite as a float."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
-
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.text,)
 
 
 def type_of(value: JsonValue) -> str:

@@ -28,8 +28,8 @@ _UNKNOWN_RULE = re.compile(r'[Rr]ule "?([\w.-]+)"? is not defined')
 def begin(start: Start) -> Work:
     """What compiles demands for a vocabulary."""
     from openspec import _grammar
-    from openspec.grammar.json_lengths import chars_behind_quote
-    from openspec.grammar.json_rules import compile_format
+    from openspec.grammar.rules.lengths import chars_behind_quote
+    from openspec.grammar.rules.json_rules import compile_format
     from openspec.text.grammars.answer_grammar import answer_format
 
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)

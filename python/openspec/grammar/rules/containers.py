@@ -13,7 +13,8 @@ from functools import partial
 from itertools import takewhile
 from typing import Protocol, TypeAlias
 
-from openspec.grammar.schemas.json_tree import Array, Matching, Node, Object, Text, UniqueArray
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.schemas.json_tree import Array, Node, Object, UniqueArray
 
 Parts: TypeAlias = list[str]
 """Elements of a sequence: texts in quotes, names of rules, choices in brackets."""
@@ -31,6 +32,9 @@ class Writer(Protocol):
 
     def rule(self, key: object, body: Callable[[], str]) -> str:
         """The name of the rule with a key; its body may refer to it."""
+
+    def other_name(self, names: Automaton | None) -> str:
+        """The name, in quotes, of a property without a name of its own."""
 
 
 def literal(text: str) -> str:
@@ -196,9 +200,8 @@ class _Members:
     def _any_other(self) -> str:
         options = []
         for one in self._node.others:
-            name = Text() if one.names is None else Matching(one.names, is_quoted=True)
-            value = self._writer.value(one.value)
-            options.append(f'{self._writer.value(name)} ":" {SPACE} {value}')
+            name, value = self._writer.other_name(one.names), self._writer.value(one.value)
+            options.append(f'{name} ":" {SPACE} {value}')
         return " | ".join(options)
 
 

@@ -7,12 +7,15 @@ and models write.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openspec import _grammar
 from openspec.grammar.formats import Format
-from openspec.grammar.json_containers import (
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.containers import (
     GAP,
     SPACE,
     array_body,
@@ -22,10 +25,8 @@ from openspec.grammar.json_containers import (
     spread,
     unique_body,
 )
-from openspec.grammar.json_lengths import Lengths
-from openspec.grammar.patterns.automaton import Automaton
-from openspec.grammar.patterns.nodes import PatternError
-from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.lengths import Lengths
+from openspec.grammar.rules.names import affordable
 from openspec.grammar.schemas.json_tree import (
     AnyOf,
     Anything,
@@ -76,17 +77,19 @@ def json_rules(tree: JsonTree, layout: str, longest: int, behind_quote: int) -> 
 
     Of the vocabulary: characters of its `longest` token, and the most `behind_quote` in one.
     """
-    lengths = Lengths(_texts_in(tree), longest, behind_quote)
-    return _Writer(tree, layout, lengths).text()
+    nodes = list(_nodes_of(tree))
+    texts = (node for node in nodes if isinstance(node, Text))
+    objects = (node for node in nodes if isinstance(node, Object))
+    writer = _Writer(tree, layout, Lengths(texts, longest, behind_quote), affordable(objects))
+    return writer.text()
 
 
-def _texts_in(tree: JsonTree) -> Iterator[Text]:
+def _nodes_of(tree: JsonTree) -> Iterator[Node]:
     waiting: list[Node] = [tree.root, *tree.defs.values()]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Text):
-            yield node
-        elif isinstance(node, AnyOf):
+        yield node
+        if isinstance(node, AnyOf):
             waiting += node.options
         elif isinstance(node, Array):
             waiting += [*node.first, *([] if node.rest is None else [node.rest])]
@@ -97,8 +100,14 @@ def _texts_in(tree: JsonTree) -> Iterator[Text]:
 class _Writer:
     """Writes rules one after another: a value that is met in one becomes a rule of its own."""
 
-    def __init__(self, tree: JsonTree, layout: str, lengths: Lengths) -> None:
-        self._tree, self._lengths = tree, lengths
+    def __init__(
+        self,
+        tree: JsonTree,
+        layout: str,
+        lengths: Lengths,
+        names: Mapping[Automaton, Automaton],
+    ) -> None:
+        self._tree, self._lengths, self._other_names = tree, lengths, names
         self._names: dict[object, str] = {}
         self._waiting: list[tuple[str, Callable[[], str]]] = []
         self._gaps = {SPACE: _LINE, GAP: LAYOUTS[layout]}
@@ -133,6 +142,12 @@ class _Writer:
         if node == Text():
             return self.rule(STRING, STRING.spelled)
         return self.rule(node, lambda: self._body(node))
+
+    def other_name(self, names: Automaton | None) -> str:
+        """A property's name in its quotes."""
+        if names is None:
+            return self.value(Text())
+        return self.value(Matching(self._other_names.get(names, names), is_quoted=True))
 
     def _body(self, node: Node) -> str:
         if isinstance(node, Texts):
