@@ -89,9 +89,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
         jobs[0].sampling, max_tokens=400, logit_bias={tokens()[2][0]: -100.0}
     )
     slow = dataclasses.replace(jobs[0], grammar="ambiguous", sampling=sampling)
-    core._runner.set_grammar_times(
-        mask=0.005, token=0.0001, step=0.05, first_try=0.02, request=0.3
-    )
+    core._runner.set_grammar_times(mask=0.005, token=0.0001, step=0.05, first_try=0.02, request=0.3)
     [ended, other] = run(core, [slow, jobs[1]])
     assert ended.finish_reason == "error"
     assert ended.error is not None and "make it less ambiguous" in ended.error
