@@ -10,6 +10,7 @@
 #include "bind/packed.h"
 #include "grammar/compiled_grammar.h"
 #include "grammar/grammar_state.h"
+#include "grammar/library.h"
 
 namespace py = pybind11;
 
@@ -29,6 +30,7 @@ std::vector<int32_t> mask_of(GrammarState& state) {
 PYBIND11_MODULE(_grammar, m) {
   using namespace openspec;
   m.doc() = "Grammars: compiled for a vocabulary, and matched.";
+  py::register_exception<library::Complaint>(m, "Complaint", PyExc_ValueError);
   bind_vocabulary(m)
       .def_property_readonly(
           "max_token_chars",

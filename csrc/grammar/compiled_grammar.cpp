@@ -65,7 +65,7 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
     const xgrammar::TokenizerInfo& info = vocabulary->library().info;
     const auto made = xgrammar::Grammar::FromStructuralTag(json, info);
     if (const auto* error = std::get_if<xgrammar::StructuralTagError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
@@ -83,7 +83,7 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::deserialize(
     auto made =
         xgrammar::CompiledGrammar::DeserializeJSON(std::string(data), vocabulary->library().info);
     if (const auto* error = std::get_if<xgrammar::SerializationError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     return std::get<xgrammar::CompiledGrammar>(std::move(made));
   });

@@ -66,7 +66,13 @@ def test_loads_without_torch() -> None:
             {
                 "type": "triggered_tags",
                 "triggers": ["<t>"],
-                "tags": [{"begin": "<t>", "content": json_of(enforceable({"type": "integer"})), "end": "</t>"}],
+                "tags": [
+                    {
+                        "begin": "<t>",
+                        "content": json_of(enforceable({"type": "integer"})),
+                        "end": "</t>",
+                    }
+                ],
             },
             b"so <t>42</t>.",
             b"so <t>x</t>",

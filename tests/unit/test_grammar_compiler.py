@@ -252,9 +252,9 @@ def test_demands_are_compiled(real: GrammarCompiler) -> None:
         ({"json": '{"const": 1e400}'}, "beyond the range"),
         ({"json": '{"const": NaN}'}, "NaN is not a JSON value"),
         ({"json": '{"const": "\\ud800"}'}, "lone surrogate"),
-        ({"json": '{"a": 1, "a": 2}'}, "a key appears twice"),
+        ({"json": '{"a": 1, "a": 2}'}, "json has a duplicate key"),
         ({"json": "[" * 100_000}, "nested too deeply"),
-        ({"structural_tag": '{"format": '}, "structural_tag: not valid JSON"),
+        ({"structural_tag": '{"format": '}, "structural_tag is not valid JSON"),
     ],
     ids=str,
 )

@@ -302,4 +302,4 @@ def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
 
 
 def _logprobs(entries: Sequence[_C.TokenLogprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(*entry) for entry in entries]
+    return [TokenLogprobs(tuple(ids), tuple(values), rank) for ids, values, rank in entries]
