@@ -61,7 +61,7 @@ class FakeEngineClient:
             num_speculative_tokens=NUM_DRAFTS,
             dtype="float32",
             device="cpu",
-            memory_plan={"weights": 1 << 20, "kv_pages": 1 << 22, "scratch": 1 << 16},
+            memory_plan={"weight_bytes": 1 << 20, "grammar_bytes": 1 << 28},
             startup_seconds=0.1,
         )
         self.step_s = step_s

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from openspec import _grammar
-from openspec.grammar.formats import json_of, source_of
-from openspec.grammar.json_rules import chars_behind_quote, json_rules
+from openspec.grammar.formats import json_of
+from openspec.grammar.json_lengths import chars_behind_quote
+from openspec.grammar.json_rules import json_rules
 from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.schemas.schema import enforceable
 from tests.unit.grammar_walks import (
@@ -106,7 +107,7 @@ def test_equal_lengths_share_an_automaton() -> None:
         "properties": {"a": text, "b": {"type": "array", "items": text}, "c": text},
         "required": ["a", "b", "c"],
     }
-    node = json.dumps(enforceable(schema))
+    node = enforceable(schema)
     assert json_rules(node, "line", 128, 32).count("Regex(") == 1
     data = compiled_schema(schema)
     for a, b, c in ((12, 12, 12), (0, 5, 12), (13, 1, 1), (1, 13, 1), (1, 1, 13)):
@@ -126,7 +127,7 @@ def test_many_lengths_are_budgets(request: pytest.FixtureRequest) -> None:
         },
         "required": [f"f{i}" for i in range(6)],
     }
-    node = json.dumps(enforceable(schema))
+    node = enforceable(schema)
     behind = chars_behind_quote(tokens())
     assert "max_chars" not in json_rules(node, "line", 128, 128)
     rules = json_rules(node, "line", 128, behind)
@@ -161,7 +162,7 @@ def test_shared_definitions_stay_small() -> None:
     defs = {f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2,
                       "minItems": 2} for i in range(40)}  # fmt: skip
     schema = {"$ref": "#/$defs/d0", "$defs": {**defs, "d40": {"type": "integer"}}}
-    assert len(source_of(json_of(enforceable(schema)), "x")) < 20_000
+    assert len(json_rules(enforceable(schema), "line", 128, 32)) < 20_000
 
 
 def test_published_kinds_of_schemas(request: pytest.FixtureRequest) -> None:

@@ -1,21 +1,46 @@
-"""JSON of a schema in the library's rules, with white space and lengths of our own.
+"""JSON of a tree as rules of a grammar, in the library's EBNF.
 
-The library writes the rules. It allows white space wherever JSON does, and counts characters in one
-rule each, which costs a mask of the whole vocabulary a character. Here white space is what people
-and models write, a long length is the budget of one rule, and equal short ones share an automaton.
+Equal nodes are one rule, and what is regular is one automaton. Of white space there is what people
+and models write.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from openspec import _grammar
-from openspec.checkpoint.strict_json import JsonValue
-from openspec.grammar.patterns.characters import ESCAPED_IN_JSON
-from openspec.grammar.formats import LENGTH_RULE
-from openspec.grammar.patterns.pattern import ANY, Repeat, render
+from openspec.grammar.formats import Format
+from openspec.grammar.json_containers import (
+    GAP,
+    SPACE,
+    array_body,
+    factored,
+    literal,
+    object_parts,
+    spread,
+    unique_body,
+)
+from openspec.grammar.json_lengths import Lengths
+from openspec.grammar.json_names import affordable
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.schemas.json_tree import (
+    AnyOf,
+    Anything,
+    Array,
+    JsonTree,
+    Matching,
+    Node,
+    Object,
+    Others,
+    Ref,
+    Text,
+    Texts,
+    UniqueArray,
+)
 
 MAX_INDENT = 32
 _LINE = ('""', '" "')
@@ -28,33 +53,137 @@ LAYOUTS = {
 _FOLLOWS = r'(=(["\[{}\]\-0-9tfn]))'
 """What begins a value, a name or an end: with it most tokens are decided when compiling."""
 
-MAX_COUNTED = 256
-"""Characters that the automata of one schema count. Each takes about 20 ms at 150,000 tokens."""
-MAX_COUNTED_START = 8
-"""The most that a text within a budget must have: an automaton counts those."""
-
-_NO_ESCAPE = r"[^\"\\\0-\x1f]"
-_LIBRARY_CHARACTERS = r"[^\"\\\r\n]"
-_CHARACTERS = re.compile(r'(\w+_characters) ::= \(\(\[\^\\"\\\\\\r\\n\]\)\)')
-_GAP_RULE = re.compile(r"whitespace(_\d+)? ::= .*")
-_GAP = r"whitespace(?:_\d+)?\{0, 2\}"
-_PIECE = re.compile(
-    rf'(?P<separator>{_GAP} "(?P<sign>[:,])" {_GAP})|(?P<gap>{_GAP})'
-    r"|(?P<characters>\w+_characters)\{(?P<low>\d+), (?P<high>-?\d+)\}"
-    r'|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]'
+_DIGIT = "[0-9A-Fa-f]"
+_ESCAPE = (
+    rf'\\(["\\/bfnrt]|u([0-9A-Ca-cEFef]{_DIGIT}{{3}}|[Dd][0-7]{_DIGIT}{{2}}'
+    rf"|[Dd][89ABab]{_DIGIT}{{2}}\\u[Dd][C-Fc-f]{_DIGIT}{{2}}))"
+)
+STRING = Pattern(rf'"([^"\\\x00-\x1f]|{_ESCAPE})*"').automaton(is_anchored=True)
+"""Any JSON string; halves of a surrogate pair stand together."""
+SIMPLE = Pattern(r"-?(0|[1-9]\d*)(\.\d+)?([Ee][+-]?\d+)?|true|false|null").automaton(
+    is_anchored=True
+)
+"""Any JSON number, true, false or null."""
+_ANYTHING: tuple[Node, ...] = (
+    Matching(SIMPLE, is_quoted=False),
+    Text(),
+    Object((), (Others(None, Anything()),)),
+    Array((), Anything()),
 )
 
 
-def chars_behind_quote(tokens: Iterable[bytes]) -> int:
-    """The most characters of a token after its first quote: what it can add to a text it opens."""
-    found = (token.partition(b'"')[2] for token in tokens)
-    return max((sum(byte & 0xC0 != 0x80 for byte in behind) for behind in found), default=0)
+def json_rules(tree: JsonTree, layout: str, longest: int, behind_quote: int) -> str:
+    """The grammar of a tree; its rule `root` is the value. `layout`: see `LAYOUTS`.
+
+    Of the vocabulary: characters of its `longest` token, and the most `behind_quote` in one.
+    """
+    nodes = list(_nodes_of(tree))
+    texts = (node for node in nodes if isinstance(node, Text))
+    objects = (node for node in nodes if isinstance(node, Object))
+    writer = _Writer(tree, layout, Lengths(texts, longest, behind_quote), affordable(objects))
+    return writer.text()
 
 
-def compile_source(
-    vocabulary: _grammar.Vocabulary, source: str, behind_quote: int | None = None
+def _nodes_of(tree: JsonTree) -> Iterator[Node]:
+    waiting: list[Node] = [tree.root, *tree.defs.values()]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, AnyOf):
+            waiting += node.options
+        elif isinstance(node, Array):
+            waiting += [*node.first, *([] if node.rest is None else [node.rest])]
+        elif isinstance(node, Object):
+            waiting += [one.value for one in (*node.properties, *node.others)]
+
+
+class _Writer:
+    """Writes rules one after another: a value that is met in one becomes a rule of its own."""
+
+    def __init__(
+        self,
+        tree: JsonTree,
+        layout: str,
+        lengths: Lengths,
+        names: Mapping[Automaton, Automaton],
+    ) -> None:
+        self._tree, self._lengths, self._other_names = tree, lengths, names
+        self._names: dict[object, str] = {}
+        self._waiting: list[tuple[str, Callable[[], str]]] = []
+        self._gaps = {SPACE: _LINE, GAP: LAYOUTS[layout]}
+
+    def text(self) -> str:
+        """All rules."""
+        rules = {"root": self.value(self._tree.root)}
+        while self._waiting:
+            name, body = self._waiting.pop()
+            rules[name] = body()
+        rules |= self._lengths.rules
+        rules |= {name: f"({' | '.join(gap)}) {_FOLLOWS}" for name, gap in self._gaps.items()}
+        return "\n".join(f"{name} ::= {body}" for name, body in rules.items())
+
+    def rule(self, key: object, body: Callable[[], str]) -> str:
+        """The name of the rule with a key; its body may refer to it."""
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"json_{len(self._names)}"
+            self._waiting.append((name, body))
+        return name
+
+    def value(self, node: Node) -> str:
+        """A node as one element."""
+        if isinstance(node, Ref):
+            return self.rule(node, lambda: self.value(self._tree.defs[node.name]))
+        if isinstance(node, Texts) and len(node.texts) == 1:
+            return literal(node.texts[0])
+        if isinstance(node, Matching):
+            found = node.automaton.quoted() if node.is_quoted else node.automaton
+            return self.rule(found, found.spelled)
+        if node == Text():
+            return self.rule(STRING, STRING.spelled)
+        return self.rule(node, lambda: self._body(node))
+
+    def other_name(self, names: Automaton | None) -> str:
+        """A property's name in its quotes."""
+        if names is None:
+            return self.value(Text())
+        return self.value(Matching(self._other_names.get(names, names), is_quoted=True))
+
+    def _body(self, node: Node) -> str:
+        if isinstance(node, Texts):
+            return _one_of(node.texts)
+        if isinstance(node, Text):
+            return self._lengths.body_of(node)
+        if isinstance(node, Array):
+            return array_body(node, self)
+        if isinstance(node, UniqueArray):
+            return unique_body(node, self)
+        if isinstance(node, Object):
+            return " ".join(object_parts(node, self))
+        options = node.options if isinstance(node, AnyOf) else _ANYTHING
+        return factored([self._parts(option) for option in options])
+
+    def _parts(self, node: Node) -> list[str]:
+        """An option as the elements that others may have in common with it."""
+        for _ in self._tree.defs:
+            if isinstance(node, Ref):
+                node = self._tree.defs[node.name]
+        if isinstance(node, Object):
+            return spread(object_parts(node, self))
+        return [self.value(node)]
+
+
+def _one_of(texts: Sequence[str]) -> str:
+    try:
+        return Automaton.of_texts(texts).spelled()
+    except PatternError:  # of too many states
+        return " | ".join(map(literal, texts))
+
+
+def compile_format(
+    vocabulary: _grammar.Vocabulary, format: Format, behind_quote: int | None = None
 ) -> bytes:
-    """The compiled grammar of a source that `formats.source_of` has written.
+    """The compiled grammar of a format.
 
     `behind_quote`: `chars_behind_quote` of the vocabulary. Without it automata count every length
     below that of the longest token, whatever that takes.
@@ -63,93 +192,17 @@ def compile_source(
         ValueError: the library refuses it.
     """
     longest = vocabulary.max_token_chars
-    tag = json.loads(source)
-    tag["format"] = _with_rules(
-        tag["format"], longest, longest if behind_quote is None else behind_quote
-    )
+    behind = longest if behind_quote is None else behind_quote
+    tag = {"type": "structural_tag", "format": _with_rules(format, longest, behind)}
     return _grammar.compile_structural_tag(vocabulary, json.dumps(tag, ensure_ascii=False))
 
 
-def _with_rules(format: JsonValue, longest: int, behind_quote: int) -> JsonValue:
+def _with_rules(format: Any, longest: int, behind_quote: int) -> Any:
     if isinstance(format, list):
         return [_with_rules(one, longest, behind_quote) for one in format]
-    if not isinstance(format, Mapping):
+    if not isinstance(format, dict):
         return format
     if format.get("type") == "json_schema":
-        schema = json.dumps(format["json_schema"], ensure_ascii=False)
-        rules = json_rules(schema, str(format["layout"]), longest, behind_quote)
+        rules = json_rules(format["json_schema"], format["layout"], longest, behind_quote)
         return {"type": "grammar", "grammar": rules}
     return {key: _with_rules(value, longest, behind_quote) for key, value in format.items()}
-
-
-def json_rules(schema: str, layout: str, longest: int, behind_quote: int) -> str:
-    """The grammar, in EBNF, of a schema that `enforceable` has rewritten.
-
-    Of the vocabulary: characters of its `longest` token, and the most `behind_quote` in one.
-    """
-    lines = _grammar.json_schema_rules(schema).splitlines()
-    counted = {found[1] for line in lines if (found := _CHARACTERS.fullmatch(line))}
-    lengths: dict[str, str] = {}  # rules by name
-    budgets = _with_budgets(lines, counted, longest, behind_quote)
-
-    def replaced(piece: re.Match[str]) -> str:
-        if piece["separator"]:
-            return '":" json_space' if piece["sign"] == ":" else '"," json_gap'
-        if piece["gap"]:
-            return "json_gap"
-        if piece["characters"] in counted:
-            low, high = int(piece["low"]), int(piece["high"])
-            return _of_length(lengths, low, high, longest, (low, high) in budgets)
-        return _NO_ESCAPE if piece[0] == _LIBRARY_CHARACTERS else piece[0]
-
-    kept = [line for line in lines if not _GAP_RULE.fullmatch(line)]
-    rules = [_PIECE.sub(replaced, line) for line in kept]
-    gaps = (("json_space", _LINE), ("json_gap", LAYOUTS[layout]))
-    layout_rules = [f"{name} ::= ({' | '.join(options)}) {_FOLLOWS}" for name, options in gaps]
-    length_rules = [f"{name} ::= {body}" for name, body in lengths.items()]
-    return "\n".join([*rules, *length_rules, *layout_rules])
-
-
-def _with_budgets(
-    lines: list[str], counted: set[str], longest: int, behind_quote: int
-) -> set[tuple[int, int]]:
-    """Lengths below the longest token that a budget counts: automata of all would take too long."""
-    found = {
-        (int(piece["low"]), int(piece["high"]))
-        for line in lines
-        for piece in _PIECE.finditer(line)
-        if piece["characters"] in counted
-    }
-    budgets, left = set(), MAX_COUNTED
-    for low, high in sorted(found, key=lambda ends: ends[1]):
-        if high < 0 or high - low >= longest:
-            continue
-        if high > left and high > behind_quote and low <= MAX_COUNTED_START:
-            budgets.add((low, high))
-        else:
-            left -= high
-    return budgets
-
-
-def _of_length(rules: dict[str, str], low: int, high: int, longest: int, has_budget: bool) -> str:
-    """So many characters (high -1: any number); adds the rule that this needs, if any.
-
-    The library does not see a budget in a token that begins before its rule, so the budget has to
-    be larger than what such a token has of the text. An automaton counts smaller ones.
-    """
-    start = f"{_NO_ESCAPE}{{{low}}}" if low else ""
-    if high < 0:
-        return f"{start} {_NO_ESCAPE}*"
-    # A rule for each place: so the library knows what follows it.
-    name = f"{LENGTH_RULE}_{len(rules)}"
-    if has_budget:
-        rules[f"{name}[max_chars={high}]"] = f"{start} {_NO_ESCAPE}*"
-        return name
-    if high - low >= longest:
-        rules[f"{name}[max_chars={high - low}]"] = f"{_NO_ESCAPE}*"
-        return f"{start} {name}"
-    # One for all places: each state takes milliseconds to compile. So it says what follows.
-    name = f"counted_text_{low}_{high}"
-    pattern = render(Repeat(ANY, low, high), ESCAPED_IN_JSON).replace("\\", "\\\\")
-    rules[name] = f'Regex("{pattern}", json_string=true) (="\\"")'
-    return name

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
-from openspec.grammar.patterns.characters import Ranges, complement, union
+from openspec.grammar.patterns.characters import Ranges, complement, set_of, union
 from openspec.grammar.patterns.nodes import ENDLESS, Chars, Node, PatternError, Repeat
 from openspec.grammar.patterns.positions import positions_of
 from openspec.grammar.patterns.utf8 import spelled_in_bytes
@@ -151,6 +151,15 @@ class Automaton:
     def without(self, ranges: Ranges) -> Automaton:
         """The texts that have no character of a set."""
         return self & Automaton.of(Repeat(Chars(complement(ranges)), 0, ENDLESS))
+
+    def quoted(self) -> Automaton:
+        """The texts between quotation marks; none of them has one itself."""
+        mark, end = len(self._classes), len(self._rows) + 1
+        rows: list[Row] = [{mark: 1}]
+        rows += [{one: to + 1 for one, to in row.items()} for row in self._rows]
+        for number in self._ends:
+            rows[number + 1][mark] = end
+        return Automaton([*self._classes, set_of('"')], [*rows, {}], {end})
 
     def accepts(self, text: str) -> bool:
         """Whether it is one of the texts; takes time in proportion to its length."""

@@ -20,9 +20,7 @@ def _automaton(source: str) -> Automaton:
 
 # ---- Times: RFC 3339, and its appendix A for durations
 
-_MONTH_AND_DAY = (
-    r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
-)
+_MONTH_AND_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
 _BY_FOUR = "(0[48]|[2468][048]|[13579][26])"  # but for 00
 _DATE = rf"(\d{{4}}-{_MONTH_AND_DAY}|(\d\d{_BY_FOUR}|{_BY_FOUR}00)-02-29)"
 _OFFSET = r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -78,21 +76,15 @@ def _email() -> Automaton:
     return _automaton(address) & _automaton("[^@]{1,64}@.*")
 
 
-# ---- References: RFC 3986, RFC 3987 for international ones, RFC 6570 for templates
+# ---- References: RFC 3986, and RFC 6570 for templates
 
 _PERCENT = "%[0-9A-Fa-f]{2}"
 _UNRESERVED = "A-Za-z0-9._~-"
 _DELIMITERS = "!$&'()*+,;="
-_INTERNATIONAL = r"\u{a0}-\u{d7ff}\u{f900}-\u{fdcf}\u{fdf0}-\u{ffef}" + "".join(
-    rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 15)
-)
-_PRIVATE = r"\u{e000}-\u{f8ff}\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
-def _reference(*, is_relative: bool, is_international: bool) -> Automaton:
-    unreserved = (_INTERNATIONAL if is_international else "") + _UNRESERVED
-    private = _PRIVATE if is_international else ""
-    plain = f"{_DELIMITERS}{unreserved}"
+def _reference(*, is_relative: bool) -> Automaton:
+    plain = f"{_DELIMITERS}{_UNRESERVED}"
     path = f"([:@/{plain}]|{_PERCENT})"
     character = f"([:@{plain}]|{_PERCENT})"
     user = f"([:{plain}]|{_PERCENT})*@"
@@ -100,7 +92,7 @@ def _reference(*, is_relative: bool, is_international: bool) -> Automaton:
     host = rf"(\[({_ipv6()}|{future})\]|([{plain}]|{_PERCENT})*)"
     authority = rf"({user})?{host}(:\d*)?"
     absolute = f"//{authority}(/{path}*)?|/({character}{path}*)?"
-    behind = rf"(\?([?:@/{private}{plain}]|{_PERCENT})*)?(#([?:@/{plain}]|{_PERCENT})*)?"
+    behind = rf"(\?([?:@/{plain}]|{_PERCENT})*)?(#([?:@/{plain}]|{_PERCENT})*)?"
     whole = f"[A-Za-z][A-Za-z0-9+.-]*:({absolute}|{character}{path}*|){behind}"
     if not is_relative:
         return _automaton(whole)
@@ -109,9 +101,9 @@ def _reference(*, is_relative: bool, is_international: bool) -> Automaton:
 
 
 def _template() -> Automaton:
-    literal = (
-        rf"([!#$&(-;=?-\[\]_a-z~{_INTERNATIONAL}{_PRIVATE}]|{_PERCENT})"
-    )
+    planes = "".join(rf"\u{{{one:x}0000}}-\u{{{one:x}fffd}}" for one in range(1, 17))
+    international = rf"\u{{a0}}-\u{{fdcf}}\u{{fdf0}}-\u{{ffef}}{planes}"
+    literal = rf"([!#$&(-;=?-\[\]_a-z~{international}]|{_PERCENT})"
     character = f"([A-Za-z0-9_]|{_PERCENT})"
     variable = rf"{character}(\.?{character})*(:[1-9]\d{{0,3}}|\*)?"
     return _automaton(rf"({literal}|\{{[+#./;?&]?{variable}(,{variable})*\}})*")
@@ -129,13 +121,11 @@ FORMATS: Mapping[str, Callable[[], Automaton]] = {
         "hostname": _hostname,
         "ipv4": lambda: _automaton(_IPV4),
         "ipv6": lambda: _automaton(_ipv6()),
-        "iri": lambda: _reference(is_relative=False, is_international=True),
-        "iri-reference": lambda: _reference(is_relative=True, is_international=True),
         "json-pointer": lambda: _automaton(_POINTER),
         "relative-json-pointer": lambda: _automaton(rf"(0|[1-9]\d*)(#|{_POINTER})"),
         "time": lambda: _automaton(f"{_TIME}|{_LEAP_SECOND}"),
-        "uri": lambda: _reference(is_relative=False, is_international=False),
-        "uri-reference": lambda: _reference(is_relative=True, is_international=False),
+        "uri": lambda: _reference(is_relative=False),
+        "uri-reference": lambda: _reference(is_relative=True),
         "uri-template": _template,
         "uuid": lambda: _automaton("[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
     }.items()

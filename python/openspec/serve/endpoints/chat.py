@@ -15,7 +15,7 @@ from openspec.serve.generation.answer import ChunkedAnswer
 from openspec.serve.generation.body import receive_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.generation.structured import tool_use
+from openspec.serve.generation.structured import call_demand
 from openspec.serve.shapes import wire
 from openspec.serve.shapes.chat import ChatCompletionRequest
 from openspec.serve.shapes.logprobs import chat_logprobs, prompt_logprobs
@@ -194,4 +194,4 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
-    tool_use(body)
+    call_demand(body)

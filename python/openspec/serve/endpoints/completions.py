@@ -19,7 +19,7 @@ from openspec.serve.generation.job import (
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import completion_source
+from openspec.serve.generation.structured import encoded_completion_demand
 from openspec.serve.shapes.chat import MAX_SEQUENCES, CompletionRequest
 from openspec.serve.shapes.logprobs import completion_logprobs, prompt_logprobs
 from openspec.serve.shapes.steps import shown_steps
@@ -63,10 +63,10 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
         logprobs=body.logprobs,
         prompt_logprobs=max((num for num in wanted if num is not None), default=None),
     )
-    source, name = await context.text_pool.run(
-        arrival.num_bytes, lambda: completion_source(body, body.response_format)
+    demand, name = await context.text_pool.run(
+        arrival.num_bytes, lambda: encoded_completion_demand(body, body.response_format)
     )
-    grammar = await grammar_of(context, request, source, name)
+    grammar = await grammar_of(context, request, demand, name)
     answer = await context.text_pool.run(
         arrival.num_bytes,
         lambda: _Answer(

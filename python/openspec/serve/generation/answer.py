@@ -264,17 +264,17 @@ async def unless_gone(request: Request, num_bytes: int, work: Coroutine[None, No
 
 
 async def grammar_of(
-    context: ServerContext, request: Request, source: str | None, param: str
+    context: ServerContext, request: Request, demand: bytes | None, param: str
 ) -> CompiledGrammar | None:
-    """The compiled grammar of a source, if there is one; dropped if the client leaves meanwhile.
+    """The compiled grammar of a demand, if there is one; dropped if the client leaves meanwhile.
 
     Raises:
         RequestError: it is refused, naming `param`.
-        ApiError: 400, the client left; 503, too many grammars wait.
+        ApiError: 400, the client left; 503, too many grammars wait, or the compile process ended.
     """
-    if source is None:
+    if demand is None:
         return None
-    work = context.grammars.compiled(source, param)
+    work = context.grammars.compiled(demand, param)
     return await unless_gone(request, MAX_INLINE_CHARS + 1, work)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.requests import Request
 
@@ -21,7 +22,7 @@ from openspec.serve.generation.job import (
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import chat_source
+from openspec.serve.generation.structured import encoded_chat_demand
 from openspec.serve.shapes.chat import (
     ChatCompletionRequest,
     ChatMessage,
@@ -31,7 +32,7 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.text.chat_template import TEMPLATE_REFUSES
 from openspec.text.json_values import plain_json
-from openspec.text.parsers.call_parser import ToolSchemas
+from openspec.text.parsers.call_parser import ToolTypes
 from openspec.text.parsers.message import MessageParser
 from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ class ChatJob:
 
     job: Job
     chat: RenderedChat
-    tools: ToolSchemas | None
+    tools: ToolTypes | None
     """None where the answer may hold no calls."""
 
     def parser(self, context: ServerContext, parallel_calls: bool | None) -> MessageParser:
@@ -111,14 +112,17 @@ async def chat_job(
     has_calls = bool(chat_request.tools) and chat_request.tool_choice != "none"
     shown = context.answer_form.shown_ids(chat.thinking, has_calls)
     prompts = [Prompt(token_ids, chat.text)]
-    source, name = await pool.run(
-        num_bytes, lambda: chat_source(context, body, chat_request, chat.thinking, format_param)
+    demand, name = await pool.run(
+        num_bytes,
+        lambda: encoded_chat_demand(context, body, chat_request, chat.thinking, format_param),
     )
-    grammar = await grammar_of(context, request, source, name)
+    grammar = await grammar_of(context, request, demand, name)
     job = await pool.run(
         num_bytes, lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar)
     )
-    return ChatJob(job, chat, tool_schemas(chat_request.tools or ()) if has_calls else None)
+    tools = chat_request.tools or () if has_calls else None
+    types = await pool.run(num_bytes, lambda: _tool_types(context, tools))
+    return ChatJob(job, chat, types)
 
 
 async def render_chat(
@@ -288,6 +292,9 @@ def _tool(tool: Tool) -> dict[str, JsonValue]:
     return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
 
 
-def tool_schemas(tools: Sequence[Tool]) -> ToolSchemas:
-    """The schemas of their parameters by name."""
-    return {tool.function.name: plain_json(tool.function.parameters) for tool in tools}
+def _tool_types(context: ServerContext, tools: Sequence[Tool] | None) -> ToolTypes | None:
+    if tools is None:
+        return None
+    return context.answer_form.tool_types(
+        {tool.function.name: cast("JsonValue", tool.function.parameters) for tool in tools}
+    )

@@ -220,7 +220,11 @@ class ServerContext:
             lambda: self.tokenizer.grammar_tokens(self.answer_form.spelled_ids),
             self.model.vocab_size,
             list(self.model.eos_token_ids),
-            GrammarLimits.within(available, self.config.grammar_timeout_s),
+            GrammarLimits.within(
+                available,
+                self.engine.info.memory_plan["grammar_bytes"],
+                self.config.grammar_timeout_s,
+            ),
         )
         refused = self.metrics.rejections.labels("over_budget").inc
         most = max(available // BODIES_SHARE, self.config.max_body_bytes)
