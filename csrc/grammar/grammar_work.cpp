@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "grammar/work_meter.h"
@@ -32,9 +33,10 @@ bool MaskJob::run(const GrammarTimes& times, double most) {
   if (!is_stopped) return true;
   state.reset();
   if (most < left) return false;
-  failure = {"the grammar of this request takes longer than " + std::to_string(times.request) +
-                 " s of processor time: make it less ambiguous",
-             /*is_request=*/true};
+  std::ostringstream message;
+  message << "the grammar of this request takes longer than " << times.request
+          << " s of processor time: make it less ambiguous";
+  failure = {message.str(), /*is_request=*/true};
   return true;
 }
 

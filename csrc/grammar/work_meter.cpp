@@ -22,6 +22,8 @@ double thread_seconds() {
 
 }  // namespace
 
+const char* WorkStopped::what() const noexcept { return "work on a grammar was stopped"; }
+
 WorkMeter::WorkMeter(double seconds, const std::atomic<bool>* is_unwanted)
     : begin_(thread_seconds()), most_(seconds), is_unwanted_(is_unwanted) {
   meter = this;

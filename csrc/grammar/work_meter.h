@@ -9,7 +9,7 @@ namespace openspec {
 /// state that it was done on is of no use any more.
 class WorkStopped final : public std::exception {
  public:
-  const char* what() const noexcept override { return "work on a grammar was stopped"; }
+  const char* what() const noexcept override;
 };
 
 /// Bounds the processor time of what this thread does on grammars while the meter lives: beyond it,

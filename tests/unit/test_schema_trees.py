@@ -576,6 +576,10 @@ REFUSALS = [
         "#/properties/a/$ref: below an $id",
     ),
     ({"type": "object", "propertyNames": {"minLength": 1 << 20}}, "#/propertyNames: "),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "#/$defs/a: "),
+    ({"type": "string", "pattern": "^((((a{1,90}){1,90}){1,90}){1,90})$"}, "#/pattern: "),
+    ({"type": "string", "pattern": "a" * 5000}, "#/pattern: "),
+    ({"type": "string", "pattern": "(" * 90 + "a" + ")" * 90}, "#/pattern: "),
 ]
 
 

@@ -31,7 +31,8 @@ OPENSPEC_HD const int32_t* row_mask_of(const ChooseParams& params, int64_t sampl
 }
 /// Whether nothing is chosen for a sample.
 OPENSPEC_HD bool is_held(const ChooseParams& params, int64_t sample) {
-  return params.sample_mask != nullptr && !params.is_draft &&
+  const bool is_scored = params.score_token != nullptr && params.score_token[sample] >= 0;
+  return params.sample_mask != nullptr && !params.is_draft && !is_scored &&
          params.sample_mask[sample] == kHeldMask;
 }
 OPENSPEC_HD bool is_allowed_by(const int32_t* mask, int64_t id) {
