@@ -81,7 +81,7 @@ def test_any_value(text: str, fits: bool) -> None:
 # ---- Objects and arrays, each text of a few names or items tried
 
 
-@pytest.mark.parametrize("required", ["", "a", "b", "ac", "abc"])
+@pytest.mark.parametrize("required", ["", "b", "ac"])
 @pytest.mark.parametrize("has_others", [False, True])
 @pytest.mark.parametrize(("low", "high"), [(0, None), (1, None), (2, 3), (0, 2), (3, 3), (0, 0)])
 def test_members(required: str, has_others: bool, low: int, high: int | None) -> None:
@@ -135,13 +135,8 @@ def test_options_that_begin_alike() -> None:
         Object((Property("type", Texts((f'"{kind}"',)), True), Property(kind, Ref("one"), False)))
         for kind in kinds
     )
-    data = compiled_tree(
-        AnyOf(
-            (*options, Array((), Ref("root"))),
-        ),
-        root=AnyOf(options),
-        one=ONE,
-    )
+    whole = AnyOf((*options, Array((), Ref("events"))))
+    data = compiled_tree(whole, events=AnyOf(options), one=ONE)
     for kind in kinds:
         assert accepts(data, f'{{"type": "{kind}", "{kind}": 1}}')
         assert accepts(data, f'[{{"type":"{kind}"}}]')
