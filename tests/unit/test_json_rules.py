@@ -81,7 +81,7 @@ def test_any_value(text: str, fits: bool) -> None:
 # ---- Objects and arrays, each text of a few names or items tried
 
 
-@pytest.mark.parametrize("required", ["", "a", "b", "ac", "abc"])
+@pytest.mark.parametrize("required", ["", "b", "ac"])
 @pytest.mark.parametrize("has_others", [False, True])
 @pytest.mark.parametrize(("low", "high"), [(0, None), (1, None), (2, 3), (0, 2), (3, 3), (0, 0)])
 def test_members(required: str, has_others: bool, low: int, high: int | None) -> None:
@@ -122,7 +122,7 @@ def test_items(num_first: int, has_rest: bool, low: int, high: int | None) -> No
 @pytest.mark.parametrize(("low", "high"), [(0, 4), (2, 3), (1, 9), (0, 1), (0, 0)])
 def test_items_that_differ(low: int, high: int) -> None:
     data = compiled_tree(UniqueArray(COLORS, low, high))
-    for size in range(6):
+    for size in range(5):
         for items in itertools.product(COLORS, repeat=size):
             fits = low <= size <= high and len(set(items)) == size
             assert accepts(data, f"[{', '.join(items)}]") == fits, items
@@ -135,13 +135,8 @@ def test_options_that_begin_alike() -> None:
         Object((Property("type", Texts((f'"{kind}"',)), True), Property(kind, Ref("one"), False)))
         for kind in kinds
     )
-    data = compiled_tree(
-        AnyOf(
-            (*options, Array((), Ref("root"))),
-        ),
-        root=AnyOf(options),
-        one=ONE,
-    )
+    whole = AnyOf((*options, Array((), Ref("events"))))
+    data = compiled_tree(whole, events=AnyOf(options), one=ONE)
     for kind in kinds:
         assert accepts(data, f'{{"type": "{kind}", "{kind}": 1}}')
         assert accepts(data, f'[{{"type":"{kind}"}}]')
@@ -149,6 +144,19 @@ def test_options_that_begin_alike() -> None:
     assert not accepts(data, '{"type": "kind_1", "kind_11": 1}')
     rules = json_rules(JsonTree(AnyOf(options), {"one": ONE}), "line", 32, 8)
     assert rules.count(r"\"") < 250
+
+
+def test_options_of_one_kind_are_one_automaton() -> None:
+    values = [{"pattern": "^a+$"}, {"pattern": "^[ab]*$"}, {"enum": ["ab", "x", 1, None]}]
+    schema = {"anyOf": [*({"type": "string", **one} for one in values[:2]), values[2],
+                        {"type": "integer"}, {"type": "number", "minimum": 3}]}  # fmt: skip
+    rules = json_rules(enforceable(schema), "line", 32, 8)
+    assert rules.count("Regex(") == 2
+    data = compiled_schema(schema)
+    for text in ('"aa"', '"abab"', '""', '"x"', "1", "-7", "null", "3.5"):
+        assert accepts(data, text), text
+    for text in ('"ax"', '"xx"', "2.5", "true"):
+        assert not accepts(data, text), text
 
 
 # ---- Lengths
