@@ -9,7 +9,7 @@ import torch
 import openspec
 from openspec import _grammar, ops
 from openspec.grammar.formats import pattern
-from openspec.grammar.json_rules import compile_format
+from openspec.grammar.rules.json_rules import compile_format
 
 SOURCES = Path(__file__).resolve().parents[1] / "python" / "openspec"
 

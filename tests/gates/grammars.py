@@ -12,7 +12,7 @@ from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core.engine_core import EngineCore
 from openspec.grammar.formats import grammar_format, json_of, pattern
-from openspec.grammar.json_rules import compile_format
+from openspec.grammar.rules.json_rules import compile_format
 from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import SpeculativeOptions
 from openspec.text.vocabulary import spelling_of

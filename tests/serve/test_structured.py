@@ -158,7 +158,7 @@ def test_equal_grammars_are_loaded_once(start_server: Callable[..., RunningServe
 def test_the_engine_forgets_with_the_cache(
     start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, room=3 << 20)
+    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, room=4 << 20)
     monkeypatch.setattr(GrammarLimits, "within", lambda *_: few)
     server = start_server()
     for number in range(24):
@@ -168,7 +168,7 @@ def test_the_engine_forgets_with_the_cache(
         }
         server.complete(prompt="a", max_tokens=1, guided_json=schema)
     deadline = time.monotonic() + 10
-    while held_bytes(server) > 3 << 20:
+    while held_bytes(server) > 4 << 20:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert 0 < len(server.engine.grammars) < 24

@@ -69,7 +69,13 @@ def parsed(
     form: str, text: str, thinking: bool | None = None, tools: dict = TOOLS
 ) -> tuple[list, str, str]:
     answer_form = AnswerForm(form, "qwen3", frozenset(), frozenset())
-    parser = MessageParser(tokenizer(), answer_form, thinking=thinking, tools=answer_form.tool_types(tools), max_calls=None)
+    parser = MessageParser(
+        tokenizer(),
+        answer_form,
+        thinking=thinking,
+        tools=answer_form.tool_types(tools),
+        max_calls=None,
+    )
     calls: dict[int, list[str]] = {}
     content = reasoning = ""
     for piece in parser.push(text, [], is_last=True):
@@ -103,10 +109,8 @@ def test_guaranteed_calls_parse(form: str, has_names: bool, parallel: bool) -> N
 def test_a_tool_without_parameters_ends(form: str, has_names: bool, parameters: object) -> None:
     """Whatever a model prefers, its call is over within a few characters, and reads as `{}`."""
     arguments = NO_ARGUMENTS if parameters is None else enforceable(CLOSED)
-    data = compiled(
-        calls_format(form, [CallRule("now", value_types(parameters), arguments)], has_names=has_names,
-                     parallel=False)
-    )  # fmt: skip
+    rule = CallRule("now", value_types(parameters), arguments)
+    data = compiled(calls_format(form, [rule], has_names=has_names, parallel=False))
     rng = random.Random(3)
     for _ in range(10):
         text = walk(data, rng, 120)
@@ -179,7 +183,10 @@ def test_what_xml_calls_can_be(schema: dict, arguments: dict) -> None:
 
 def test_a_union_that_doubles_by_level_has_few_options() -> None:
     defs = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
-    schema = {**value_of("a", **{"$ref": "#/$defs/a0"}), "$defs": {**defs, "a40": {"type": "string"}}}
+    schema = {
+        **value_of("a", **{"$ref": "#/$defs/a0"}),
+        "$defs": {**defs, "a40": {"type": "string"}},
+    }
     assert value_types(schema) == {"a": {"string"}}
     data = compiled(
         calls_format("qwen3_coder", [rule_of("f", schema)], has_names=True, parallel=False)

@@ -12,7 +12,7 @@ import pytest
 
 from openspec import _grammar
 from openspec.grammar.formats import ANY_OBJECT, Format, json_of, pattern
-from openspec.grammar.json_rules import compile_format
+from openspec.grammar.rules.json_rules import compile_format
 from openspec.grammar.schemas.schema import enforceable
 
 END = 256
@@ -66,7 +66,13 @@ def test_loads_without_torch() -> None:
             {
                 "type": "triggered_tags",
                 "triggers": ["<t>"],
-                "tags": [{"begin": "<t>", "content": json_of(enforceable({"type": "integer"})), "end": "</t>"}],
+                "tags": [
+                    {
+                        "begin": "<t>",
+                        "content": json_of(enforceable({"type": "integer"})),
+                        "end": "</t>",
+                    }
+                ],
             },
             b"so <t>42</t>.",
             b"so <t>x</t>",

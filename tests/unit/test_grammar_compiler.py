@@ -17,8 +17,8 @@ import pytest
 from openspec import _grammar
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import MAX_WAITING, GrammarCompiler, GrammarLimits
-from openspec.grammar.json_lengths import chars_behind_quote
-from openspec.grammar.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
+from openspec.grammar.rules.json_rules import compile_format
 from openspec.messages import StructuredOutputs
 from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.grammars.demand import MAX_DEMAND_BYTES, Demand
@@ -252,9 +252,9 @@ def test_demands_are_compiled(real: GrammarCompiler) -> None:
         ({"json": '{"const": 1e400}'}, "beyond the range"),
         ({"json": '{"const": NaN}'}, "NaN is not a JSON value"),
         ({"json": '{"const": "\\ud800"}'}, "lone surrogate"),
-        ({"json": '{"a": 1, "a": 2}'}, "a key appears twice"),
+        ({"json": '{"a": 1, "a": 2}'}, "json has a duplicate key"),
         ({"json": "[" * 100_000}, "nested too deeply"),
-        ({"structural_tag": '{"format": '}, "structural_tag: not valid JSON"),
+        ({"structural_tag": '{"format": '}, "structural_tag is not valid JSON"),
     ],
     ids=str,
 )

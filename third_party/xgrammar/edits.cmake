@@ -88,6 +88,75 @@ edit(cpp/grammar.cc [==[    const CompactFSM& fsm = per_rule_fsms[rule_id]->GetF
     if (fsm.ImplPtr() == complete_fsm.ImplPtr()) continue;
 ]==])
 
+# What must follow is looked for as far as it is wanted: it may be long, or have no end.
+edit(include/xgrammar/matcher.h [==[std::string FindJumpForwardString();]==]
+     [==[std::string FindJumpForwardString(int most_bytes);]==])
+edit(cpp/grammar_matcher.cc [==[  std::string FindJumpForwardString();]==]
+     [==[  std::string FindJumpForwardString(int most_bytes);]==])
+edit(cpp/grammar_matcher.cc [==[std::string GrammarMatcher::Impl::FindJumpForwardString() {]==]
+     [==[std::string GrammarMatcher::Impl::FindJumpForwardString(int most_bytes) {]==])
+edit(cpp/grammar_matcher.cc [==[return trial.FindJumpForwardString();]==]
+     [==[return trial.FindJumpForwardString(most_bytes);]==])
+edit(cpp/grammar_matcher.cc [==[  while (can_find_next_char) {]==]
+     [==[  while (can_find_next_char && num_accepted_chars < most_bytes) {]==])
+edit(cpp/grammar_matcher.cc
+     [==[std::string GrammarMatcher::FindJumpForwardString() { return pimpl_->FindJumpForwardString(); }]==]
+     [==[std::string GrammarMatcher::FindJumpForwardString(int most_bytes) {
+  return pimpl_->FindJumpForwardString(most_bytes);
+}]==])
+
+# Work is counted: of the parser by state, and of masks by state, token and word.
+edit(cpp/earley_parser.cc [==[#include "support/logging.h"
+]==] [==[#include "support/logging.h"
+#include "work.h"
+]==])
+edit(cpp/earley_parser.cc [==[    Scan(state, ch);
+]==] [==[    SpendWork(1);
+    Scan(state, ch);
+]==])
+edit(cpp/earley_parser.cc [==[    ScanAtomicToken(state, token_id);
+]==] [==[    SpendWork(1);
+    ScanAtomicToken(state, token_id);
+]==])
+edit(cpp/earley_parser.cc [==[  // Check if the rule has a corresponding FSM.
+]==] [==[  SpendWork(4);
+  // Check if the rule has a corresponding FSM.
+]==])
+edit(cpp/earley_parser.cc [==[  const auto& parent_states_map = rule_id_to_completable_states_[state.rule_start_pos];
+  for (const auto& [ref_id, parent_state] : parent_states_map) {
+]==] [==[  const auto& parent_states_map = rule_id_to_completable_states_[state.rule_start_pos];
+  for (const auto& [ref_id, parent_state] : parent_states_map) {
+    SpendWork(1);
+]==])
+foreach(indent "      " "        ")
+  edit(cpp/earley_parser.cc "
+${indent}const auto in_vec = [&](const ParserState& state_) {
+" "
+${indent}const auto in_vec = [&](const ParserState& state_) {
+${indent}  SpendWork(rule_id_to_completable_states_.Back().size() / 8 + 1);
+")
+endforeach()
+edit(cpp/grammar_matcher.cc [==[#include "support/logging.h"
+]==] [==[#include "support/logging.h"
+#include "work.h"
+]==])
+edit(cpp/grammar_matcher.cc [==[  std::vector<int32_t> tokens_to_check = adaptive_token_mask.uncertain_indices;
+]==] [==[  SpendWork(vocab.size());
+  std::vector<int32_t> tokens_to_check = adaptive_token_mask.uncertain_indices;
+]==])
+edit(cpp/grammar_matcher.cc [==[  for (const auto& state : latest_states) {
+    auto adaptive_token_mask_it]==] [==[  for (const auto& state : latest_states) {
+    SpendWork(tokenizer_info_.GetVocabSize() / 256 + 1);
+    auto adaptive_token_mask_it]==])
+edit(cpp/grammar_matcher.cc [==[      const auto cur_token_idx = *token_it++;
+]==] [==[      const auto cur_token_idx = *token_it++;
+      SpendWork(1);
+]==])
+edit(cpp/grammar_matcher.cc [==[      IntsetUnion(&tmp_rejected_indices_delta_, adaptive_token_mask.rejected_indices);
+]==] [==[      SpendWork(tmp_rejected_indices_.size() / 8 + adaptive_token_mask.rejected_indices.size() / 8);
+      IntsetUnion(&tmp_rejected_indices_delta_, adaptive_token_mask.rejected_indices);
+]==])
+
 # Copies what is not edited, writes what is, and leaves alone what is as it was, so that nothing is compiled again for it.
 file(GLOB_RECURSE originals RELATIVE ${OPENSPEC_XGRAMMAR_TREE} CONFIGURE_DEPENDS
      ${OPENSPEC_XGRAMMAR_TREE}/cpp/*.cc ${OPENSPEC_XGRAMMAR_TREE}/cpp/*.h ${OPENSPEC_XGRAMMAR_TREE}/include/*.h

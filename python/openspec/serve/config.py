@@ -76,7 +76,8 @@ class ServeConfig:
     """How often an engine that ended is started again. Default: never where there is one, without
     limit where there are several."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
-    """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
+    """Seconds of processor time that compiling the grammar of one request may take: of a schema, a
+    pattern, tools."""
     allowed_origins: list[str] | None = None
     """Web origins that may call the server (CORS), separated by commas. Default: none."""
     pages: bool = True

@@ -195,11 +195,7 @@ class Automaton:
             text, state = paths.pop()
             if state in self._ends:
                 found.append(text)
-            ranges = [
-                (low, high, to)
-                for one, to in self._rows[state].items()
-                for low, high in self._classes[one]
-            ]
+            ranges = self.arcs(state)
             # Each path ends in a text of its own.
             if len(found) + len(paths) + sum(high - low + 1 for low, high, _ in ranges) > most:
                 return None
@@ -219,17 +215,18 @@ class Automaton:
             seen += 1
         return fewest or 0, most
 
+    def arcs(self, state: int) -> list[tuple[int, int, int]]:
+        """Ranges of characters and the state that each leads to; state 0 starts."""
+        row = self._rows[state].items()
+        return [(low, high, to) for one, to in row for low, high in self._classes[one]]
+
+    def may_end(self, state: int) -> bool:
+        """Whether a text may end there."""
+        return state in self._ends
+
     def spelled(self) -> str:
         """A rule's body for the library: the automaton over UTF-8's bytes."""
-        rows = [
-            [
-                (low, high, to)
-                for one, to in row.items()
-                for low, high in self._classes[one]
-            ]
-            for row in self._rows
-        ]  # fmt: skip
-        return spelled_in_bytes(rows, self._ends)
+        return spelled_in_bytes(list(map(self.arcs, range(len(self._rows)))), self._ends)
 
 
 class _Steps:

@@ -1,8 +1,8 @@
 """Formats of JSON Schema as automata: no text that a standard rules out, and the others.
 
 Narrower than the standards in this: no date has the year 0000, a leap second comes at 23:59:60 of
-universal time and is written so, no label of a host has hyphens in its third and fourth place (which
-international ones have, of which few are valid), and a host's labels together are not counted.
+universal time and is written so, and no label of a host has hyphens in its third and fourth place
+(those of international ones, of which few are valid). A host's labels are not counted together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def _automaton(source: str) -> Automaton:
 
 # ---- Times: RFC 3339, and its appendix A for durations
 
-_MONTH_AND_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+_DAYS = r"0[1-9]|[12]\d"
+_MONTH_AND_DAY = (
+    rf"((0[13578]|1[02])-({_DAYS}|3[01])|(0[469]|11)-({_DAYS}|30)|02-(0[1-9]|1\d|2[0-8]))"
+)
 _BY_FOUR = "(0[48]|[2468][048]|[13579][26])"  # but for 00
 _DATE = rf"(\d{{4}}-{_MONTH_AND_DAY}|(\d\d{_BY_FOUR}|{_BY_FOUR}00)-02-29)"
 _OFFSET = r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"

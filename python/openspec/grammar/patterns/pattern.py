@@ -13,7 +13,6 @@ from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.characters import (
     CLASSES,
     CONTROLS,
-    ESCAPED_IN_JSON,
     LINE_ENDS,
     MAX_CODE,
     SURROGATES,
@@ -36,8 +35,6 @@ from openspec.grammar.patterns.nodes import (
 MAX_PATTERN_CHARS = 4096
 MAX_REPEATS = 2048
 """States that the repetitions of one pattern may unroll to."""
-MAX_UNROLLED = 128
-"""Above it the library counts instead, which makes every mask a thousand times as slow."""
 MAX_DEPTH = 32
 
 
@@ -270,130 +267,3 @@ def _cost(node: Node) -> int:
         return sum(_cost(one) for option in node.options for one in option)
     times = node.high if node.high < ENDLESS else node.low + 1
     return max(1, times) * _cost(node.node)
-
-
-def lengths(node: Node) -> tuple[int, int]:
-    """The fewest and the most characters of what it matches."""
-    if isinstance(node, Chars):
-        return 1, 1
-    if isinstance(node, Repeat):
-        low, high = lengths(node.node)
-        return low * node.low, min(high * node.high, ENDLESS)
-    ends = [sequence_lengths(option) for option in node.options]
-    return min(low for low, _ in ends), max(high for _, high in ends)
-
-
-def sequence_lengths(nodes: Sequence[Node]) -> tuple[int, int]:
-    """The fewest and the most characters of what a sequence matches."""
-    ends = [lengths(node) for node in nodes]
-    return sum(low for low, _ in ends), min(sum(high for _, high in ends), ENDLESS)
-
-
-def of_length(low: int, high: int) -> Choice:
-    """Any text of `low` to `high` characters.
-
-    Raises:
-        PatternError: that takes more than the bounds of one repetition.
-    """
-    choice = Choice(((Repeat(ANY, low, high),),))
-    _check_cost(choice.options)
-    return choice
-
-
-def bounded(choice: Choice, low: int, high: int) -> Choice:
-    """The choice as far as its texts have `low` to `high` characters.
-
-    Raises:
-        PatternError: that takes more than the bounds of one repetition.
-    """
-    options = []
-    for nodes in choice.options:
-        fewest, most = sequence_lengths(nodes)
-        if low <= fewest and most <= high:
-            options.append(nodes)
-            continue
-        if fewest > high or most < low:
-            continue
-        # One repetition of a character may take up what the rest, of a fixed length, leaves.
-        loose = [i for i, node in enumerate(nodes) if len(set(lengths(node))) > 1]
-        node = nodes[loose[0]] if len(loose) == 1 else None
-        if not isinstance(node, Repeat) or lengths(node.node) != (1, 1):
-            raise PatternError("its length cannot be bounded as well")
-        rest = fewest - node.low
-        bounds = max(node.low, low - rest), min(node.high, high - rest)
-        options.append((*nodes[: loose[0]], Repeat(node.node, *bounds), *nodes[loose[0] + 1 :]))
-    if not options:
-        raise PatternError("no text of these lengths matches it")
-    _check_cost(options)
-    return Choice(tuple(options))
-
-
-def other_than(texts: Sequence[str]) -> Choice:
-    """Any text but those given."""
-    by_first: dict[str, list[str]] = {}
-    for text in texts:
-        if text:
-            by_first.setdefault(text[0], []).append(text[1:])
-    anything = Repeat(ANY, 0, ENDLESS)
-    options: list[tuple[Node, ...]] = [] if "" in texts else [()]
-    others = complement(union([set_of(first) for first in by_first]))
-    options.append((Chars(others), anything))
-    for first, rests in by_first.items():
-        options.append((Chars(set_of(first)), other_than(rests)))
-    return Choice(tuple(options))
-
-
-def render(node: Node, without: Ranges = ()) -> str:
-    """The pattern in ASCII, in the library's syntax, for texts without some characters.
-
-    Raises:
-        PatternError: it needs one of those.
-    """
-    if isinstance(node, Chars):
-        return _render_set(node.ranges, without)
-    if isinstance(node, Repeat):
-        inner = render(node.node, without)
-        return _render_repeat(f"({inner})" if isinstance(node.node, Repeat) else inner, node)
-    options, failure = [], PatternError("no text matches it")
-    for option in node.options:
-        try:
-            options.append("".join(render(one, without) for one in option))
-        except PatternError as error:
-            failure = error
-    if not options:
-        raise failure
-    return f"({'|'.join(options)})"
-
-
-def _render_repeat(inner: str, node: Repeat) -> str:
-    """Bounds above the limit in parts that each keep to it, and of which only one fits a text."""
-    low, high = node.low, node.high
-    if (low, high) == (0, 1):
-        return f"(|{inner})"  # the library's "?" also lets the end of what it may leave out repeat
-    short = {(0, ENDLESS): "*", (1, ENDLESS): "+"}.get((low, high))
-    if short is not None:
-        return inner + short
-    if low > MAX_UNROLLED or MAX_UNROLLED < high < ENDLESS:
-        most = ENDLESS if high == ENDLESS else high - MAX_UNROLLED
-        rest = _render_repeat(inner, Repeat(node.node, max(0, low - MAX_UNROLLED), most))
-        longer = f"{inner}{{{MAX_UNROLLED}}}{rest}"
-        return longer if low >= MAX_UNROLLED else f"({inner}{{{low},{MAX_UNROLLED - 1}}}|{longer})"
-    return f"{inner}{{{low},{'' if high == ENDLESS else high}}}"
-
-
-def _render_set(ranges: Ranges, without: Ranges) -> str:
-    if without:
-        ranges = complement(union([complement(ranges), without]))
-    if not ranges:
-        escaped = without == ESCAPED_IN_JSON
-        what = "that JSON writes as an escape" if escaped else "that may not be there"
-        raise PatternError(f"it needs a character {what}")
-    text = "".join(
-        _code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in ranges
-    )
-    return f"[{text}]"
-
-
-def _code(code: int) -> str:
-    character = chr(code)
-    return character if character.isascii() and character.isalnum() else f"\\u{{{code:x}}}"

@@ -12,6 +12,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Iterator,
     Sequence,
 )
 from functools import partial
@@ -25,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.generation.job import Job, Prompt
+from openspec.serve.generation.job import SEQUENCE_CHARS, Job, Prompt
 from openspec.serve.shapes.chat import GenerationFields
 from openspec.serve.shapes.wire import (
     DONE,
@@ -64,6 +65,8 @@ class Answer(ABC):
 
     stream_end = DONE
     """What follows the last event of a stream."""
+    num_echo_bytes = 0
+    """What the answer, and each end of a stream, repeats of the request."""
 
     def __init__(self, context: ServerContext, body: GenerationFields, job: Job) -> None:
         self.context = context
@@ -110,19 +113,26 @@ class Answer(ABC):
         job = self.job
         if self.body.stream:
             return EventStream(self._events(), job.hang_up, self.on_error, self.stream_end)
-        with job.shares():
+        with self._shares():
             async with watch_connection(request.receive, job.hang_up), job:
                 async for _ in job.outputs():
                     pass
             return await self.context.text_pool.run(self._size(), self.full)
 
+    @contextlib.contextmanager
+    def _shares(self) -> Iterator[None]:
+        """Holds what the answer takes of the server's budgets; raises as `Job.shares`."""
+        with self.job.shares(), self.context.echo_bytes.share() as take:
+            take(self.num_echo_bytes)
+            yield
+
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """The events of a job that runs while they are read."""
         num_open = len(self.job.processors)
         started = [False] * num_open
-        with self.job.shares():
+        with self._shares():
             async with self.job:
-                begin = self.begin()
+                begin = await self.context.text_pool.run(self.num_echo_bytes, self.begin)
                 async for processor, delta in self.job.outputs():
                     index = processor.index
                     is_first, started[index] = not started[index], True
@@ -131,6 +141,8 @@ class Answer(ABC):
                     # what the engine made while a slow client read is as long as that.
                     size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
                     size += self._output_size(len(delta.token_ids))
+                    if num_open == 0:
+                        size += self.num_echo_bytes
                     work = partial(self.events_of, processor, delta, is_first, num_open == 0)
                     if events := begin + await self.context.text_pool.run(size, work):
                         begin = b""
@@ -141,7 +153,9 @@ class Answer(ABC):
     def _size(self) -> int:
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""
         num_tokens = sum(processor.num_output_tokens for processor in self.job.processors)
-        return self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+        num_chars = self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+        num_chars += SEQUENCE_CHARS * len(self.job.processors)
+        return num_chars + self.num_echo_bytes
 
     def _output_size(self, num_tokens: int) -> int:
         num_logprobs = self.job.sampling.logprobs

@@ -15,6 +15,7 @@ from openspec.serve.shapes.chat import (
     FunctionDefinition,
     GenerationFields,
     ResponseFormat,
+    Tool,
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 
@@ -98,8 +99,8 @@ def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
     return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
 
 
-def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
-    """Which calls the answer may hold; None for none.
+def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
+    """How calls are chosen ("none", "auto", "required" or "named"), and among which tools.
 
     Raises:
         RequestError: `tool_choice` is none, or asks for a tool that is not there.
@@ -124,13 +125,21 @@ def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
         )
     if choice != "none" and wanted is not None and not tools:
         raise RequestError(f"tool_choice {choice!r} needs tools.", "tool_choice")
+    if choice != "none" and len(set(names)) < len(names):
+        raise RequestError("tools: two have the same name.", "tools")
+    return choice, tools
+
+
+def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
+    """Which calls the answer may hold; None for none.
+
+    Raises:
+        RequestError: as `chosen_tools`.
+    """
+    choice, tools = chosen_tools(chat)
     if choice == "none" or not tools:
         return None
-    if len(set(names)) < len(names):
-        raise RequestError("tools: two have the same name.", "tools")
-    calls = [
-        _tool_demand(tool.function, is_forced=choice != "auto") for tool in tools
-    ]
+    calls = [_tool_demand(tool.function, is_forced=choice != "auto") for tool in tools]
     parallel = chat.parallel_tool_calls is not False and choice != "named"
     return CallDemand(tools=calls, must_come=choice != "auto", parallel=parallel)
 
@@ -140,9 +149,7 @@ def _tool_demand(tool: FunctionDefinition, is_forced: bool) -> ToolDemand:
     free = tool.strict is False or (not tool.strict and not is_forced)
     parameters = None if free else tool.parameters
     free = free and tool.parameters is not None
-    return ToolDemand(
-        name=tool.name, parameters=parameters, strict=bool(tool.strict), free=free
-    )
+    return ToolDemand(name=tool.name, parameters=parameters, strict=bool(tool.strict), free=free)
 
 
 def encoded_chat_demand(

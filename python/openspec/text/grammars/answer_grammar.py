@@ -28,7 +28,6 @@ from openspec.grammar.formats import (
     sequence,
     text,
 )
-from openspec.grammar.json_text import read_json
 from openspec.grammar.schemas.constraints import Budget, Unenforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.grammar.tags import structural_tag_format
@@ -40,6 +39,7 @@ from openspec.text.grammars.call_grammars import (
     text_or_calls_format,
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand
+from openspec.text.json_reader import read_json
 from openspec.text.parsers.pieces import THINK_CLOSE, THINK_OPEN
 from openspec.text.parsers.value_types import NO_TYPES, value_types
 
@@ -107,10 +107,7 @@ def _read(given: object, name: str) -> JsonValue:
     """A schema or a tag, which may come as text."""
     if not isinstance(given, str):
         return cast("JsonValue", given)
-    try:
-        return read_json(given)
-    except ValueError as error:
-        raise RequestError(f"{name}: {error}") from None
+    return cast("JsonValue", read_json(given.encode(), name))
 
 
 def _with_calls(

@@ -27,8 +27,8 @@ from openspec.grammar.patterns.characters import TAG_OPENING, complement
 from openspec.grammar.patterns.nodes import ENDLESS, Chars, PatternError, Repeat
 from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.json_tree import (
-    Anything,
     AnyOf,
+    Anything,
     JsonTree,
     Matching,
     Node,

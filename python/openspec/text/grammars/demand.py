@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.json_text import write_json
+from openspec.grammar.json_text import raw_number
 from openspec.messages import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         field = param if self.calls is None else "tools"
         try:
-            data = write_json(self)
+            data = msgspec.json.encode(self, enc_hook=raw_number)
         except RecursionError:
             raise RequestError(f"{field}: nested too deeply", field) from None
         except UnicodeEncodeError:
@@ -90,9 +90,9 @@ def chat_demand(
     strict: bool = False,
 ) -> Demand | None:
     """The demand of a chat; None where its answer is free. `strict` is of the content's schema."""
-    if calls is not None and content is None and not calls.must_come:
-        if not any(tool.strict for tool in calls.tools):
-            calls = None
+    may_be_free = calls is not None and content is None and not calls.must_come
+    if may_be_free and not any(tool.strict for tool in calls.tools):
+        calls = None
     if content is None and calls is None:
         return None
     return Demand(

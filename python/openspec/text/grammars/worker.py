@@ -14,10 +14,10 @@ import zlib
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.json_text import read_json
 from openspec.grammar.lanes import Work
 from openspec.grammar.worker import Start, serve
 from openspec.text.grammars.demand import Demand
+from openspec.text.json_reader import read_json
 
 COMMAND = (sys.executable, "-m", "openspec.text.grammars.worker")
 
@@ -28,24 +28,22 @@ _UNKNOWN_RULE = re.compile(r'[Rr]ule "?([\w.-]+)"? is not defined')
 def begin(start: Start) -> Work:
     """What compiles demands for a vocabulary."""
     from openspec import _grammar
-    from openspec.grammar.json_lengths import chars_behind_quote
-    from openspec.grammar.json_rules import compile_format
+    from openspec.grammar.rules.lengths import chars_behind_quote
+    from openspec.grammar.rules.json_rules import compile_format
     from openspec.text.grammars.answer_grammar import answer_format
 
     vocabulary = _grammar.Vocabulary(start.tokens, start.vocab_size, start.stop_ids)
     behind_quote = chars_behind_quote(start.tokens)
 
     def compiled(demand: bytes) -> tuple[bytes, int]:
+        format = answer_format(demand_of(demand))
         try:
-            format = answer_format(demand_of(demand))
             data = compile_format(vocabulary, format, behind_quote)
-        except RequestError:
-            raise
-        except RecursionError:
-            raise RequestError("it is nested too deeply") from None
-        except (ValueError, RuntimeError) as error:
+        except _grammar.Complaint as error:
             print(f"a grammar was refused: {error}", file=sys.stderr)
             raise RequestError(f"the grammar cannot be used: {_in_words(str(error))}") from None
+        except ValueError as error:
+            raise RequestError(f"the grammar cannot be used: {error}") from None
         # It travels compressed. Read, it takes about as much as its text (measured: 0.6 to 1).
         return data, len(zlib.decompress(data))
 
@@ -54,7 +52,7 @@ def begin(start: Start) -> Work:
 
 def demand_of(encoded: bytes) -> Demand:
     """What `Demand.encoded` wrote."""
-    return msgspec.convert(read_json(encoded.decode()), Demand)
+    return msgspec.convert(read_json(encoded, "a demand"), Demand)
 
 
 def _in_words(message: str) -> str:

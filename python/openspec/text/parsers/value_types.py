@@ -1,4 +1,4 @@
-"""What the values of a tool's parameters may be, for forms of calls that write them as bare text."""
+"""What the parameters of a tool may be, for forms of calls that write them as bare text."""
 
 from __future__ import annotations
 

@@ -7,12 +7,18 @@ and models write.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from openspec import _grammar
 from openspec.grammar.formats import Format
-from openspec.grammar.json_containers import (
+from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.containers import (
     GAP,
     SPACE,
     array_body,
@@ -22,11 +28,8 @@ from openspec.grammar.json_containers import (
     spread,
     unique_body,
 )
-from openspec.grammar.json_lengths import Lengths
-from openspec.grammar.json_names import affordable
-from openspec.grammar.patterns.automaton import Automaton
-from openspec.grammar.patterns.nodes import PatternError
-from openspec.grammar.patterns.pattern import Pattern
+from openspec.grammar.rules.lengths import Lengths
+from openspec.grammar.rules.names import affordable
 from openspec.grammar.schemas.json_tree import (
     AnyOf,
     Anything,
@@ -133,11 +136,11 @@ class _Writer:
     def value(self, node: Node) -> str:
         """A node as one element."""
         if isinstance(node, Ref):
-            return self.rule(node, lambda: self.value(self._tree.defs[node.name]))
+            return self.value(self._tree.defs[node.name])
         if isinstance(node, Texts) and len(node.texts) == 1:
             return literal(node.texts[0])
         if isinstance(node, Matching):
-            found = node.automaton.quoted() if node.is_quoted else node.automaton
+            found = _whole(node)
             return self.rule(found, found.spelled)
         if node == Text():
             return self.rule(STRING, STRING.spelled)
@@ -161,7 +164,7 @@ class _Writer:
         if isinstance(node, Object):
             return " ".join(object_parts(node, self))
         options = node.options if isinstance(node, AnyOf) else _ANYTHING
-        return factored([self._parts(option) for option in options])
+        return factored([self._parts(option) for option in _united(options)])
 
     def _parts(self, node: Node) -> list[str]:
         """An option as the elements that others may have in common with it."""
@@ -178,6 +181,36 @@ def _one_of(texts: Sequence[str]) -> str:
         return Automaton.of_texts(texts).spelled()
     except PatternError:  # of too many states
         return " | ".join(map(literal, texts))
+
+
+def _united(options: Sequence[Node]) -> list[Node]:
+    """Options that are regular as one automaton for strings and one for the rest.
+
+    So no text is read as several of them, and strings of any length stay one rule of the tree.
+    """
+    found: list[Node] = []
+    texts = {text: None for one in options if isinstance(one, Texts) for text in one.texts}
+    for is_string in (True, False):
+        automata = [
+            _whole(one)
+            for one in options
+            if isinstance(one, Matching) and one.is_quoted == is_string
+        ]
+        automata += [STRING] if is_string and Text() in options else []
+        listed = tuple(text for text in texts if text.startswith('"') == is_string)
+        parts: list[Node] = [Matching(one, is_quoted=False) for one in automata]
+        parts += [Texts(listed)] if listed else []
+        if len(parts) > 1:
+            with suppress(PatternError):  # of too many states
+                whole = reduce(or_, automata, Automaton.of_texts(listed))
+                parts = [Matching(whole, is_quoted=False)]
+        found += parts
+    is_regular = (Texts, Matching)
+    return [*found, *(one for one in options if one != Text() and not isinstance(one, is_regular))]
+
+
+def _whole(node: Matching) -> Automaton:
+    return node.automaton.quoted() if node.is_quoted else node.automaton
 
 
 def compile_format(
