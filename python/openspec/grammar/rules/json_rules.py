@@ -97,7 +97,8 @@ def _nodes_of(tree: JsonTree) -> Iterator[Node]:
         elif isinstance(node, Array):
             waiting += [*node.first, *([] if node.rest is None else [node.rest])]
         elif isinstance(node, Object):
-            waiting += [one.value for one in (*node.properties, *node.others)]
+            waiting += [one.value for one in node.properties]
+            waiting += [one.value for one in node.others]
 
 
 class _Writer:
