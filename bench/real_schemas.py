@@ -153,8 +153,8 @@ def compile_all(arguments: argparse.Namespace) -> int:
 
     from openspec import _grammar
     from openspec.grammar.formats import json_of
-    from openspec.grammar.rules.lengths import chars_behind_quote
     from openspec.grammar.rules.json_rules import compile_format
+    from openspec.grammar.rules.lengths import chars_behind_quote
 
     tokens = tokens_of(arguments.vocabulary)
     size = max(arguments.vocab_size, len(tokens) + 1)
