@@ -120,9 +120,8 @@ void RowMasks::fill_rows(GrammarPlace& place, std::span<const int32_t> output, c
     return;
   }
   std::fill(index.begin(), index.end(), -1);
-  const bool is_whole = place.use(output, index.size(), [&](GrammarState& state) {
-    state.fill_rows(draft, masks, index);
-  });
+  const bool is_whole = place.use(
+      output, index.size(), [&](GrammarState& state) { state.fill_rows(draft, masks, index); });
   if (is_whole) return;
   std::replace(index.begin(), index.end(), -1, kHeldMask);
   if (index[0] == kHeldMask) place.make(output);
