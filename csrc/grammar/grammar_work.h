@@ -68,7 +68,7 @@ struct MaskJob {
 /// what takes longer than `first_try` goes to the other, the shortest first. So whoever has
 /// ordinary masks does not wait for those who have not.
 ///
-/// Of a thread each, but for `step_left` and `spend_step`, which a step's threads call at a time.
+/// For one thread at a time, but for `step_left` and `spend_step`, which all threads of a step call.
 class GrammarWork {
  public:
   GrammarWork() = default;
@@ -76,7 +76,7 @@ class GrammarWork {
   GrammarWork(const GrammarWork&) = delete;
   GrammarWork& operator=(const GrammarWork&) = delete;
 
-  /// To be changed by tests alone.
+  /// Changed by tests alone, and of no use to threads that run.
   GrammarTimes times;
 
   void begin_step();

@@ -131,7 +131,8 @@ void check_texts_end(const xgrammar::CompiledGrammar& compiled) {
   const xgrammar::Grammar grammar = compiled.GetGrammar();
   const ShortestTexts shortest(grammar);
   const std::vector<bool> is_reachable = reachable_rules(grammar);
-  for (int rule = 0; rule < grammar->NumRules(); ++rule) {
+  // The last one: those before it may only lead to it.
+  for (int rule = grammar->NumRules() - 1; rule >= 0; --rule) {
     OPENSPEC_CHECK_ARG(
         !is_reachable[static_cast<size_t>(rule)] || shortest.num_bytes(rule) != kNone,
         "no text of the rule ", grammar->GetRule(rule).name, " ends");
