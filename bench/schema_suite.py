@@ -23,8 +23,8 @@ from pathlib import Path
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import json_of
-from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.schemas.constraints import Unenforceable
 from openspec.grammar.schemas.schema import enforceable
 from openspec.grammar.schemas.values import SpelledNumber, json_text

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.constraints import Bound, Budget, Plain, Unenforceable, Unsatisfiable
 from openspec.grammar.schemas.json_tree import Matching
@@ -24,6 +25,8 @@ MAX_REMAINDERS = 1024
 """Of a `multipleOf`, without its point: its automaton tells all remainders apart."""
 MAX_STATES = 4096
 """Of an automaton of numbers while it is built."""
+MAX_LISTED = 1024
+"""Whole multiples within bounds that are listed instead of being counted out."""
 _NUMBER = Pattern(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d{1,2})?").automaton(is_anchored=True)
 
 _NOTHING = Automaton.of_texts(())
@@ -64,9 +67,15 @@ def number_node(plain: Plain, kind: str, budget: Budget) -> Matching:
             raise Unsatisfiable
     low, high = _tightened(low, high, pointer)
     digits = (1, None) if multiple is None else _whole_digits(multiple, pointer)
+    if low is not None and high is not None and digits[0] > 1 and digits[1] == 0:
+        first, last = int(low[0]), int(high[0])
+        if last - first < MAX_LISTED * digits[0]:
+            budget.take(20 * MAX_LISTED, pointer)
+            texts = map(str, range(first, last + 1, digits[0]))
+            return Matching(Automaton.of_texts(texts), is_quoted=False)
     try:
         found, num_states = _within(low, high, *digits)
-    except _TooLarge:
+    except PatternError:
         raise Unenforceable(
             pointer, f"multipleOf and bounds together take more than {MAX_STATES} states"
         ) from None
@@ -175,10 +184,6 @@ _State = tuple[str, int, int, tuple[tuple[int, int], ...]]
 digits after the point (where those count), the remainder, and a comparison for each bound."""
 
 
-class _TooLarge(Exception):
-    """An automaton of numbers has too many states."""
-
-
 class _Magnitudes:
     """Numbers from zero between bounds, multiples of `modulus` once their point is left out.
 
@@ -236,7 +241,7 @@ class _Magnitudes:
         """Their texts, and how many states finding them took.
 
         Raises:
-            _TooLarge: more than `MAX_STATES`.
+            PatternError: more than `MAX_STATES`.
         """
         states, rows = {self.start: 0}, list[dict[int, int]]()
         waiting = deque([self.start])
@@ -252,7 +257,7 @@ class _Magnitudes:
                 row[one] = states[to]
             rows.append(row)
             if len(states) > MAX_STATES:
-                raise _TooLarge
+                raise PatternError(f"its numbers take more than {MAX_STATES} states")
         ends = {number for state, number in states.items() if self.is_end(state)}
         return Automaton(_CLASSES, rows, ends), len(states)
 
