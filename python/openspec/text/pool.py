@@ -74,7 +74,11 @@ class TextPool:
             await self._renderer.start()
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which handles about `size` characters, bytes or tokens."""
+        """The result of `work`, which handles about `size` characters, bytes or tokens.
+
+        Raises:
+            EngineError: closed.
+        """
         if size <= MAX_INLINE_CHARS:
             return work()
         loop, threads = asyncio.get_running_loop(), self._threads.of(size)
@@ -86,9 +90,9 @@ class TextPool:
         await threads.enter(size)
         try:
             done = self._executor.submit(work)
-        except RuntimeError:  # closed
+        except RuntimeError:
             threads.leave()
-            raise
+            raise EngineError("the server has ended", "text_process_ended") from None
         # Of the work, not of who waits for it: a thread goes on when its client has left.
         done.add_done_callback(leave)
         return await asyncio.wrap_future(done)
