@@ -144,6 +144,11 @@ def test_too_little_memory_is_a_refusal(make: Make) -> None:
         make(memory=64 << 20).compile(b"take 80000000")
 
 
+def test_what_is_nested_too_deeply_is_a_refusal(make: Make) -> None:
+    with pytest.raises(RequestError, match="x: it is nested too deeply"):
+        make().compile(b"nest", "x")
+
+
 def test_equal_requests_share_a_compilation_which_ends_with_the_last(make: Make) -> None:
     one = make()
     tickets = [one.submit(b"sleep 60") for _ in range(3)]
