@@ -20,7 +20,7 @@ def burn(seconds: float) -> None:
 
 
 def work(demand: bytes) -> tuple[bytes, int]:
-    """`word` is done at once; `burn S`, `sleep S`, `die FILE`, `bytes N`, `nest` and `refuse` are not."""
+    """`word` is done at once; burning, sleeping, dying, nesting, taking and refusing are not."""
     name, _, given = demand.decode().partition(" ")
     if name == "burn":
         burn(float(given.split()[0]))
