@@ -1,4 +1,4 @@
-"""Schemas as trees: never wider than the schema, bounded in time, and refused only with a true word.
+"""Schemas as trees: never wider than the schema, bounded in time, refused only with a true word.
 
 Values of a tree are drawn and judged without a grammar (`tree_values.py`).
 """
