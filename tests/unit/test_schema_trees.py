@@ -272,6 +272,7 @@ LISTED = [
     ({"enum": [1, 2, 3], "anyOf": [{"maximum": 1}, {"minimum": 3}]}, ["1", "3"]),
     ({"enum": [1, 2, 3], "oneOf": [{"maximum": 2}, {"minimum": 2}]}, ["1", "3"]),
     ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, ["1", "3"]),
+    ({"oneOf": [{"enum": [1, ""]}, {"oneOf": [{"enum": ["", 2]}, {"enum": [2]}]}]}, ["1"]),
     ({"allOf": [{"enum": [1, 2]}, {"enum": [2.0, 3]}]}, ["2"]),
     ({"type": "string", "nullable": True, "enum": ["a"]}, ['"a"', "null"]),
     ({"enum": ["a", None], "nullable": True}, ['"a"', "null"]),
@@ -548,6 +549,8 @@ def test_options_that_a_value_fits_alone() -> None:
     assert refusal({**opened, "properties": {}, "additionalProperties": True}).startswith(
         "#/oneOf: "
     )
+    text = {"type": ["array", "string"]}
+    assert refusal({"oneOf": [{"enum": [2, ""]}, {"enum": ["", []]}, text]}).startswith("#/oneOf: ")
     apart = {"oneOf": [{"type": ["string", "null"]}, {"type": ["integer", "null"]}]}
     assert not belongs(enforceable(apart), "null")
     by_pattern = {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}
@@ -557,6 +560,12 @@ def test_options_that_a_value_fits_alone() -> None:
 
 
 REFUSALS = [
+    ({"required": ["a"], "properties": {"a": False}}, "#: no value fits this schema among the types"),
+    (
+        {**object_of(a={}), "minProperties": 2},
+        "#: no value fits this schema among objects of the properties that it names",
+    ),
+    ({**object_of(a={}), "minProperties": 2, "additionalProperties": False}, "#: no value fits this"),
     ({**OBJECT, "dependentRequired": {"a": ["b"]}}, "#/dependentRequired: "),
     ({"const": "", "pattern": "["}, "#/pattern: "),
     ({"enum": ["a", "b"], "pattern": "\\p{Nope}+"}, "#/pattern: "),

@@ -54,6 +54,9 @@ class Choices(Protocol):
     def admits(self, plain: Plain, value: JsonValue) -> bool:
         """Whether a value fits constraints."""
 
+    def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
+        """Whether a value fits constraints, whichever other options of a `oneOf` it fits as well."""
+
     def value_parts(self, plain: Plain, name: str) -> Parts:
         """What the value of a property must fit."""
 
@@ -145,10 +148,11 @@ class Disjoint:
     # ---- Pairs
 
     def _never_fits(self, answer: Plain, other: Plain, depth: int) -> bool:
-        for listed, admitting in ((answer, other), (other, answer)):
-            if listed.enum is not None:
-                values = listed.enum.values()
-                return not any(self._choices.admits(admitting, value) for value in values)
+        if answer.enum is not None:
+            return not any(self._choices.admits(other, value) for value in answer.enum.values())
+        if other.enum is not None:
+            values = other.enum.values()
+            return not any(self._choices.admits_itself(answer, value) for value in values)
         kinds, more = set(answer.possible_types), set(other.types or ALL_TYPES)
         for one in (kinds, more):
             one |= {"integer"} if "number" in one else set()
