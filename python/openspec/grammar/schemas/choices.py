@@ -180,7 +180,7 @@ class Choices:
         )
 
     def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
-        """Whether a value fits constraints, whichever other options of a `oneOf` it fits as well."""
+        """Whether a value fits constraints, also where it fits other options of a `oneOf`."""
         self.budget.take(5, plain.pointer)
         if plain.is_trivial:
             return True

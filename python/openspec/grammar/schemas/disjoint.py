@@ -55,7 +55,7 @@ class Choices(Protocol):
         """Whether a value fits constraints."""
 
     def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
-        """Whether a value fits constraints, whichever other options of a `oneOf` it fits as well."""
+        """Whether a value fits constraints, also where it fits other options of a `oneOf`."""
 
     def value_parts(self, plain: Plain, name: str) -> Parts:
         """What the value of a property must fit."""
