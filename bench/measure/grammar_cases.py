@@ -12,8 +12,8 @@ from bench.measure.server_cases import Report, spread
 
 from openspec import LLM, SamplingParams, _grammar
 from openspec.config import EMBEDDED_MODEL
-from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.messages import SpeculativeOptions, StructuredOutputs
 from openspec.settings.setting import Raw
 from openspec.text.grammars.answer_grammar import content_format

@@ -93,8 +93,8 @@ void GrammarWork::await(double seconds) {
 }
 
 void GrammarWork::work(Lane lane) {
-  const double most = lane == Lane::kFirst ? times.first_try
-                                           : std::numeric_limits<double>::infinity();
+  const double most =
+      lane == Lane::kFirst ? times.first_try : std::numeric_limits<double>::infinity();
   while (const std::shared_ptr<MaskJob> job = take(lane)) {
     const bool is_over = job->is_unwanted || job->run(times, most) || job->is_unwanted;
     const std::lock_guard lock(mutex_);
@@ -117,9 +117,8 @@ std::shared_ptr<MaskJob> GrammarWork::take(Lane lane) {
   if (is_closing_) return nullptr;
   auto next = waiting.begin();
   if (lane == Lane::kLong) {
-    next = std::min_element(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
-      return a->seconds < b->seconds;
-    });
+    next = std::min_element(waiting.begin(), waiting.end(),
+                            [](const auto& a, const auto& b) { return a->seconds < b->seconds; });
   }
   std::shared_ptr<MaskJob> job = std::move(*next);
   waiting.erase(next);

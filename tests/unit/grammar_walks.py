@@ -10,8 +10,8 @@ from functools import lru_cache
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.grammar.formats import Format, json_of
-from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.schemas.schema import enforceable
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer

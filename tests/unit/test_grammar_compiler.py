@@ -17,8 +17,8 @@ import pytest
 from openspec import _grammar
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import MAX_WAITING, GrammarCompiler, GrammarLimits
-from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.messages import StructuredOutputs
 from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.grammars.demand import MAX_DEMAND_BYTES, Demand

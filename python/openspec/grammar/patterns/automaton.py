@@ -10,9 +10,10 @@ import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from openspec.grammar.patterns.characters import Ranges, complement, set_of, union
+from openspec.grammar.patterns.characters import Ranges, complement, set_of
+from openspec.grammar.patterns.minimal import Row, joined, merged, ordered, trimmed
 from openspec.grammar.patterns.nodes import ENDLESS, Chars, Node, PatternError, Repeat
 from openspec.grammar.patterns.positions import positions_of
 from openspec.grammar.patterns.utf8 import spelled_in_bytes
@@ -20,9 +21,6 @@ from openspec.grammar.patterns.utf8 import spelled_in_bytes
 MAX_STATES = 4096
 MAX_STEPS = 1 << 21
 """Of one automaton's construction, each below a microsecond."""
-
-Row: TypeAlias = dict[int, int]
-"""A state's next states by class of characters; without those from which no text ends."""
 
 _NOWHERE = -1
 _State = TypeVar("_State")
@@ -35,10 +33,10 @@ class Automaton:
 
     def __init__(self, classes: Sequence[Ranges], rows: Sequence[Row], ends: set[int]) -> None:
         """Of any automaton that starts in state 0 and has disjoint `classes`: makes it minimal."""
-        rows, ends = _trimmed(rows, ends)
-        rows, ends = _merged(rows, ends)
-        classes, rows = _joined(classes, rows)
-        self._classes, self._rows, self._ends = _ordered(classes, rows, ends)
+        rows, ends = trimmed(rows, ends)
+        rows, ends = merged(rows, ends)
+        classes, rows = joined(classes, rows)
+        self._classes, self._rows, self._ends = ordered(classes, rows, ends)
         self._cuts = sorted(
             (low, high, one) for one, ranges in enumerate(self._classes) for low, high in ranges
         )
@@ -311,95 +309,3 @@ def _refined(
             pair.append(cuts[at[side]][2] if is_inside else _NOWHERE)
         if pair != [_NOWHERE, _NOWHERE]:
             yield low, after - 1, (pair[0], pair[1])
-
-
-def _trimmed(rows: Sequence[Row], ends: set[int]) -> tuple[list[Row], set[int]]:
-    """Without states from which no text ends; all states are reached from the start."""
-    before: list[list[int]] = [[] for _ in rows]
-    for number, row in enumerate(rows):
-        for to in row.values():
-            before[to].append(number)
-    alive, waiting = set(ends), list(ends)
-    while waiting:
-        for number in before[waiting.pop()]:
-            if number not in alive:
-                alive.add(number)
-                waiting.append(number)
-    if not alive:
-        return [{}], set()  # the start stays, also without a text
-    place = {number: at for at, number in enumerate(sorted(alive))}
-    kept = [{one: place[to] for one, to in rows[number].items() if to in alive} for number in place]
-    return kept, {place[number] for number in ends}
-
-
-def _merged(rows: list[Row], ends: set[int]) -> tuple[list[Row], set[int]]:
-    """Equal states as one: Hopcroft's algorithm, for automata without a state for failure."""
-    before: list[list[tuple[int, int]]] = [[] for _ in rows]
-    for number, row in enumerate(rows):
-        for one, to in row.items():
-            before[to].append((one, number))
-    blocks = [block for block in (set(range(len(rows))) - ends, set(ends)) if block]
-    block_of = [0] * len(rows)
-    for at, block in enumerate(blocks):
-        for number in block:
-            block_of[number] = at
-    waiting = set(range(len(blocks)))
-    while waiting:
-        sources: dict[int, set[int]] = {}
-        for number in blocks[waiting.pop()]:
-            for one, source in before[number]:
-                sources.setdefault(one, set()).add(source)
-        for _, found in sorted(sources.items()):
-            touched: dict[int, set[int]] = {}
-            for number in found:
-                touched.setdefault(block_of[number], set()).add(number)
-            for at, inside in touched.items():
-                if len(inside) == len(blocks[at]):
-                    continue
-                blocks[at] -= inside
-                new = len(blocks)
-                small, large = sorted((inside, blocks[at]), key=len)
-                blocks[at] = large
-                blocks.append(small)
-                for number in small:
-                    block_of[number] = new
-                # Where the whole waits both have to; else the smaller one tells them apart.
-                waiting.add(new)
-    blocks_start = block_of[0]
-    order = [blocks_start, *(at for at in range(len(blocks)) if at != blocks_start)]
-    place = {at: number for number, at in enumerate(order)}
-    merged = [
-        {one: place[block_of[to]] for one, to in rows[min(blocks[at])].items()} for at in order
-    ]
-    return merged, {place[block_of[number]] for number in ends}
-
-
-def _joined(classes: Sequence[Ranges], rows: list[Row]) -> tuple[list[Ranges], list[Row]]:
-    """Classes that no state tells apart as one, and those that lead nowhere left out."""
-    columns: dict[int, list[tuple[int, int]]] = {}
-    for number, row in enumerate(rows):
-        for one, to in row.items():
-            columns.setdefault(one, []).append((number, to))
-    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for one, column in columns.items():
-        alike.setdefault(tuple(column), []).append(one)
-    groups = sorted((union(classes[one] for one in group), group) for group in alike.values())
-    becomes = {group[0]: number for number, (_, group) in enumerate(groups)}
-    joined = [{becomes[one]: to for one, to in row.items() if one in becomes} for row in rows]
-    return [ranges for ranges, _ in groups], joined
-
-
-def _ordered(
-    classes: list[Ranges], rows: list[Row], ends: set[int]
-) -> tuple[tuple[Ranges, ...], tuple[Row, ...], frozenset[int]]:
-    """States in the order in which they are met from the start."""
-    place, order = {0: 0}, [0]
-    for number in order:
-        for _, to in sorted(rows[number].items()):
-            if to not in place:
-                place[to] = len(place)
-                order.append(to)
-    ordered = tuple(
-        {one: place[to] for one, to in sorted(rows[number].items())} for number in order
-    )
-    return tuple(classes), ordered, frozenset(place[number] for number in ends)

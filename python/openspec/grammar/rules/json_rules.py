@@ -97,7 +97,8 @@ def _nodes_of(tree: JsonTree) -> Iterator[Node]:
         elif isinstance(node, Array):
             waiting += [*node.first, *([] if node.rest is None else [node.rest])]
         elif isinstance(node, Object):
-            waiting += [one.value for one in (*node.properties, *node.others)]
+            waiting += [one.value for one in node.properties]
+            waiting += [one.value for one in node.others]
 
 
 class _Writer:
@@ -168,9 +169,8 @@ class _Writer:
 
     def _parts(self, node: Node) -> list[str]:
         """An option as the elements that others may have in common with it."""
-        for _ in self._tree.defs:
-            if isinstance(node, Ref):
-                node = self._tree.defs[node.name]
+        while isinstance(node, Ref):
+            node = self._tree.defs[node.name]
         if isinstance(node, Object):
             return spread(object_parts(node, self))
         return [self.value(node)]

@@ -90,9 +90,9 @@ def chat_demand(
     strict: bool = False,
 ) -> Demand | None:
     """The demand of a chat; None where its answer is free. `strict` is of the content's schema."""
-    may_be_free = calls is not None and content is None and not calls.must_come
-    if may_be_free and not any(tool.strict for tool in calls.tools):
-        calls = None
+    if calls is not None and content is None:
+        has_rules = calls.must_come or any(tool.strict for tool in calls.tools)
+        calls = calls if has_rules else None
     if content is None and calls is None:
         return None
     return Demand(
