@@ -174,6 +174,26 @@ def test_the_engine_forgets_with_the_cache(
     assert 0 < len(server.engine.grammars) < 24
 
 
+def test_what_has_no_room_beside_grammars_in_use_is_told_to_come_again(
+    start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, room=20_000)
+    monkeypatch.setattr(GrammarLimits, "within", lambda *_: few)
+    server = start_server()
+    for number in range(100):
+        body = {"prompt": "a", "max_tokens": 1, "guided_choice": [f"yes {number}", "no"]}
+        response = server.client.post(TEXT, json=body)
+        if response.status_code == 503:
+            break
+        assert response.status_code == 200, response.text
+        compiler = server.context.grammars._compiler
+        assert compiler is not None
+        for one in list(compiler._kept.values()):
+            compiler.hold(one.grammar)
+    assert response.headers["retry-after"] and "leave no room" in response.text
+    assert held_bytes(server) <= 20_000
+
+
 def large_schema() -> dict:
     """10 kB of nested objects, integers and patterns."""
     leaf = {
