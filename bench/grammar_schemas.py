@@ -22,7 +22,7 @@ from openspec import LLM, SamplingParams
 from openspec.bench.environment import environment
 from openspec.errors import RequestError
 from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import content_format
+from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.outputs import RequestOutput
 
 try:
@@ -130,7 +130,7 @@ def main() -> None:
         for index, schema in enumerate(given):
             wanted = StructuredOutputs(json=schema)
             try:
-                content_format(wanted, "json")
+                content_format(wanted)
             except RequestError as error:
                 refusals[str(error).split(": ")[-2].rpartition("/")[2]] += 1
                 continue

@@ -9,6 +9,7 @@
 
 #include "grammar/classes_library.h"
 #include "grammar/library.h"
+#include "grammar/shortest_text.h"
 
 namespace openspec {
 
@@ -64,21 +65,15 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
     const xgrammar::TokenizerInfo& info = vocabulary->library().info;
     const auto made = xgrammar::Grammar::FromStructuralTag(json, info);
     if (const auto* error = std::get_if<xgrammar::StructuralTagError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
-    return xgrammar::GrammarCompiler(info, /*max_threads=*/1, /*cache_enabled=*/false)
-        .CompileGrammar(grammar);
-  });
-}
-
-std::string CompiledGrammar::json_schema_rules(const std::string& schema) {
-  return library::checked([&] {
-    return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true,
-                                             /*indent=*/std::nullopt, /*separators=*/std::nullopt,
-                                             /*strict_mode=*/true, /*max_whitespace_cnt=*/2)
-        .ToString();
+    xgrammar::CompiledGrammar compiled =
+        xgrammar::GrammarCompiler(info, /*max_threads=*/1, /*cache_enabled=*/false)
+            .CompileGrammar(grammar);
+    check_texts_end(compiled);
+    return compiled;
   });
 }
 
@@ -88,7 +83,7 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::deserialize(
     auto made =
         xgrammar::CompiledGrammar::DeserializeJSON(std::string(data), vocabulary->library().info);
     if (const auto* error = std::get_if<xgrammar::SerializationError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     return std::get<xgrammar::CompiledGrammar>(std::move(made));
   });

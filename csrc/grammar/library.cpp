@@ -2,6 +2,8 @@
 
 #include <support/logging.h>
 
+#include "grammar/work_meter.h"
+
 // The library asks for these with XGRAMMAR_LOG_CUSTOMIZE. It warns of every token that it refuses,
 // and a refused draft is nothing to warn of.
 namespace xgrammar {
@@ -31,17 +33,19 @@ std::string without_condition(std::string message) {
 
 }  // namespace
 
-void rethrow_as_argument_error() {
+void rethrow_as_complaint() {
   try {
     throw;
   } catch (const ArgumentError&) {
     throw;
+  } catch (const WorkStopped&) {
+    throw;
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const xgrammar::LogFatalError& error) {
-    throw ArgumentError(without_condition(error.std::runtime_error::what()));
+    throw Complaint(without_condition(error.std::runtime_error::what()));
   } catch (const std::exception& error) {
-    throw ArgumentError(without_condition(error.what()));
+    throw Complaint(without_condition(error.what()));
   }
 }
 

@@ -217,11 +217,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ends with the grammar, whatever `ignore_eos` and `min_tokens` say."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Entry 0 is the token itself, then the best in falling order."""
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Entry 0 is the token itself, then the best in falling order.
 
-    token_ids: list[int]
-    logprobs: list[float]
+    Tuples, which the collector of garbage forgets once it has seen that they hold only numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     rank: int
 
 
@@ -265,6 +268,9 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     steps: list[StepDetail] | None = None
     """What brought `token_ids`, if asked for."""
     error: str | None = None
+    """Why it ended with "error"."""
+    is_refused: bool = False
+    """The request asks for what cannot be: the error is its own, not the engine's."""
 
 
 class EngineStats(SpecCounters, kw_only=True):

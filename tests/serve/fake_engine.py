@@ -64,7 +64,7 @@ class FakeEngineClient:
             max_draft_tokens=NUM_DRAFTS,
             dtype="float32",
             device="cpu",
-            memory_plan={"weights": 1 << 20, "kv_pages": 1 << 22, "scratch": 1 << 16},
+            memory_plan={"weight_bytes": 1 << 20, "grammar_bytes": 1 << 28},
             startup_seconds=0.1,
         )
         self.step_s = step_s
@@ -269,8 +269,8 @@ class FakeEngineClient:
         best = [*others[: rank - 1], token, *others[rank - 1 :]]
         value = [math.log(0.5 / (place + 1)) for place in range(len(best))]
         return TokenLogprobs(
-            token_ids=[token, *(other % 300 for other in best[:num_top])],
-            logprobs=[value[rank - 1], *value[:num_top]],
+            token_ids=(token, *(other % 300 for other in best[:num_top])),
+            logprobs=(value[rank - 1], *value[:num_top]),
             rank=rank,
         )
 

@@ -161,6 +161,7 @@ def test_chats_think_first(plain: LLM) -> None:
         ({}, {}, "exactly one"),
         ({"regex": "a", "choice": ["a"]}, {}, "exactly one"),
         ({"choice": ["a"]}, {"ignore_eos": True}, "ignore_eos"),
+        ({"choice": ["a"]}, {"min_tokens": 2}, "min_tokens"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(

@@ -73,12 +73,15 @@ class CompiledRunner(_C.Runner):
             else -1,
             reports_steps=request.source.speculative.detailed,
             grammar=None if request.grammar is None else request.grammar.result(),
+            grammar_tally=request.grammar_tally,
         )
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
     load_vocabulary = staticmethod(_C.Vocabulary)
     """What grammars are read with."""
+    new_grammar_tally = staticmethod(_C.GrammarTally)
+    """For the sequences of a request."""
     load_grammar = staticmethod(_C.Grammar)
     """A grammar that was compiled for the vocabulary."""
 
@@ -292,14 +295,20 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
         num_engines = share.num_on_device
         free_bytes, total_bytes = _C.cuda_memory()
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
+        host_bytes = available_memory() // share.num_replicas
     else:
         num_engines = share.num_replicas
         free_bytes = available_memory()
         if share.available_bytes is not None:
             # Some have taken their part by now, and some have not.
             free_bytes = min(free_bytes, share.available_bytes // num_engines)
-        budget_bytes = free_bytes
-    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes, num_engines=num_engines)
+        budget_bytes, host_bytes = free_bytes, 0
+    return DeviceMemory(
+        budget_bytes=budget_bytes,
+        free_bytes=free_bytes,
+        host_bytes=host_bytes,
+        num_engines=num_engines,
+    )
 
 
 def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:

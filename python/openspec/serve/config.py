@@ -77,7 +77,8 @@ class ServeConfig:
     more and no other engine is left, the server ends with status 1. 0: never, and the server stays
     without one."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
-    """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
+    """Seconds of processor time that compiling the grammar of one request may take: of a schema, a
+    pattern, tools."""
     allowed_origins: list[str] | None = None
     """Web origins that may call the server (CORS), separated by commas. Default: none."""
     pages: bool = True
