@@ -174,9 +174,13 @@ def compile_all(arguments: argparse.Namespace) -> int:
         reason.partition(": ")[2][:90] for reason in refused.values()
     ).most_common(25):
         print(f"{num:4} {reason}")
-    print(f"{len(report) - len(refused)} of {len(report)} accepted, {len(slow)} take over {SLOW_S} s")
+    print(
+        f"{len(report) - len(refused)} of {len(report)} accepted, {len(slow)} take over {SLOW_S} s"
+    )
     times = sorted(one["total_s"] for one in report.values())
-    print(f"processor time: median {times[len(times) // 2]} s, 99 % {times[len(times) * 99 // 100]} s")
+    print(
+        f"processor time: median {times[len(times) // 2]} s, 99 % {times[len(times) * 99 // 100]} s"
+    )
     lost = []
     if arguments.before:
         before = json.loads(arguments.before.read_text())

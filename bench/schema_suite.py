@@ -47,7 +47,9 @@ def groups(tests: Path) -> Iterator[tuple[str, dict]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tests", type=Path, help="the suite's folder with one folder for each draft")
+    parser.add_argument(
+        "tests", type=Path, help="the suite's folder with one folder for each draft"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     tokens = Tokenizer.from_folder(EMBEDDED_MODEL).grammar_tokens(())
@@ -79,7 +81,11 @@ def main() -> int:
                 counts["invalid allowed"] += 1
                 if name not in ANNOTATIONS:
                     wrong.append(f"{name}: {group['description']}: {test['description']}")
-    report = {**counts, "invalid allowed without a reason": len(wrong), "slowest_s": round(slowest, 2)}
+    report = {
+        **counts,
+        "invalid allowed without a reason": len(wrong),
+        "slowest_s": round(slowest, 2),
+    }
     print(json.dumps(report, indent=1), *wrong, sep="\n")
     for reason, num in reasons.most_common(20):
         print(f"{num:4} {reason[:100]}")

@@ -263,8 +263,8 @@ class FakeEngineClient:
         best = [*others[: rank - 1], token, *others[rank - 1 :]]
         value = [math.log(0.5 / (place + 1)) for place in range(len(best))]
         return TokenLogprobs(
-            token_ids=[token, *(other % 300 for other in best[:num_top])],
-            logprobs=[value[rank - 1], *value[:num_top]],
+            token_ids=(token, *(other % 300 for other in best[:num_top])),
+            logprobs=(value[rank - 1], *value[:num_top]),
             rank=rank,
         )
 

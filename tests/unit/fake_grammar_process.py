@@ -20,7 +20,7 @@ def burn(seconds: float) -> None:
 
 
 def work(demand: bytes) -> tuple[bytes, int]:
-    """`word` is done at once; `burn S`, `sleep S`, `die FILE`, `bytes N` and `refuse` are not."""
+    """`word` is done at once; burning, sleeping, dying, nesting, taking and refusing are not."""
     name, _, given = demand.decode().partition(" ")
     if name == "burn":
         burn(float(given.split()[0]))
@@ -41,6 +41,8 @@ def work(demand: bytes) -> tuple[bytes, int]:
         time.sleep(60)
     elif name == "take":
         bytearray(int(given))
+    elif name == "nest":
+        work(demand)
     elif name == "refuse":
         raise RequestError("it is wrong", "tools" if given else None)
     elif name == "bytes":

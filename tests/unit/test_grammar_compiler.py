@@ -144,6 +144,11 @@ def test_too_little_memory_is_a_refusal(make: Make) -> None:
         make(memory=64 << 20).compile(b"take 80000000")
 
 
+def test_what_is_nested_too_deeply_is_a_refusal(make: Make) -> None:
+    with pytest.raises(RequestError, match="x: it is nested too deeply"):
+        make().compile(b"nest", "x")
+
+
 def test_equal_requests_share_a_compilation_which_ends_with_the_last(make: Make) -> None:
     one = make()
     tickets = [one.submit(b"sleep 60") for _ in range(3)]
@@ -202,8 +207,8 @@ def test_hanging_up_costs_the_next_nothing(make: Make) -> None:
 
 
 def test_a_slow_one_in_a_crowd_is_refused_and_not_remembered(make: Make) -> None:
-    one = make(timeout_s=4.0)
-    tickets = [one.submit(b"burn 60 %d" % number) for number in range(6)]
+    one = make(timeout_s=1.0)
+    tickets = [one.submit(b"burn 60 %d" % number) for number in range(5)]
     with pytest.raises(RequestError, match="the limit while others wait"):
         tickets[0].result("x")
     assert not one._refused

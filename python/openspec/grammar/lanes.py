@@ -299,3 +299,5 @@ def _reply(work: Work, job: _Job) -> Reply:
         return Reply(job.number, "refused", message=str(error), param=error.param)
     except MemoryError:
         return Reply(job.number, "refused", message="compiling it takes too much memory")
+    except RecursionError:
+        return Reply(job.number, "refused", message="it is nested too deeply")

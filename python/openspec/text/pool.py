@@ -74,7 +74,11 @@ class TextPool:
             await self._renderer.start()
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which handles about `size` characters, bytes or tokens."""
+        """The result of `work`, which handles about `size` characters, bytes or tokens.
+
+        Raises:
+            EngineError: closed.
+        """
         if size <= MAX_INLINE_CHARS:
             return work()
         loop, threads = asyncio.get_running_loop(), self._threads.of(size)
@@ -86,9 +90,9 @@ class TextPool:
         await threads.enter(size)
         try:
             done = self._executor.submit(work)
-        except RuntimeError:  # closed
+        except RuntimeError:
             threads.leave()
-            raise
+            raise EngineError("the server has ended", "text_process_ended") from None
         # Of the work, not of who waits for it: a thread goes on when its client has left.
         done.add_done_callback(leave)
         return await asyncio.wrap_future(done)
@@ -141,7 +145,7 @@ class TextPool:
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            process.end()
+            process.close()
 
 
 def _processor_s(pid: int) -> float:
@@ -170,6 +174,7 @@ class TextProcess:
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._is_closed = False
 
     @property
     def is_running(self) -> bool:
@@ -191,6 +196,8 @@ class TextProcess:
             EngineError: the second process ended, too.
         """
         work = asyncio.ensure_future(self._reply_or_again(request))
+        # A refusal of what nobody waits for is not to be logged.
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             reply = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -206,7 +213,8 @@ class TextProcess:
 
     async def _reply_or_again(self, request: bytes) -> bytes:
         async with self._lock:
-            return await self._reply(request) or await self._reply(request)
+            reply = await self._reply(request)
+            return reply if reply or self._is_closed else await self._reply(request)
 
     async def _reply(self, request: bytes) -> bytes:
         """The reply of one process; empty where it ended, or was ended as it stood still.
@@ -239,6 +247,11 @@ class TextProcess:
             if not reply:
                 self.end()
         return reply
+
+    def close(self) -> None:
+        """Ends it for good."""
+        self._is_closed = True
+        self.end()
 
     def end(self) -> None:
         """Ends it at once."""

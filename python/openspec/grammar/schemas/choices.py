@@ -173,6 +173,14 @@ class Choices:
 
     def admits(self, plain: Plain, value: JsonValue) -> bool:
         """Whether a value fits constraints."""
+        return self.admits_itself(plain, value) and not any(
+            self.admits(rival, value)
+            for one_of, number in plain.one_of
+            for _, rival in self.disjoint.rivals(one_of, number, plain)
+        )
+
+    def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
+        """Whether a value fits constraints, also where it fits other options of a `oneOf`."""
         self.budget.take(5, plain.pointer)
         if plain.is_trivial:
             return True
@@ -185,21 +193,15 @@ class Choices:
         if plain.enum is not None and key_of(value) not in plain.enum:
             return False
         if isinstance(value, str):
-            is_fitting = self.texts.admits(plain, value)
-        elif isinstance(value, Mapping):
-            is_fitting = self._admits_object(plain, value)
-        elif isinstance(value, (list, tuple)):
-            is_fitting = self._admits_array(plain, value)
-        elif value is None or isinstance(value, bool):
-            is_fitting = True
-        else:
-            assert isinstance(value, (int, float))
-            is_fitting = admits_number(plain, exact(value))
-        return is_fitting and not any(
-            self.admits(rival, value)
-            for one_of, number in plain.one_of
-            for _, rival in self.disjoint.rivals(one_of, number, plain)
-        )
+            return self.texts.admits(plain, value)
+        if isinstance(value, Mapping):
+            return self._admits_object(plain, value)
+        if isinstance(value, (list, tuple)):
+            return self._admits_array(plain, value)
+        if value is None or isinstance(value, bool):
+            return True
+        assert isinstance(value, (int, float))
+        return admits_number(plain, exact(value))
 
     def _admits_array(self, plain: Plain, value: Sequence[JsonValue]) -> bool:
         most = plain.max_items

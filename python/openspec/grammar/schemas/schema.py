@@ -60,7 +60,7 @@ def enforceable(schema: JsonValue, budget: Budget | None = None) -> JsonTree:
     try:
         tree = ending(rewriter.whole())
     except Unsatisfiable:
-        raise Unenforceable("", "no value fits this schema") from None
+        raise Unenforceable("", f"no value fits this schema{rewriter.among}") from None
     if tree is None:
         raise Unenforceable("", "no value fits this schema: one would hold itself for ever")
     return tree
@@ -74,6 +74,8 @@ class _Rewriter:
         self._nodes: dict[str, Node | None] = {}
         """What was rewritten, by its name; None where nothing fits."""
         self._used = set[str]()
+        self.among = ""
+        """Which values alone were looked at, where others might fit."""
 
     def whole(self) -> JsonTree:
         root = self._node((self._choices.root,), 0)
@@ -148,6 +150,8 @@ class _Rewriter:
                     nodes.append(self._scalar(kind, plain))
             except Unsatisfiable:
                 continue
+        if not nodes and plain.enum is None and plain.types is None:
+            self.among = " among the types that its keywords speak of; name its type"
         return self._keep(plain, _any_of(nodes))
 
     def _kinds(self, plain: Plain) -> set[str]:
@@ -239,7 +243,11 @@ class _Rewriter:
                     raise
                 continue
             properties.append(Property(name, value, is_required))
-        return _counted(plain, properties, self._others(plain, depth))
+        others = self._others(plain, depth)
+        is_open = plain.speaks_of_names and not any(o.schema.schema is False for o in plain.others)
+        if not others and is_open and plain.min_properties > len(properties):
+            self.among = " among objects of the properties that it names; say additionalProperties"
+        return _counted(plain, properties, others)
 
     def _others(self, plain: Plain, depth: int) -> list[Others]:
         """Properties without a name in the schema."""

@@ -59,12 +59,16 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
                 f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
             )
         wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
-        sampling = sampling_params(
-            context,
-            body,
-            max_tokens=16 if body.max_tokens is None else body.max_tokens,
-            logprobs=body.logprobs,
-            prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+        most_logprobs = max((num for num in wanted if num is not None), default=None)
+        sampling = await context.text_pool.run(
+            arrival.num_bytes,
+            lambda: sampling_params(
+                context,
+                body,
+                max_tokens=16 if body.max_tokens is None else body.max_tokens,
+                logprobs=body.logprobs,
+                prompt_logprobs=most_logprobs,
+            ),
         )
         demand, name = await context.text_pool.run(
             arrival.num_bytes, lambda: encoded_completion_demand(body, body.response_format)

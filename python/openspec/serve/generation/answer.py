@@ -41,6 +41,7 @@ from openspec.serve.shapes.wire import (
     error_bytes,
     event,
     json_response,
+    send_body,
     to_api_error,
 )
 from openspec.text.outputs import (
@@ -313,6 +314,7 @@ class EventStream(Response):
         self._on_error = on_error
         self._end = end
         self._num_sent = 0
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything. The status waits for the first event, which may be a refusal."""
@@ -327,7 +329,9 @@ class EventStream(Response):
                 event = await self._or_error(first)
                 while event is not None:
                     self._num_sent += 1
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._is_sending = True
+                    await send_body(send, event, is_last=False)
+                    self._is_sending = False
                     event = await self._or_error(anext(self._events, None))
             finally:
                 keep_alive.cancel()
@@ -344,7 +348,7 @@ class EventStream(Response):
         while True:
             num_sent = self._num_sent
             await asyncio.sleep(KEEP_ALIVE_S)
-            if num_sent == self._num_sent:
+            if num_sent == self._num_sent and not self._is_sending:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 

@@ -94,11 +94,11 @@ async def chat_job(
         ApiError: 400, the client left.
     """
     info, num_bytes, pool = context.engine.info, arrival.num_bytes, context.text_pool
-    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
+    longest = info.max_model_len if body.truncate_prompt_tokens is None else None
     chat = await unless_gone(
         request,
         num_bytes,
-        render_chat(context, chat_request, num_bytes, param=param, max_tokens=max_tokens),
+        render_chat(context, chat_request, num_bytes, param=param, max_tokens=longest),
     )
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
     room = room_for_output(context, len(token_ids), param)
@@ -106,12 +106,16 @@ async def chat_job(
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
     if limit is None:
         limit = context.config.default_max_tokens
-    sampling = sampling_params(
-        context,
-        body,
-        max_tokens=fits if limit is None else min(limit, fits),
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+    max_tokens = fits if limit is None else min(limit, fits)
+    sampling = await pool.run(
+        num_bytes,
+        lambda: sampling_params(
+            context,
+            body,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+        ),
     )
     has_calls = bool(chat_request.tools) and chat_request.tool_choice != "none"
     shown = context.answer_form.shown_ids(chat.thinking, has_calls)

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import hmac
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from openspec.text.turns import Lanes
 
 logger = logging.getLogger(__name__)
 
-LARGE_BYTES = 16 << 20
+LARGE_BYTES = 1 << 20
+"""Of bodies, whose values may take forty times as much."""
 MAX_NOTES = 64
 MAX_LOGPROBS_HELD = 4 << 20
 """Of prompts and answers, that all requests together may ask for."""
@@ -239,7 +241,7 @@ class ServerContext:
         )
         refused = self.metrics.rejections.labels("over_budget").inc
         most = max(available // BODIES_SHARE, self.config.max_body_bytes)
-        self.body_bytes = Budget("bytes of bodies", most, refused, _give_memory_back)
+        self.body_bytes = Budget("bytes of bodies", most, refused, _Trimming())
         self.echo_bytes = Budget("bytes that answers repeat", most, refused)
         self.logprobs = Budget("log-probabilities", MAX_LOGPROBS_HELD, refused)
         self.allowed_ids = Budget(
@@ -351,11 +353,19 @@ class ServerContext:
         return stats
 
 
-def _give_memory_back(num_bytes: int) -> None:
+class _Trimming:
     """Has the C library return what large bodies took, which it would keep in pieces."""
-    if num_bytes >= LARGE_BYTES:
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self, num_bytes: int) -> None:
+        """Soon after bodies that took so many bytes; once for all that come until then."""
         loop = asyncio.get_running_loop()
-        loop.call_later(TRIM_AFTER_S, loop.run_in_executor, None, _trim)
+        is_waiting = self._timer is not None and self._timer.when() > loop.time()
+        if num_bytes >= LARGE_BYTES and not is_waiting:
+            trim = threading.Thread(target=_trim, daemon=True)
+            self._timer = loop.call_later(TRIM_AFTER_S, trim.start)
 
 
 def _trim() -> None:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from openspec.errors import EngineError, RequestError, cut
 from openspec.grammar.json_text import raw_number
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 ChoiceT = TypeVar("ChoiceT")
 
+MAX_PIECE_BYTES = 1 << 20
+"""That are handed to a connection at a time."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -38,9 +41,34 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
+class PieceResponse(Response):
+    """An answer that goes out in pieces: a large one as a whole would hold up the loop."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends everything."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await send_body(send, bytes(self.body), is_last=True)
+
+
+async def send_body(send: Send, body: bytes, is_last: bool) -> None:
+    """Sends a body, or a part of one, piece by piece as the client takes it."""
+    view = memoryview(body)
+    for first in range(0, max(1, len(view)), MAX_PIECE_BYTES):
+        end = first + MAX_PIECE_BYTES
+        more = not is_last or end < len(view)
+        piece = bytes(view[first:end])
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
 def json_response(value: object) -> Response:
     """200 with JSON."""
-    return Response(encode(value), media_type="application/json")
+    return PieceResponse(encode(value), media_type="application/json")
 
 
 def encoded_list(values: Iterable[object]) -> msgspec.Raw:
