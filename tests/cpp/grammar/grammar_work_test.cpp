@@ -98,7 +98,7 @@ TEST(a_mask_for_which_the_step_has_no_time_is_made_beside_it) {
 
 TEST(slow_masks_are_made_beside_the_steps_until_they_are_ordinary) {
   GrammarWork work;
-  work.times.mask = work.times.token = 0.0;  // nothing is ordinary
+  work.times.mask = work.times.token = work.times.mask_per_id = 0.0;  // nothing is ordinary
   work.begin_step();
   Sequence one(work, grammar(R"(root ::= \"a\"* (\"b\" | \"x\"))"));
   CHECK_EQ(mask_of(one.place, {kA}), (Ids{1 << kA | 1 << kB | 1 << kX}));

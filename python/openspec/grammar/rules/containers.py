@@ -21,6 +21,9 @@ Parts: TypeAlias = list[str]
 
 GAP, SPACE = "json_gap", "json_space"
 """Rules of white space: beside a bracket or behind a comma, and behind a colon."""
+_BLOCK = 16
+"""Properties that may be left out and are told apart by their names' characters: from each of them
+the rest of its block and the blocks behind it are rules that are tried at once."""
 _MAX_FACTORED = 64
 
 
@@ -180,13 +183,18 @@ class _Members:
     def _choice(self, at: int, count: int) -> str:
         if at == self._num:
             return " ".join([self._other(), *self._after(at, count + self._step)])
-        options = []
-        if self._high is None or count + 1 + self._needed[at + 1] <= self._high:
-            after = self._after(at + 1, count + self._step)
-            options.append(" ".join([*self._member(at), *after]))
-        if self._can_skip(at, count):
-            options.append(self._next(at + 1, count))
-        return " | ".join(options)
+        # Of the properties of a whole block, what names have in common is read once.
+        size = _BLOCK if at % _BLOCK == 0 else 1
+        options: list[Parts] = []
+        for place in range(at, min(at + size, self._num)):
+            if self._high is None or count + 1 + self._needed[place + 1] <= self._high:
+                after = self._after(place + 1, count + self._step)
+                options.append([*self._member(place), *after])
+            if not self._can_skip(place, count):
+                break
+        else:
+            options.append([self._next(min(at + size, self._num), count)])
+        return factored(options)
 
     def _member(self, at: int) -> Parts:
         one = self._node.properties[at]
@@ -208,8 +216,14 @@ class _Members:
 # ---- Choices
 
 
-def factored(options: Sequence[Parts], depth: int = 0) -> str:
-    """One of several sequences; what some begin with alike is written once."""
+def factored(options: Sequence[Parts]) -> str:
+    """One of several sequences; what some begin with alike, to a character, is written once."""
+    if len(options) == 1:
+        return " ".join(options[0])
+    return _factored([_spread(option) for option in options], 0)
+
+
+def _factored(options: Sequence[Parts], depth: int) -> str:
     groups: dict[str, list[Parts]] = {}
     for option in options:
         groups.setdefault(option[0] if option else '""', []).append(option)
@@ -220,13 +234,13 @@ def factored(options: Sequence[Parts], depth: int = 0) -> str:
             continue
         columns = zip(*group, strict=False)
         alike = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns)]
-        rests = factored([option[len(alike) :] for option in group], depth + 1)
+        rests = _factored([option[len(alike) :] for option in group], depth + 1)
         written.append(f"{' '.join(alike)} ({rests})")
     return " | ".join(written)
 
 
-def spread(parts: Parts) -> Parts:
-    """The same sequence with texts in single characters, for `factored`."""
+def _spread(parts: Parts) -> Parts:
+    """The same sequence with texts in single characters."""
     found: Parts = []
     for part in parts:
         is_text = part.startswith('"') and part.endswith('"')

@@ -25,7 +25,6 @@ from openspec.grammar.rules.containers import (
     factored,
     literal,
     object_parts,
-    spread,
     unique_body,
 )
 from openspec.grammar.rules.lengths import Lengths
@@ -172,7 +171,7 @@ class _Writer:
         while isinstance(node, Ref):
             node = self._tree.defs[node.name]
         if isinstance(node, Object):
-            return spread(object_parts(node, self))
+            return object_parts(node, self)
         return [self.value(node)]
 
 
