@@ -35,7 +35,7 @@ MAX_THREAD_CHARS = 1 << 20
 """Larger texts are encoded by a process of their own, which ends with its request."""
 LEFT_S = 0.3
 """That a process goes on when its client has left: as long as it takes to start another one."""
-MIN_BUSY = 0.2
+MIN_BUSY = 0.04
 """The part of its time in which a process must have worked, or it stood still."""
 
 
