@@ -252,7 +252,8 @@ def acceptance() -> str:
         )
         shares = [Value(share) for share in run["acceptance_per_position"]]
         charts.append(position_bars(label, shares, 460 if len(shares) > 8 else 190))
-    return standalone(beside("Accepted by position, of all drafts: GSM8K, one request, one H200", charts))
+    title = "Accepted by position, of all drafts: GSM8K, one request, one H200"
+    return standalone(beside(title, charts))
 
 
 CHARTS: dict[str, Callable[[], str]] = {

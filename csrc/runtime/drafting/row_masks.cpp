@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "kernels/choose/choose.h"
+
 namespace openspec {
 
 namespace {
