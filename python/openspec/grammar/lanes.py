@@ -113,11 +113,6 @@ class Lanes:
         self._is_slow_next = False
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits."""
-        return not (self._fresh or self._again or self._slow or self._attempts)
-
-    @property
     def pipes(self) -> list[int]:
         """What `hear` is to be called with once there is something to read."""
         return [attempt.pipe for attempt in self._attempts]
@@ -140,15 +135,18 @@ class Lanes:
                     return
         for attempt in self._attempts:
             if attempt.job.number == number:
-                self._leave(attempt, attempt.end())
+                self._leave(attempt)
 
     def close(self) -> None:
         """Ends all children."""
         for attempt in self._attempts:
-            self._leave(attempt, attempt.end())
+            self._leave(attempt)
 
     def step(self) -> float | None:
-        """Ends who has had its time and starts who may; returns when to come back, in seconds."""
+        """Ends who has had its time and starts who may.
+
+        Returns the seconds after which to come back; None: nobody waits.
+        """
         waits = []
         if self._in_fast is not None:
             waits.append(self._check_fast(self._in_fast))
@@ -160,22 +158,20 @@ class Lanes:
         if self._in_slow is None and (job := self._next_slow()):
             self._in_slow = self._start(job)
             waits.append(0.0)
-        if not waits:
-            return None if self.is_idle else 0.0
-        return min(max(min(waits), FEWEST_S / 4), MAX_WAIT_S)
+        return min(max(min(waits), FEWEST_S / 4), MAX_WAIT_S) if waits else None
 
     def hear(self, pipe: int) -> None:
         """Reads what a child says; its end brings the reply."""
-        found = [attempt for attempt in self._attempts if attempt.pipe == pipe]
-        for attempt in found:
-            said = os.read(pipe, 1 << 20)
-            attempt.reply += said
-            if not said:
-                self._hear_end(attempt)
+        for attempt in self._attempts:
+            if attempt.pipe == pipe:
+                said = os.read(pipe, 1 << 20)
+                attempt.reply += said
+                if not said:
+                    self._hear_end(attempt)
 
     def _hear_end(self, attempt: _Attempt) -> None:
         job, whole = attempt.job, Frames().push(bytes(attempt.reply))
-        self._leave(attempt, attempt.end())
+        self._leave(attempt)
         if whole:
             self._send(whole[0])
             return
@@ -185,7 +181,8 @@ class Lanes:
         else:
             self._answer(job, "ended", "the compile process ended")
 
-    def _leave(self, attempt: _Attempt, used_s: float) -> None:
+    def _leave(self, attempt: _Attempt) -> None:
+        used_s = attempt.end()
         attempt.job.granted_s = max(attempt.job.granted_s, used_s)
         if attempt is self._in_slow:
             self._in_slow = None
@@ -232,12 +229,12 @@ class Lanes:
         return min([SLICE_S, max(FEWEST_S, min(shares, default=SLICE_S))])
 
     def _put_back(self, attempt: _Attempt) -> None:
-        self._leave(attempt, attempt.end())
+        self._leave(attempt)
         job = attempt.job
         (self._again if job.granted_s < SLICE_S else self._slow).append(job)
 
     def _refuse(self, attempt: _Attempt, limit_s: float) -> float:
-        self._leave(attempt, attempt.end())
+        self._leave(attempt)
         crowd = "" if limit_s == self._limit_s else ", the limit while others wait as well"
         message = f"compiling it takes longer than {limit_s:.3g} s of processor time{crowd}"
         self._answer(attempt.job, "late" if crowd else "refused", message)

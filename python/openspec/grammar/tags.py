@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.formats import Format, grammar_format, json_of, regex_format, rewritten
+from openspec.grammar.formats import Format, grammar_format, json_of, regex_format
 from openspec.grammar.schemas.constraints import Budget
+from openspec.grammar.schemas.schema import enforceable
 
 MAX_TAG_DEPTH = 32
 MAX_FORMATS = 20_000
@@ -212,7 +213,7 @@ def _json_schema(given: Mapping[str, JsonValue], place: str, budget: Budget) -> 
         raise RequestError(f"{place}: only JSON without excludes is supported")
     if "json_schema" not in given:
         raise RequestError(f"{place}: json_schema is missing")
-    return _placed(place, lambda: json_of(rewritten(given["json_schema"], budget)))
+    return _placed(place, lambda: json_of(enforceable(given["json_schema"], budget)))
 
 
 def _regex(given: Mapping[str, JsonValue], place: str) -> Format:

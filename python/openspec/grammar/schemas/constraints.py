@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.errors import RequestError
 
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 ALL_TYPES = frozenset(TYPES)
@@ -15,7 +16,7 @@ MAX_STEPS = 1_000_000
 """Of rewriting, each of about a microsecond."""
 
 
-class Unenforceable(ValueError):
+class Unenforceable(RequestError):
     """A place in a schema that cannot be enforced, and why."""
 
     def __init__(self, pointer: str, reason: str) -> None:
