@@ -128,20 +128,13 @@ class Plain:
         return bool(self.properties or self.by_pattern or self.others)
 
 
-def _tighter(one: Bound | None, two: Bound | None, is_low: bool) -> Bound | None:
+def tighter(one: Bound | None, two: Bound | None, *, is_low: bool) -> Bound | None:
+    """The tighter one of two lower (or upper) bounds."""
     if one is None or two is None:
         return two if one is None else one
     if one[0] == two[0]:
         return one[0], one[1] or two[1]
     return one if (one[0] > two[0]) == is_low else two
-
-
-def tighter(lows: tuple[Bound | None, ...], *, is_low: bool) -> Bound | None:
-    """The tightest of several lower (or upper) bounds."""
-    found = None
-    for bound in lows:
-        found = _tighter(found, bound, is_low)
-    return found
 
 
 def _least(one: int | None, two: int | None) -> int | None:
@@ -193,8 +186,8 @@ def merged(one: Plain, two: Plain) -> Plain:
         types=types,
         implied=one.implied | two.implied,
         enum=enum,
-        low=_tighter(one.low, two.low, is_low=True),
-        high=_tighter(one.high, two.high, is_low=False),
+        low=tighter(one.low, two.low, is_low=True),
+        high=tighter(one.high, two.high, is_low=False),
         multiple_of=_common_multiple(one.multiple_of, two.multiple_of),
         min_length=max(one.min_length, two.min_length),
         max_length=_least(one.max_length, two.max_length),

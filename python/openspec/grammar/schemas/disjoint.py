@@ -7,19 +7,19 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.grammar.schemas.constraints import (
     ALL_TYPES,
-    Budget,
     OneOf,
     Parts,
     Plain,
     item_parts,
     tighter,
 )
-from openspec.grammar.schemas.texts import TextAutomata
+
+if TYPE_CHECKING:
+    from openspec.grammar.schemas.choices import Choices
 
 MAX_DEPTH = 6
 MAX_ITEMS = 8
@@ -40,25 +40,6 @@ class _Index:
     others: Sequence[_Option]
     """Options that do not list them."""
     all: Sequence[_Option]
-
-
-class Choices(Protocol):
-    """What `choices.py` knows of all schemas."""
-
-    budget: Budget
-    texts: TextAutomata
-
-    def of_all(self, parts: Parts) -> list[Plain]:
-        """The choices of several schemas at once."""
-
-    def admits(self, plain: Plain, value: JsonValue) -> bool:
-        """Whether a value fits constraints."""
-
-    def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
-        """Whether a value fits constraints, also where it fits other options of a `oneOf`."""
-
-    def value_parts(self, plain: Plain, name: str) -> Parts:
-        """What the value of a property must fit."""
 
 
 class Disjoint:
@@ -219,8 +200,8 @@ def _never_counts(low: int, high: int | None, other_low: int, other_high: int | 
 
 def _are_apart(answer: Plain, other: Plain) -> bool:
     """Whether no number is within the bounds of both."""
-    low = tighter((answer.low, other.low), is_low=True)
-    high = tighter((answer.high, other.high), is_low=False)
+    low = tighter(answer.low, other.low, is_low=True)
+    high = tighter(answer.high, other.high, is_low=False)
     if low is None or high is None:
         return False
     return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))

@@ -7,13 +7,12 @@ and with a `multipleOf` at most the digits after the point that it has itself. Z
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from openspec.grammar.patterns.automaton import Automaton
+from openspec.grammar.patterns.automaton import MAX_STATES, Automaton, Steps, explored
 from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.constraints import Bound, Budget, Plain, Unenforceable, Unsatisfiable
@@ -23,8 +22,6 @@ MAX_DIGITS = 40
 """Before the point of a bound, and after it: bounds that are finer or farther become tighter."""
 MAX_REMAINDERS = 1024
 """Of a `multipleOf`, without its point: its automaton tells all remainders apart."""
-MAX_STATES = 4096
-"""Of an automaton of numbers while it is built."""
 MAX_LISTED = 1024
 """Whole multiples within bounds that are listed instead of being counted out."""
 _NUMBER = Pattern(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d{1,2})?").automaton(is_anchored=True)
@@ -238,26 +235,14 @@ class _Magnitudes:
         return rest * int(10**shift) % self._modulus == 0
 
     def automaton(self) -> tuple[Automaton, int]:
-        """Their texts, and how many states finding them took.
+        """Their texts, and how many states finding them took; raises as `explored`."""
 
-        Raises:
-            PatternError: more than `MAX_STATES`.
-        """
-        states, rows = {self.start: 0}, list[dict[int, int]]()
-        waiting = deque([self.start])
-        while waiting:
-            state, row = waiting.popleft(), dict[int, int]()
+        def steps(state: _State) -> Iterator[tuple[int, _State]]:
             for one, character in enumerate(_ALPHABET):
-                to = self.step(state, character)
-                if to is None:
-                    continue
-                if to not in states:
-                    states[to] = len(states)
-                    waiting.append(to)
-                row[one] = states[to]
-            rows.append(row)
-            if len(states) > MAX_STATES:
-                raise PatternError(f"its numbers take more than {MAX_STATES} states")
+                if (to := self.step(state, character)) is not None:
+                    yield one, to
+
+        rows, states = explored(self.start, steps, Steps())
         ends = {number for state, number in states.items() if self.is_end(state)}
         return Automaton(_CLASSES, rows, ends), len(states)
 
