@@ -24,12 +24,12 @@ from openspec.engine.processes.output_stream import join_outputs
 from openspec.engine.processes.protocol import (
     Abort,
     EngineChannel,
-    FrameSplitter,
     ReadStats,
     Submit,
     frame,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.frames import FrameSplitter
 from openspec.messages import EngineOutput
 from tests.unit.fake_core import expected, make_request
 

@@ -37,6 +37,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
 # folder or a module at the root.
 PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "frames": ("errors",),
     "settings": ("errors",),
     "step_detail": (),
     "messages": ("errors", "step_detail"),
@@ -45,13 +46,14 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "_grammar": (),
     "ops": ("_C",),
     "checkpoint": ("_C", "errors", "specs"),
-    "grammar": ("_grammar", "errors", "checkpoint"),
+    "grammar": ("_grammar", "errors", "frames", "checkpoint"),
     "drafters": ("_C", "errors", "settings", "checkpoint", "specs"),
     "config": ("errors", "settings", "checkpoint", "drafters"),
-    "text": ("errors", "step_detail", "messages", "checkpoint", "grammar"),
+    "text": ("errors", "frames", "step_detail", "messages", "checkpoint", "grammar"),
     "engine": (
         "_C",
         "errors",
+        "frames",
         "step_detail",
         "settings",
         "messages",

@@ -1,8 +1,8 @@
-"""What processes that answer requests share: frames, limits and the loop that answers.
+"""What processes that answer requests share: limits, and the loop that answers.
 
-A frame is its length (4 bytes, little-endian) and its content. The first one on stdin says what to
-do. Each after it is a request, answered by a frame on stdout that begins with OK or REFUSED. The
-process ends with its input, and by itself where a request takes too long.
+They speak in frames (`openspec.frames`). The first one on stdin says what to do. Each after it is a
+request, answered by a frame on stdout that begins with OK or REFUSED. The process ends with its
+input, and by itself where a request takes too long.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from openspec.frames import frame
 
 OK = b"+"
 REFUSED = b"-"
@@ -28,36 +31,26 @@ class Refusal(Exception):
         self.content = content
 
 
-def frame(content: bytes) -> bytes:
-    """The content with its length before it."""
-    return len(content).to_bytes(4, "little") + content
-
-
-class Frames:
-    """Takes a stream of bytes apart into the contents of its frames."""
-
-    def __init__(self) -> None:
-        self._left = bytearray()
-
-    def push(self, received: bytes) -> list[bytes]:
-        """The frames that are whole now."""
-        self._left += received
-        start, found = 0, []
-        while (first := start + 4) <= len(self._left):
-            end = first + int.from_bytes(self._left[start:first], "little")
-            if end > len(self._left):
-                break
-            found.append(bytes(self._left[first:end]))
-            start = end
-        del self._left[:start]
-        return found
-
-
 def environment() -> dict[str, str]:
     """The owner's, in which the process finds this package."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
+
+
+def write_all(stream: int, content: bytes) -> None:
+    """Writes to a descriptor, however little it takes at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(stream, left) :]
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of another process, in seconds; 0 where it has ended."""
+    with suppress(OSError):
+        # include/linux/posix-timers.h says how the clock of a process is named.
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
 
 
 def limit_memory(num_bytes: int) -> None:

@@ -25,7 +25,8 @@ from typing import Literal
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.child_process import Frames, frame, limit_memory
+from openspec.frames import FrameSplitter, frame
+from openspec.grammar.child_process import limit_memory, processor_s
 
 SLICE_S = 0.25
 FEWEST_S = 0.015
@@ -82,11 +83,7 @@ class _Attempt:
     def used_s(self) -> float:
         """Its processor time, or what the clock on the wall leaves of it."""
         wall_s = (time.monotonic() - self.started_s - WALL_GRACE_S) / WALL_FACTOR
-        try:
-            # The clock of another process; include/linux/posix-timers.h says how it is named.
-            return max(time.clock_gettime((~self.pid << 3) | 2), wall_s)
-        except OSError:  # it has ended
-            return wall_s
+        return max(processor_s(self.pid), wall_s)
 
     def end(self) -> float:
         """Ends the child; returns the processor time that it took."""
@@ -170,7 +167,7 @@ class Lanes:
                     self._hear_end(attempt)
 
     def _hear_end(self, attempt: _Attempt) -> None:
-        job, whole = attempt.job, Frames().push(bytes(attempt.reply))
+        job, whole = attempt.job, FrameSplitter().feed(bytes(attempt.reply))
         self._leave(attempt)
         if whole:
             self._send(whole[0])

@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from openspec.grammar.child_process import Frames, die_first, frame, outlive_signals
+from openspec.frames import FrameSplitter, frame
+from openspec.grammar.child_process import die_first, outlive_signals, write_all
 from openspec.grammar.lanes import MAX_WAIT_S, Lanes, Reply, Work
 
 STDIN, STDOUT = 0, 1
-_ALIVE = frame(msgspec.msgpack.encode(Reply(0, "alive")))
+_ALIVE = msgspec.msgpack.encode(Reply(0, "alive"))
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -45,14 +46,14 @@ def serve(begin: Callable[[Start], Work]) -> None:
     """Answers until the input ends; `begin` loads what compiling takes."""
     outlive_signals()
     die_first()
-    frames, contents = Frames(), list[bytes]()
+    frames, contents = FrameSplitter(), list[bytes]()
     while not contents:
         received = os.read(STDIN, 1 << 20)
         if not received:
             return
-        contents = frames.push(received)
+        contents = frames.feed(received)
     start = msgspec.msgpack.decode(contents.pop(0), type=Start)
-    lanes = Lanes(begin(start), start.limit_s, start.memory, lambda reply: _send(frame(reply)))
+    lanes = Lanes(begin(start), start.limit_s, start.memory, _send)
     gc.freeze()  # what is shared with the children stays so
     said_s = time.monotonic()
     while True:
@@ -74,13 +75,11 @@ def serve(begin: Callable[[Start], Work]) -> None:
             if stream != STDIN:
                 lanes.hear(stream)
             elif received := os.read(STDIN, 1 << 20):
-                contents = frames.push(received)
+                contents = frames.feed(received)
             else:
                 lanes.close()
                 return
 
 
-def _send(content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(STDOUT, left) :]
+def _send(reply: bytes) -> None:
+    write_all(STDOUT, frame(reply))

@@ -20,6 +20,7 @@ from openspec.engine.processes import protocol
 from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.processes.output_stream import OutputStream
 from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.frames import FrameSplitter
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class EngineClient(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._splitter = protocol.FrameSplitter()
+        self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(protocol.ToClient)
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []

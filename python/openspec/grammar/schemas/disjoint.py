@@ -7,19 +7,19 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from openspec.checkpoint.strict_json import JsonValue
 from openspec.grammar.schemas.constraints import (
     ALL_TYPES,
+    Budget,
     OneOf,
     Parts,
     Plain,
     item_parts,
     tighter,
 )
-
-if TYPE_CHECKING:
-    from openspec.grammar.schemas.choices import Choices
+from openspec.grammar.schemas.texts import TextAutomata
 
 MAX_DEPTH = 6
 MAX_ITEMS = 8
@@ -40,6 +40,25 @@ class _Index:
     others: Sequence[_Option]
     """Options that do not list them."""
     all: Sequence[_Option]
+
+
+class Choices(Protocol):
+    """What `choices.py` knows of all schemas."""
+
+    budget: Budget
+    texts: TextAutomata
+
+    def of_all(self, parts: Parts) -> list[Plain]:
+        """The choices of several schemas at once."""
+
+    def admits(self, plain: Plain, value: JsonValue) -> bool:
+        """Whether a value fits constraints."""
+
+    def admits_itself(self, plain: Plain, value: JsonValue) -> bool:
+        """Whether a value fits constraints, also where it fits other options of a `oneOf`."""
+
+    def value_parts(self, plain: Plain, name: str) -> Parts:
+        """What the value of a property must fit."""
 
 
 class Disjoint:
