@@ -137,6 +137,18 @@ def tighter(one: Bound | None, two: Bound | None, *, is_low: bool) -> Bound | No
     return one if (one[0] > two[0]) == is_low else two
 
 
+def negated(bound: Bound | None) -> Bound | None:
+    """The bound on the other side that the negated numbers have."""
+    return None if bound is None else (-bound[0], bound[1])
+
+
+def are_apart(low: Bound | None, high: Bound | None) -> bool:
+    """Whether no number is within a lower and an upper bound."""
+    if low is None or high is None:
+        return False
+    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
+
+
 def _least(one: int | None, two: int | None) -> int | None:
     return min((n for n in (one, two) if n is not None), default=None)
 
