@@ -1,34 +1,13 @@
-"""What processes that answer requests share: limits, and the loop that answers.
-
-They speak in frames (`openspec.frames`). The first one on stdin says what to do. Each after it is a
-request, answered by a frame on stdout that begins with OK or REFUSED. The process ends with its
-input, and by itself where a request takes too long.
-"""
+"""What an owner and its child processes share: environment, limits, clocks."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from openspec.frames import frame
-
-OK = b"+"
-REFUSED = b"-"
-MORE_S = 1.0
-"""The owner's clock ends the process sooner; its own one outlives the owner."""
-
-
-class Refusal(Exception):
-    """A request that is answered with REFUSED and this content."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
 
 
 def environment() -> dict[str, str]:
@@ -70,31 +49,3 @@ def outlive_signals() -> None:
     """The owner drains first and then ends this process, whatever a terminal sends to all."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def serve(begin: Callable[[bytes], tuple[Callable[[bytes], bytes], float]]) -> None:
-    """Answers until the input ends.
-
-    `begin` makes of the first frame the function that answers, which may raise `Refusal`, and the
-    seconds that one answer may take.
-    """
-    outlive_signals()
-    answer, limit_s = begin(_read())
-    while True:
-        request = _read()
-        signal.setitimer(signal.ITIMER_REAL, limit_s + MORE_S)  # SIGALRM's default ends C++ too
-        try:
-            reply = OK + answer(request)
-        except Refusal as refusal:
-            reply = REFUSED + refusal.content
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.buffer.write(frame(reply))
-        sys.stdout.buffer.flush()
-
-
-def _read() -> bytes:
-    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    content = sys.stdin.buffer.read(size)
-    if not content or len(content) < size:
-        sys.exit()
-    return content

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from openspec.errors import EngineError, RequestError
 from openspec.frames import frame
-from openspec.grammar.child_process import OK, environment, processor_s
+from openspec.grammar.child_process import environment, processor_s
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.turns import SMALL, Lanes, Turns
-from openspec.text.worker import ENCODE_S, RENDER_S, to_json
+from openspec.text.worker import ENCODE_S, OK, RENDER_S, to_json
 
 T = TypeVar("T")
 
