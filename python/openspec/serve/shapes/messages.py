@@ -22,7 +22,7 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
-from openspec.serve.shapes.joined import JoinedMessages
+from openspec.serve.shapes.joined import Parts, joined
 from openspec.serve.shapes.responses import refuse_choices
 
 BILLING = "x-anthropic-billing-header"
@@ -200,23 +200,23 @@ def _tools(body: MessagesFields) -> list[Tool] | None:
 
 def _messages(body: MessagesFields) -> list[ChatMessage]:
     """Messages of one role in a row are one, as Anthropic's API has it."""
-    joined = JoinedMessages("\n")
+    parts: list[Parts] = []
     system = _system(body.system) if body.system is not None else ""
     if system:
-        joined.add("system", system)
+        parts.append(Parts("system", [system]))
     for message in body.messages:
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [ContentBlock(type="text", text=blocks)]
         if message.role == "assistant":
-            if joined.role != "assistant":
-                joined.add("assistant")
+            if not parts or parts[-1].role != "assistant":
+                parts.append(Parts("assistant"))
             for block in blocks:
-                _add_to_answer(joined, block)
+                _add_to_answer(parts[-1], block)
         else:
             for block in blocks:
-                _add_to_turn(joined, message.role, block)
-    return joined.messages() or [ChatMessage(role="user", content="")]
+                _add_to_turn(parts, message.role, block)
+    return joined(parts, "\n")
 
 
 def _system(system: Content) -> str:
@@ -225,33 +225,31 @@ def _system(system: Content) -> str:
     return "\n".join(text for text in kept if text.strip())
 
 
-def _add_to_turn(
-    joined: JoinedMessages, role: Literal["system", "user"], block: ContentBlock
-) -> None:
+def _add_to_turn(parts: list[Parts], role: Literal["system", "user"], block: ContentBlock) -> None:
     if block.type == "tool_result" and role == "user":
         if block.tool_use_id is None:
             raise RequestError("messages: a tool_result needs tool_use_id.", "messages")
         given = block.content or ""
-        parts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
-        joined.add("tool", "\n".join(parts), tool_call_id=block.tool_use_id)
+        texts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
+        parts.append(Parts("tool", texts or [""], block.tool_use_id))
         return
     text = _text(block, "messages")
-    if joined.role == role == "user":
-        joined.more(text)
+    if role == "user" and parts and parts[-1].role == "user":
+        parts[-1].texts.append(text)
     else:
-        joined.add(role, text)
+        parts.append(Parts(role, [text]))
 
 
-def _add_to_answer(joined: JoinedMessages, block: ContentBlock) -> None:
+def _add_to_answer(answer: Parts, block: ContentBlock) -> None:
     if block.type == "thinking":
-        joined.think(block.thinking or "")
+        answer.thinking.append(block.thinking or "")
     elif block.type == "tool_use":
         if block.id is None or block.name is None:
             raise RequestError("messages: a tool_use needs id and name.", "messages")
         function = FunctionCall(name=block.name, arguments=block.input or {})
-        joined.call(ToolCall(id=block.id, type="function", function=function))
+        answer.calls.append(ToolCall(id=block.id, type="function", function=function))
     else:
-        joined.more(_text(block, "messages"))
+        answer.texts.append(_text(block, "messages"))
 
 
 def _text(block: TextPart | ContentBlock, where: str) -> str:

@@ -23,7 +23,7 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
-from openspec.serve.shapes.joined import JoinedMessages
+from openspec.serve.shapes.joined import Parts, joined
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -197,9 +197,9 @@ def skipped_types(body: ResponsesRequest) -> set[str]:
 
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     """Items as messages. Those of one answer become one message, as the model wrote it."""
-    joined = JoinedMessages("\n\n")
+    parts: list[Parts] = []
     if body.instructions:
-        joined.add("system", body.instructions)
+        parts.append(Parts("system", [body.instructions]))
     items = body.input
     if isinstance(items, str):
         items = [InputItem(role="user", content=items)]
@@ -208,21 +208,21 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     for item in items:
         kind = item.type or "message"
         if kind == "message" and item.role == "assistant":
-            if not is_open or joined.has_text or joined.has_calls:
-                joined.add("assistant")
-            joined.put(_text(item.content, "content"))
+            if not is_open or any(parts[-1].texts) or parts[-1].calls:
+                parts.append(Parts("assistant"))
+            parts[-1].texts = [_text(item.content, "content")]
             is_open = True
         elif kind == "message":
-            _add_message(joined, item, is_begin)
+            _add_message(parts, item, is_begin)
             is_open = False
         elif kind in ("reasoning", "function_call"):
-            goes_on = is_open and (kind == "function_call" or not joined.has_text)
+            goes_on = is_open and (kind == "function_call" or not any(parts[-1].texts))
             if not goes_on:
-                joined.add("assistant")
-            _add_to_answer(joined, item)
+                parts.append(Parts("assistant"))
+            _add_to_answer(parts[-1], item)
             is_open = True
         elif kind == "function_call_output":
-            joined.add("tool", _text(item.output, "output"), tool_call_id=item.call_id)
+            parts.append(Parts("tool", [_text(item.output, "output")], item.call_id))
             is_open = False
         else:
             raise RequestError(
@@ -230,31 +230,30 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
                 "function_call and function_call_output.",
                 "input",
             )
-        is_begin = is_begin and joined.role == "system"
-    # Some clients ask with nothing whether the server is there.
-    return joined.messages() or [ChatMessage(role="user", content="")]
+        is_begin = is_begin and parts[-1].role == "system"
+    return joined(parts, "\n\n")
 
 
-def _add_message(joined: JoinedMessages, item: InputItem, is_begin: bool) -> None:
+def _add_message(parts: list[Parts], item: InputItem, is_begin: bool) -> None:
     if item.role is None:
         raise RequestError("input: a message needs a role.", "input")
     content = _text(item.content, "content")
     if item.role == "user":
-        joined.add("user", content)
-    elif is_begin and joined.role == "system":
-        joined.more(content)  # templates take one system message in front
+        parts.append(Parts("user", [content]))
+    elif is_begin and parts:
+        parts[-1].texts.append(content)  # templates take one system message in front
     else:
-        joined.add("system", content)
+        parts.append(Parts("system", [content]))
 
 
-def _add_to_answer(joined: JoinedMessages, item: InputItem) -> None:
+def _add_to_answer(answer: Parts, item: InputItem) -> None:
     if item.type == "reasoning":
-        joined.think(_text(item.content or item.summary or "", "reasoning"))
+        answer.thinking.append(_text(item.content or item.summary or "", "reasoning"))
         return
     if item.name is None or item.call_id is None:
         raise RequestError("input: a function_call needs call_id and name.", "input")
     function = FunctionCall(name=item.name, arguments=item.arguments)
-    joined.call(ToolCall(id=item.call_id, type="function", function=function))
+    answer.calls.append(ToolCall(id=item.call_id, type="function", function=function))
 
 
 def _text(content: Content | None, where: str) -> str:
