@@ -251,6 +251,15 @@ def test_value_types_take_few_steps() -> None:
     assert found["f"]["a"] == {"string"}
 
 
+def test_value_types_of_a_tool_do_not_depend_on_others() -> None:
+    """The parser knows all tools, the grammar those that may be called."""
+    parameters = {f"p{i}": {"$ref": "#/$defs/x"} for i in range(60)}
+    schemas = {
+        f"f{i}": {"properties": parameters, "$defs": {"x": {"type": "integer"}}} for i in range(200)
+    }
+    assert types_of_tools(schemas) == {name: value_types(one) for name, one in schemas.items()}
+
+
 SETTING = {
     "type": "object",
     "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}, "unit": {"enum": ["c"]}},
