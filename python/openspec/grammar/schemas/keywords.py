@@ -131,7 +131,7 @@ def read_plain(at: At) -> Plain:
         max_items=reader.count("maxItems"),
         is_unique=schema.get("uniqueItems") is True,
         properties={name: (part,) for name, part in own.items()},
-        required=dict.fromkeys(reader.required()),
+        required=dict.fromkeys(reader.names("required")),
         others=others,
         by_pattern=patterns,
         names=(at["propertyNames"],) if "propertyNames" in schema else (),
@@ -201,12 +201,12 @@ class _Reader:
             found.setdefault(key_of(None), None)
         return found
 
-    def required(self) -> tuple[str, ...]:
-        given = self._schema.get("required", ())
+    def names(self, key: str) -> tuple[str, ...]:
+        given = self._schema.get(key, ())
         if isinstance(given, bool):  # draft 3
-            raise self._wrong("required", "a list of names beside the properties")
+            raise self._wrong(key, "a list of names beside the properties")
         if not isinstance(given, (list, tuple)) or not all(isinstance(n, str) for n in given):
-            raise self._wrong("required", "a list of names")
+            raise self._wrong(key, "a list of names")
         return tuple(map(str, given))
 
     def text(self, key: str) -> Parts:
