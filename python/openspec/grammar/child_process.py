@@ -7,6 +7,7 @@ process ends with its input, and by itself where a request takes too long.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ OK = b"+"
 REFUSED = b"-"
 MORE_S = 1.0
 """The owner's clock ends the process sooner; its own one outlives the owner."""
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Refusal(Exception):
@@ -73,6 +75,15 @@ def die_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def die_with_owner() -> None:
+    """Has the system kill this process with the thread that started it, whatever it does then.
+
+    An owner that ended before is seen by the end of the input.
+    """
+    with suppress(AttributeError):  # a system without it
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def outlive_signals() -> None:
     """The owner drains first and then ends this process, whatever a terminal sends to all."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -85,6 +96,7 @@ def serve(begin: Callable[[bytes], tuple[Callable[[bytes], bytes], float]]) -> N
     `begin` makes of the first frame the function that answers, which may raise `Refusal`, and the
     seconds that one answer may take.
     """
+    die_with_owner()
     outlive_signals()
     answer, limit_s = begin(_read())
     while True:

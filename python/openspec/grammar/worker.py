@@ -15,7 +15,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from openspec.grammar.child_process import Frames, die_first, frame, outlive_signals
+from openspec.grammar.child_process import (
+    Frames,
+    die_first,
+    die_with_owner,
+    frame,
+    outlive_signals,
+)
 from openspec.grammar.lanes import MAX_WAIT_S, Lanes, Reply, Work
 
 STDIN, STDOUT = 0, 1
@@ -43,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def serve(begin: Callable[[Start], Work]) -> None:
     """Answers until the input ends; `begin` loads what compiling takes."""
+    die_with_owner()
     outlive_signals()
     die_first()
     frames, contents = Frames(), list[bytes]()
