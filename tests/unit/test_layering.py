@@ -59,6 +59,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "messages",
         "specs",
         "checkpoint",
+        "grammar",  # what all child processes share
         "drafters",
         "config",
     ),

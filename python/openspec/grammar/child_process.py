@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def environment() -> dict[str, str]:
@@ -43,6 +46,15 @@ def die_first() -> None:
     """Has the system end this process, where memory runs out, before any of the server's."""
     with suppress(OSError):  # a system without it
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def die_with_owner() -> None:
+    """Has the system kill this process with the thread that started it, whatever it does then.
+
+    An owner that ended before is seen by the end of the input.
+    """
+    with suppress(AttributeError):  # a system without it
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def outlive_signals() -> None:

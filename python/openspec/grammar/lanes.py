@@ -11,7 +11,6 @@ knows their states. All limits are processor time of the child.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -26,7 +25,7 @@ import msgspec
 
 from openspec.errors import RequestError
 from openspec.frames import FrameSplitter, frame
-from openspec.grammar.child_process import limit_memory, processor_s
+from openspec.grammar.child_process import die_with_owner, limit_memory, processor_s
 
 SLICE_S = 0.25
 FEWEST_S = 0.015
@@ -39,8 +38,6 @@ WALL_FACTOR = 20
 WALL_GRACE_S = 2.0
 """A child that gets no processor is ended by the clock on the wall, far later."""
 MAX_WAIT_S = 1.0
-
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -272,7 +269,7 @@ class Lanes:
         return _Attempt(job, pid, pipe)
 
     def _be_child(self, job: _Job, owner: int, pipe: int) -> None:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        die_with_owner()
         if os.getppid() != owner:
             return
         for stream in (0, 1):  # the owner's ends: it would not see that the process has ended

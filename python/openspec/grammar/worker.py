@@ -16,7 +16,12 @@ from collections.abc import Callable
 import msgspec
 
 from openspec.frames import FrameSplitter, frame
-from openspec.grammar.child_process import die_first, outlive_signals, write_all
+from openspec.grammar.child_process import (
+    die_first,
+    die_with_owner,
+    outlive_signals,
+    write_all,
+)
 from openspec.grammar.lanes import MAX_WAIT_S, Lanes, Reply, Work
 
 STDIN, STDOUT = 0, 1
@@ -44,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def serve(begin: Callable[[Start], Work]) -> None:
     """Answers until the input ends; `begin` loads what compiling takes."""
+    die_with_owner()
     outlive_signals()
     die_first()
     frames, contents = FrameSplitter(), list[bytes]()

@@ -19,7 +19,12 @@ from datetime import datetime
 
 from openspec.errors import RequestError
 from openspec.frames import frame
-from openspec.grammar.child_process import limit_memory, outlive_signals, write_all
+from openspec.grammar.child_process import (
+    die_with_owner,
+    limit_memory,
+    outlive_signals,
+    write_all,
+)
 
 STDOUT = 1
 OK = b"+"
@@ -39,6 +44,7 @@ def to_json(value: object) -> bytes:
 
 def serve() -> None:
     """Answers until the input ends, or an answer takes too long."""
+    die_with_owner()
     outlive_signals()
     given = json.loads(_read())
     is_renderer = "templates" in given

@@ -31,6 +31,7 @@ from openspec.engine.processes.heartbeat import ROW_S, Heartbeat
 from openspec.engine.processes.log import log_to_stderr, open_standard_files
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
+from openspec.grammar.child_process import die_with_owner
 from openspec.messages import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ def _one_line(error: Exception) -> str:
 
 def main(load: Load | None = None) -> int:
     """Entry point of the process."""
+    die_with_owner()
     open_standard_files()
     # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
     # a terminal reach it too, while the server still drains.
