@@ -288,8 +288,8 @@ def test_required_arguments_are_never_left_out(form: str, has_names: bool) -> No
 
 
 CALLS = {
-    "hermes": ["<tool_call>\n", '{"name": "now", "arguments": {"any": 1}}', "\n</tool_call>"],
-    "mistral": ["[TOOL_CALLS]", 'now[ARGS]{"any": 1}'],
+    "hermes": ["<tool_call>\n", '{"name": "now", "arguments": {}}', "\n</tool_call>"],
+    "mistral": ["[TOOL_CALLS]", "now[ARGS]{}"],
     "qwen3_coder": ["<tool_call>\n", "<function=now>\n</function>", "\n</tool_call>"],
 }
 
@@ -385,4 +385,17 @@ def test_tools_that_cannot_be_enforced() -> None:
     with pytest.raises(RequestError, match=re.escape("f: #/properties/a/not")) as caught:
         answer_format(asked())
     assert "strict: false" in str(caught.value) and caught.value.param == "tools"
-    assert answer_format(asked(free=True))
+    assert answer_format(asked(free=True)) == answer_format(asked(lenient=True))
+
+
+def test_what_coder_calls_cannot_write_is_free_for_lenient_tools() -> None:
+    schema = {"type": "object", "properties": {"<a>": {"type": "string"}}, "required": ["<a>"]}
+
+    def asked(**fields: bool) -> Demand:
+        tools = [ToolDemand(name="f", parameters=schema, **fields)]
+        calls = CallDemand(tools=tools, must_come=True, parallel=False)
+        return Demand(calls=calls, form="qwen3_coder")
+
+    with pytest.raises(RequestError, match="parameter's name"):
+        answer_format(asked())
+    assert answer_format(asked(lenient=True)) == answer_format(asked(free=True))

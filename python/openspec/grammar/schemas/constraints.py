@@ -105,6 +105,8 @@ class Plain:
     max_items: int | None = None
     is_unique: bool = False
     properties: Mapping[str, Parts] = field(default_factory=dict)
+    lists_properties: bool = False
+    """Whether some keyword lists them, be it none."""
     required: Mapping[str, None] = field(default_factory=dict)
     others: tuple[Others, ...] = ()
     by_pattern: tuple[tuple[At, At], ...] = ()
@@ -125,7 +127,7 @@ class Plain:
     @property
     def speaks_of_names(self) -> bool:
         """Whether answers hold only properties that it speaks of."""
-        return bool(self.properties or self.by_pattern or self.others)
+        return bool(self.lists_properties or self.by_pattern or self.others)
 
 
 def tighter(one: Bound | None, two: Bound | None, *, is_low: bool) -> Bound | None:
@@ -215,6 +217,7 @@ def merged(one: Plain, two: Plain) -> Plain:
         max_items=_least(one.max_items, two.max_items),
         is_unique=one.is_unique or two.is_unique,
         properties=properties,
+        lists_properties=one.lists_properties or two.lists_properties,
         required={**one.required, **two.required},
         others=tuple(dict.fromkeys((*one.others, *two.others))),
         by_pattern=tuple(dict.fromkeys((*one.by_pattern, *two.by_pattern))),

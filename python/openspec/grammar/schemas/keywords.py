@@ -131,6 +131,7 @@ def read_plain(at: At) -> Plain:
         max_items=reader.count("maxItems"),
         is_unique=schema.get("uniqueItems") is True,
         properties={name: (part,) for name, part in own.items()},
+        lists_properties="properties" in schema,
         required=dict.fromkeys(reader.names("required")),
         others=others,
         by_pattern=patterns,

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
+    WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
@@ -18,6 +19,7 @@ from openspec.serve.shapes.chat import (
     Model,
     ResponseFormat,
     TextPart,
+    ThinkingField,
     Tool,
     ToolCall,
     function_tool,
@@ -70,14 +72,6 @@ class ToolChoice(Model):
     """True keeps only the first call."""
 
 
-class Thinking(Model):
-    """Whether to think."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Accepted without effect: `max_tokens` bounds thinking and text together."""
-
-
 class OutputFormat(Model):
     """The form of the text: JSON of a schema."""
 
@@ -102,7 +96,7 @@ class MessagesFields(Model):
         None
     )
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingField | None = None
     """Default: as the model's template does."""
     output_config: OutputConfig | None = None
 
@@ -116,7 +110,7 @@ class CountTokensRequest(MessagesFields):
 class MessagesRequest(MessagesFields, GenerationFields):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    max_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)]
     """Capped at what the context leaves."""
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
 
@@ -144,14 +138,16 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
             f"tool_choice: type {choice[:64]!r} is not known, only auto, any, tool and none.",
             "tool_choice",
         )
-    effort = None
-    if body.thinking is not None:
-        effort = "none" if body.thinking.type == "disabled" else "high"
+    if choice == "tool" and not (body.tool_choice and body.tool_choice.name):
+        raise RequestError("tool_choice: type 'tool' needs the name of a tool.", "tool_choice")
     messages = _messages(body)
-    # An answer that ends the conversation is the beginning of the one that is asked for.
-    goes_on = messages[-1].role == "assistant"
-    if goes_on and messages[-1].tool_calls:
+    last = messages[-1]
+    if last.role == "assistant" and last.tool_calls:
         raise RequestError("messages: a tool_use needs its tool_result after it.", "messages")
+    # An answer that ends the conversation is the beginning of the one that is asked for.
+    if last.role == "assistant" and not (_content_of(last) or last.reasoning_content):
+        messages = messages[:-1] or [ChatMessage(role="user", content="")]
+    goes_on = messages[-1].role == "assistant"
     return ChatCompletionRequest.model_construct(
         messages=messages,
         tools=_tools(body),
@@ -159,9 +155,13 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
         parallel_tool_calls=body.tool_choice is None
         or not body.tool_choice.disable_parallel_tool_use,
         response_format=_response_format(body.output_config),
-        reasoning_effort=effort,
+        thinking=body.thinking,
         continue_final_message=goes_on,
     )
+
+
+def _content_of(message: ChatMessage) -> str:
+    return message.content.strip() if isinstance(message.content, str) else ""
 
 
 def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
@@ -241,6 +241,8 @@ def _add_to_turn(parts: list[Parts], role: Literal["system", "user"], block: Con
 
 
 def _add_to_answer(answer: Parts, block: ContentBlock) -> None:
+    if block.type == "redacted_thinking":
+        return  # another server's, which only that one can read
     if block.type == "thinking":
         answer.thinking.append(block.thinking or "")
     elif block.type == "tool_use":

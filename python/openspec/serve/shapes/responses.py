@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
+    TEXT_PARTS,
+    WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
@@ -25,7 +27,7 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.serve.shapes.joined import Parts, joined
 
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXT_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
 
 
 class InputItem(Model):
@@ -79,7 +81,7 @@ class ResponsesRequest(GenerationFields):
     input: str | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     """Goes before everything else as a system message."""
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
     """Capped at what the context leaves."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
         None
@@ -186,7 +188,7 @@ def _response_format(given: TextFormat | None) -> ResponseFormat | None:
         name=given.name, schema_=given.schema_, strict=given.strict
     )
     return ResponseFormat.model_construct(
-        type=given.type, json_schema=schema if given.type == "json_schema" else None
+        type=given.type, json_schema=schema if given.type != "text" else None
     )
 
 
@@ -263,9 +265,10 @@ def _text(content: Content | None, where: str) -> str:
         return content
     texts = []
     for part in content:
-        if part.type not in _TEXT_PARTS or part.text is None:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in _TEXT_PARTS or text is None:
             raise RequestError(
                 f"input: parts of type {part.type[:64]!r} are not supported, only text.", "input"
             )
-        texts.append(part.text)
+        texts.append(text)
     return "\n".join(texts)

@@ -144,7 +144,10 @@ def _rule(tool: ToolDemand, budget: Budget) -> CallRule:
     try:
         if tool.strict:
             check_strict(schema)
-        return CallRule(tool.name, value_types(schema), enforceable(schema, budget))
+        arguments = enforceable(schema, budget)
+        return CallRule(tool.name, value_types(schema), arguments, tool.lenient)
     except RequestError as error:
-        hint = "" if tool.strict else "; or send strict: false, which asks for any JSON object"
+        if tool.lenient:
+            return CallRule(tool.name, NO_TYPES, ANY_OBJECT)
+        hint = "" if tool.strict else "; or send strict: false, which then allows any JSON object"
         raise RequestError(f"{tool.name[:100]}: {error}{hint}", TOOLS) from None
