@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from openspec.child_process import FrameSplitter
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import fan_out
 from openspec.engine.processes.child import EngineChild
@@ -29,7 +30,6 @@ from openspec.engine.processes.protocol import (
     frame,
 )
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.frames import FrameSplitter
 from openspec.messages import EngineOutput
 from tests.unit.fake_core import expected, make_request
 

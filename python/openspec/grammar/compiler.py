@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from openspec.child_process import FrameSplitter, environment, frame, write_all
 from openspec.errors import EngineError, RequestError
-from openspec.frames import FrameSplitter, frame
-from openspec.grammar.child_process import environment, write_all
 from openspec.grammar.lanes import Reply
 from openspec.grammar.worker import Request, Start
 

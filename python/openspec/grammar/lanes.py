@@ -23,9 +23,8 @@ from typing import Literal
 
 import msgspec
 
+from openspec.child_process import FrameSplitter, die_with_owner, frame, limit_memory, processor_s
 from openspec.errors import RequestError
-from openspec.frames import FrameSplitter, frame
-from openspec.grammar.child_process import die_with_owner, limit_memory, processor_s
 
 SLICE_S = 0.25
 FEWEST_S = 0.015

@@ -1,8 +1,8 @@
 """The process that compiles grammars, each in a child that can be ended.
 
-Its first frame (`child_process.py`) is a `Start` in msgpack, each after it a `Request`. A `Reply`
-(`lanes.py`) answers, in any order; while requests wait, one comes every second at least. The
-process ends with its input. `text/grammars/worker.py` says what is compiled.
+Its first frame (`openspec.child_process`) is a `Start` in msgpack, each after it a `Request`. A
+`Reply` (`lanes.py`) answers, in any order; while requests wait, one comes every second at least.
+The process ends with its input. `text/grammars/worker.py` says what is compiled.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from openspec.frames import FrameSplitter, frame
-from openspec.grammar.child_process import (
+from openspec.child_process import (
+    FrameSplitter,
     die_first,
     die_with_owner,
+    frame,
     outlive_signals,
     write_all,
 )

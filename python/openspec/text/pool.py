@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from openspec.child_process import environment, frame, processor_s
 from openspec.errors import EngineError, RequestError
-from openspec.frames import frame
-from openspec.grammar.child_process import environment, processor_s
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.turns import SMALL, Lanes, Turns

@@ -4,8 +4,9 @@ No filter of a template, no pattern of a tokenizer and no size of a text escapes
 
     python -m openspec.text.worker
 
-Its first frame (`openspec.frames`) says what to do, in JSON. Each after it is a request, answered
-by a frame that begins with OK or REFUSED; a refusal is the fields of a RequestError in JSON.
+Its first frame (`openspec.child_process`) says what to do, in JSON. Each after it is a request,
+answered by a frame that begins with OK or REFUSED; a refusal is the fields of a RequestError in
+JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from openspec.errors import RequestError
-from openspec.frames import frame
-from openspec.grammar.child_process import (
+from openspec.child_process import (
     die_with_owner,
+    frame,
     limit_memory,
     outlive_signals,
     write_all,
 )
+from openspec.errors import RequestError
 
 STDOUT = 1
 OK = b"+"

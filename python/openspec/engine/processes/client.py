@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from openspec.child_process import FrameSplitter
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
@@ -20,7 +21,6 @@ from openspec.engine.processes import protocol
 from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.processes.output_stream import OutputStream
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.frames import FrameSplitter
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
 logger = logging.getLogger(__name__)

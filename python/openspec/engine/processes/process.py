@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from openspec.checkpoint.weights import LIBRARY
+from openspec.child_process import die_with_owner
 from openspec.config import EngineConfig
 from openspec.drafters import all_drafters
 from openspec.engine.core.engine_core import EngineCore
@@ -31,7 +32,6 @@ from openspec.engine.processes.heartbeat import ROW_S, Heartbeat
 from openspec.engine.processes.log import log_to_stderr, open_standard_files
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, RequestError, cut, out_of_memory
-from openspec.grammar.child_process import die_with_owner
 from openspec.messages import EngineStats
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from openspec import frames
+from openspec import child_process
 from openspec.config import EngineConfig
 from openspec.engine.devices import Share
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
@@ -136,7 +136,7 @@ ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
 
 def frame(message: ToEngine | ToClient) -> bytes:
     """One message as a frame."""
-    return frames.frame(_encoder.encode(message))
+    return child_process.frame(_encoder.encode(message))
 
 
 class EngineChannel:
@@ -147,7 +147,7 @@ class EngineChannel:
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._splitter = frames.FrameSplitter()
+        self._splitter = child_process.FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def send(self, message: ToClient) -> None:
